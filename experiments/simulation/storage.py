@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 from unittest.mock import patch
 
 from experiments.simulation.object_store import Bucket, SimStore
 from experiments.simulation.threads import Threads
 from hetjax.checkpoint import lease
-from hetjax.checkpoint.lease import Fence, Holder
+from hetjax.checkpoint.lease import Fence, HeldFor, Holder
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import Store
 from hetjax.training import leases
@@ -67,6 +68,9 @@ class RunDirectory:
     def exists(self) -> bool:
         return True
 
+    def stat(self) -> NoReturn:
+        raise FileNotFoundError
+
     def __str__(self) -> str:
         return "the run directory"
 
@@ -80,7 +84,7 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
     Those on the run's directory are in the folder.
     """
 
-    def own() -> str:
+    def own(held_for: HeldFor) -> str:
         process = threads.process
         holder = Holder(
             token=process.name,
@@ -88,6 +92,8 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
             pid=0,
             machine=process.host,
             started=process.name,
+            run=held_for.run,
+            home=held_for.home,
         )
         return json.dumps(asdict(holder))
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ import numpy as np
 
 from hetjax.checkpoint.format import WEIGHTS
 from hetjax.checkpoint.reader import Checkpoint, steps
+from hetjax.checkpoint.storage import LEASES, CheckpointStorage
 from hetjax.checkpoint.stored_steps import committed_steps, fetch, fetch_newest
 from hetjax.checkpoint.stores.store import Store
 from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
@@ -199,7 +200,7 @@ def run_config(run_dir: Path) -> RunConfig:
             allowed="the --run-dir of a run",
             fix="give the folder that train was given; presets train in runs/PRESET",
         )
-    return previous.config
+    return replace(previous.config, run_dir=run_dir)  # it may have been moved
 
 
 def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
@@ -232,30 +233,42 @@ def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
     BadInput where there is no complete checkpoint, or none of that step, or for the
     best one none that was evaluated.
     """
-    storage = checkpoint_storage(config)
+    run = rundir.read_identity(config.run_dir)
+    storage = checkpoint_storage(config, run)
     store = None if isinstance(step, int) else storage.store()
     if store is None and "{worker}" not in storage.directory:
         directory = Path(storage.directory)
-        here = steps(directory, storage.key())
+        here = steps(directory, storage.key(), run)
         found = _best(config, here) if step == "best" else step
-        yield Checkpoint.open(directory, found, storage.key())
+        yield Checkpoint.open(directory, found, storage.key(), run)
         return
     with TemporaryDirectory() as scratch:
+        no_leases = shutil.ignore_patterns(LEASES)  # which come and go
         for root in glob(storage.directory.replace("{worker}", "*")):
-            shutil.copytree(root, scratch, copy_function=_linked, dirs_exist_ok=True)
+            shutil.copytree(
+                root,
+                scratch,
+                ignore=no_leases,
+                copy_function=_linked,
+                dirs_exist_ok=True,
+            )
         if step == "best":
-            step = _fetch_best(config, store, Path(scratch), storage.key())
+            step = _fetch_best(config, store, Path(scratch), storage)
         elif store is not None:
-            fetch_newest(store, Path(scratch), -1, storage.key())
-        yield Checkpoint.open(Path(scratch), step, storage.key())
+            fetch_newest(store, Path(scratch), -1, storage.key(), run)
+        yield Checkpoint.open(Path(scratch), step, storage.key(), run)
 
 
 def _fetch_best(
-    config: RunConfig, store: Store | None, directory: Path, key: bytes | None
+    config: RunConfig,
+    store: Store | None,
+    directory: Path,
+    storage: CheckpointStorage,
 ) -> int:
     """The best step of those here and in the store; it is here afterwards."""
-    here = steps(directory, key)
-    stored = [] if store is None else committed_steps(store)
+    key, run = storage.key(), storage.run
+    here = steps(directory, key, run)
+    stored = [] if store is None else committed_steps(store, run)
     best = _best(config, {*here, *stored})
     if store is not None and best not in here:
         fetch(store, directory, best, key)

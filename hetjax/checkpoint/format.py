@@ -24,6 +24,7 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.names import check_relative, inside, is_worker
 
@@ -97,6 +98,10 @@ class AttemptNames:
         ours = (int(name, 16) for name in names if _ATTEMPT.fullmatch(name))
         self._last = max([self._last, *ours])
 
+    def begin(self, start: int) -> None:
+        """Let the names that follow be of this start of the run, or of a later one."""
+        self._last = max(self._last, start * _ATTEMPTS)
+
     def new(self) -> str:
         """The name of the next attempt."""
         self._last += 1
@@ -160,7 +165,8 @@ class Manifest:
 
     `workers` are all that took part in the step, `host` is the training loop's own
     JSON, `state` is the directory of the leaves, `files` is keyed by path relative to
-    the worker's directory. The last two are known once the leaves are written.
+    the worker's directory. The last two are known once the leaves are written. `run` is
+    the identity of the run: UNIDENTIFIED where the save is from before there were any.
     """
 
     step: int
@@ -170,6 +176,7 @@ class Manifest:
     host: Mapping[str, Any]
     state: str = ""
     files: Mapping[str, FileRecord] = field(default_factory=dict)
+    run: RunId = UNIDENTIFIED
 
 
 def to_text(manifest: Manifest, key: bytes | None = None) -> str:
@@ -186,6 +193,8 @@ def to_text(manifest: Manifest, key: bytes | None = None) -> str:
             path: _file_record(record) for path, record in manifest.files.items()
         },
     }
+    if manifest.run != UNIDENTIFIED:
+        body["run"] = manifest.run
     body = json.loads(json.dumps(body))  # as it will be read, tuples and keys too
     return json.dumps(signed({"crc32c": _checksum(body), **body}, key)) + "\n"
 
@@ -217,11 +226,22 @@ def from_text(text: str, key: bytes | None = None) -> Manifest:
                 for path, f in body["files"].items()
             },
             host=body["host"],
+            run=body.get("run", UNIDENTIFIED),
         )
         _check_names(found)
         return found
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def start_of(attempt: str) -> int:
+    """The number of the start of the run that made this attempt; 0 if none is in it.
+
+    >>> names = AttemptNames(start=3)
+    >>> start_of(names.new()), start_of("")
+    (3, 0)
+    """
+    return int(attempt, 16) // _ATTEMPTS if _ATTEMPT.fullmatch(attempt) else 0
 
 
 def attempt(host: Mapping[str, Any]) -> str:
@@ -249,10 +269,14 @@ def record_of_file(path: Path, *, with_digest: bool = False) -> FileRecord:
     )
 
 
-def record_of_bytes(data: bytes) -> FileRecord:
-    """Size and checksum of a file with these bytes."""
-    digest = google_crc32c.Checksum(data).digest()
-    return FileRecord(size_bytes=len(data), crc32c=_base64(digest))
+def record_of_bytes(data: bytes, *, with_digest: bool = False) -> FileRecord:
+    """Size and checksum of a file with these bytes, and its digest if asked for."""
+    digest = blake2b(data, digest_size=_DIGEST_BYTES) if with_digest else None
+    return FileRecord(
+        size_bytes=len(data),
+        crc32c=_base64(google_crc32c.Checksum(data).digest()),
+        digest="" if digest is None else digest.hexdigest(),
+    )
 
 
 def size_mismatch(path: Path, expected: FileRecord) -> str | None:
@@ -274,6 +298,32 @@ def mismatch(path: Path, expected: FileRecord) -> str | None:
         found = record_of_file(path, with_digest=bool(expected.digest))
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
+    return _difference(path, found, expected)
+
+
+class NotAsWritten(ValueError):
+    """A file that is not what its record says."""
+
+
+def read_checked(path: Path, expected: FileRecord) -> bytes:
+    """The bytes of the file, which are those that were checked: it is read once.
+
+    Raises NotAsWritten.
+    """
+    if wrong := size_mismatch(path, expected):
+        raise NotAsWritten(wrong)
+    try:
+        with path.open("rb") as file:
+            data = file.read(expected.size_bytes + 1)
+    except OSError as error:
+        raise NotAsWritten(f"{path} cannot be read ({error.strerror})") from error
+    found = record_of_bytes(data, with_digest=bool(expected.digest))
+    if wrong := _difference(path, found, expected):
+        raise NotAsWritten(wrong)
+    return data
+
+
+def _difference(path: Path, found: FileRecord, expected: FileRecord) -> str | None:
     if found != expected:
         return f"{path} has crc32c {found.crc32c}, not {expected.crc32c}"
     if found.digest != expected.digest:
@@ -288,6 +338,8 @@ def _check_names(found: Manifest) -> None:
     for worker in (found.worker, *found.workers):
         if not is_worker(worker):
             raise ValueError(f"{str(worker)[:80]!r} is no name of a worker")
+    if not isinstance(found.run, str):
+        raise ValueError(f"{str(found.run)[:80]} is no identity of a run")
     if found.state not in STATES:
         raise ValueError(f"{str(found.state)[:80]!r} is no name of a state")
     for path in found.files:

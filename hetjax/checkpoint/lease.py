@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
 from hetjax.checkpoint.stores.store import Conflict, Store
 from hetjax.errors import BadInput, RunFailed
 
@@ -45,38 +46,85 @@ class LeaseLost(RunFailed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A process: `machine` tells whether its number means the same here."""
+    """A process: `machine` tells whether its number means the same here.
+
+    It holds the lease for the run with the identity `run`, whose directory is `home`.
+    """
 
     token: str
     host: str
     pid: int
     machine: str
     started: str
+    run: RunId = UNIDENTIFIED
+    home: str = ""
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        of = f" (run {self.run})" if self.run else ""
+        return f"process {self.pid} on {self.host}{of}"
 
     @property
     def is_known_dead(self) -> bool:
         """Whether it was a process of this machine, and is none any more."""
-        is_here = bool(self.machine) and self.machine == _machine()
-        return is_here and _started(self.pid) != self.started
+        return self._is_here and _started(self.pid) != self.started
+
+    @property
+    def is_known_alive(self) -> bool:
+        return self._is_here and _started(self.pid) == self.started
+
+    @property
+    def _is_here(self) -> bool:
+        return bool(self.machine) and self.machine == _machine()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldFor:
+    """The run that a lease is taken for.
+
+    `home` names its directory, so that the directory of one process can be told from a
+    copy of it. One that `succeeds` follows at once on a holder from the same home: the
+    lease on that tells that it is over.
+    """
+
+    run: RunId = UNIDENTIFIED
+    home: str = ""
+    succeeds: bool = False
+
+    def follows(self, holder: Holder | None) -> bool:
+        """Whether this holder need not be waited for."""
+        if holder is None:
+            return False
+        is_earlier = self.succeeds and bool(self.home) and holder.home == self.home
+        return is_earlier or holder.is_known_dead
+
+    def excludes(self, holder: Holder | None) -> bool:
+        """Whether this holder is known to go on, in another directory."""
+        if holder is None or not holder.home or holder.home == self.home:
+            return False
+        return holder.is_known_alive
+
+
+NOBODY = HeldFor()
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
     """What keeps a process from writing whose lease is over; number 0: nothing does.
 
-    `where` is for people: what it is the lease of.
+    `where` is for people: what it is the lease of. `beside` is another one that must
+    not be over either.
     """
 
     store: Store
     where: str
     number: int
+    beside: "Fence | None" = None
 
     def check(self) -> None:
         """Raise LeaseLost if somebody has a greater number."""
-        newest = _last(self.store) if self.number else 0
+        if self.beside is not None:
+            self.beside.check()
+        newest = last_number(self.store) if self.number else 0
         if newest > self.number:
             raise _lost(self.store, self.where, self.number, newest)
 
@@ -98,8 +146,9 @@ class Fence:
 class Lease:
     """A lease that this process has taken, and renews until it is given back."""
 
-    def __init__(self, fence: Fence, renew_s: float) -> None:
+    def __init__(self, fence: Fence, renew_s: float, holder: str) -> None:
         self.fence, self.number, self._store = fence, fence.number, fence.store
+        self._holder = holder
         self._count, self._renew_s = 0, renew_s
         self._over: LeaseLost | None = None
         self._ended = threading.Event()
@@ -123,6 +172,10 @@ class Lease:
         self._thread.join(_END_S)
         with suppress(OSError, BadInput):
             self._store.put_text(_name(self.number, _RELEASED), "")
+
+    def assert_again(self) -> None:
+        """Say who holds it, if somebody has removed that."""
+        self._store.put_text(_name(self.number, _HOLDER), self._holder)
 
     def forget(self) -> None:
         """Remove all traces of it, once it is given back; its number may come again."""
@@ -160,32 +213,40 @@ def take(
     where: str,
     told: Callable[[str], None] = lambda text: None,
     *,
+    held_for: HeldFor = NOBODY,
+    check: Callable[[int, Holder], None] = lambda number, holder: None,
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
 ) -> Lease:
     """Take the lease; raises Held if another process has it, and OSError.
 
     From one that is known to be dead, or gave it back, at once; else once it was not
-    renewed for `lease_s`. `told` hears that this has to be waited for.
+    renewed for `lease_s`. `told` hears that this has to be waited for. `check` sees the
+    number and the holder of the last lease first, and may raise.
     """
-    last = _last(store)
+    last = last_number(store)
     if last:
-        _await_end(store, where, last, lease_s, told)
+        holder = holder_of(store, last)
+        if holder is not None:
+            check(last, holder)
+        _await_end(store, where, last, holder, held_for, lease_s, told)
     number = last + 1
-    own = _own()
+    own = _own(held_for)
     try:
         store.put_text(_name(number, _HOLDER), own)
     except Conflict as conflict:
         raise _held(store, where, number) from conflict
-    if (newest := _last(store)) != number:  # it came when we had long been overtaken
+    if (
+        newest := last_number(store)
+    ) != number:  # it came when we had long been overtaken
         raise _held(store, where, newest)
     old = [name for name in store.names(_PREFIX) if _number_of(name) < number]
     store.remove(old)
-    return Lease(Fence(store, where, number), renew_s)
+    return Lease(Fence(store, where, number), renew_s, own)
 
 
 def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
-    holder = _holder(store, newest) or "another process"
+    holder = holder_of(store, newest) or "another process"
     return LeaseLost(
         got=f"{where} was taken over by {holder} (lease {newest}): this process did "
         f"not renew its lease {number} for {LEASE_S:g} s, or was taken for dead",
@@ -195,20 +256,41 @@ def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
     )
 
 
-def _await_end(
-    store: Store, where: str, last: int, lease_s: float, told: Callable[[str], None]
+def await_end(
+    store: Store,
+    where: str,
+    told: Callable[[str], None] = lambda text: None,
+    *,
+    held_for: HeldFor = NOBODY,
+    lease_s: float = LEASE_S,
 ) -> None:
-    """Return once the last lease is over; raises Held if it is not."""
+    """Return once the last lease is over, if there is one; raises Held if it is not."""
+    last = last_number(store)
+    if last:
+        holder = holder_of(store, last)
+        _await_end(store, where, last, holder, held_for, lease_s, told)
+
+
+def _await_end(
+    store: Store,
+    where: str,
+    last: int,
+    holder: Holder | None,
+    held_for: HeldFor,
+    lease_s: float,
+    told: Callable[[str], None],
+) -> None:
     names = _from(store, last)
-    holder = _holder(store, last)
-    if _is_over(names, last) or (holder is not None and holder.is_known_dead):
+    if _is_over(names, last) or held_for.follows(holder):
         return
+    if held_for.excludes(holder):
+        raise _held(store, where, last)
     told(f"waiting up to {lease_s:g} s: {where} may be in use by {holder}")
     end_s = time.monotonic() + lease_s
     while time.monotonic() < end_s:
         time.sleep(min(_LOOK_S, lease_s / 10))
         now = _from(store, last)
-        if _is_over(now, last):
+        if _is_over(now, last) or held_for.follows(holder):
             return
         if now != names:
             raise _held(store, where, max(map(_number_of, now), default=last))
@@ -224,15 +306,17 @@ def _is_over(names: set[str], number: int) -> bool:
 
 
 def _held(store: Store, where: str, number: int) -> Held:
-    holder = _holder(store, number)
+    holder = holder_of(store, number)
     return Held(
         got=f"{where} is in use by {holder or 'another process'} (lease {number})",
         allowed="one run at a time",
-        fix="wait for it or stop it, or give another --run-dir and --checkpoint.cloud",
+        fix="wait for it or stop it, or give another --run-dir, --checkpoint.local and "
+        "--checkpoint.cloud",
     )
 
 
-def _holder(store: Store, number: int) -> Holder | None:
+def holder_of(store: Store, number: int) -> Holder | None:
+    """Who took the lease of this number; None if that cannot be told."""
     text = store.get_text(_name(number, _HOLDER))
     try:
         return None if text is None else Holder(**json.loads(text))
@@ -240,7 +324,7 @@ def _holder(store: Store, number: int) -> Holder | None:
         return None
 
 
-def _own() -> str:
+def _own(held_for: HeldFor) -> str:
     pid = os.getpid()
     holder = Holder(
         token=secrets.token_hex(16),
@@ -248,6 +332,8 @@ def _own() -> str:
         pid=pid,
         machine=_machine(),
         started=_started(pid),
+        run=held_for.run,
+        home=held_for.home,
     )
     return json.dumps(asdict(holder)) + "\n"
 
@@ -272,7 +358,7 @@ def _started(pid: int) -> str:
     return ""
 
 
-def _last(store: Store) -> int:
+def last_number(store: Store) -> int:
     """The greatest number of all leases so far; 0 if there was none."""
     return max(map(_number_of, store.names(_PREFIX)), default=0)
 

@@ -29,13 +29,20 @@ from hetjax.checkpoint.format import (
     Entry,
     FileRecord,
     Manifest,
+    NotAsWritten,
     attempt,
     from_text,
-    mismatch,
+    read_checked,
     size_mismatch,
     split_leaves,
     step_directory,
     step_numbers,
+)
+from hetjax.checkpoint.run_identity import (
+    UNIDENTIFIED,
+    RunId,
+    RunIdentity,
+    is_ours,
 )
 from hetjax.checkpoint.signing import NotSigned
 from hetjax.errors import BadInput
@@ -70,6 +77,7 @@ class Checkpoint:
     entries: Mapping[str, Entry]
     leaves: Mapping[str, Leaf] = field(repr=False)
     absent: frozenset[str] = frozenset()
+    run: RunId = UNIDENTIFIED
 
     @property
     def attempt(self) -> str:
@@ -78,18 +86,23 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, directory: Path, step: int | None = None, key: bytes | None = None
+        cls,
+        directory: Path,
+        step: int | None = None,
+        key: bytes | None = None,
+        run: RunIdentity | None = None,
     ) -> "Checkpoint":
-        """Open a step, or the newest complete one as `newest` does.
+        """Open a step of a run, or its newest complete one as `newest` does.
 
-        With a key nothing is read that is not signed with it. Raises BadInput where
-        there is none, DamagedCheckpoint naming a damaged file.
+        With a key nothing is read that is not signed with it; without `run`, of any
+        run. Raises BadInput where there is none, DamagedCheckpoint naming a damaged
+        file.
         """
         if step is None:
-            found = newest(directory, key)
+            found = newest(directory, key, run)
         else:
             path = step_directory(directory, step)
-            manifests = _manifests(path, key)
+            manifests = _manifests(path, key, run)
             found = merge(path, manifests) if manifests else None
         if found is None:
             raise _no_checkpoint(directory, step)
@@ -113,17 +126,18 @@ class Checkpoint:
         return value
 
     def read_leaves(self, names: Sequence[str]) -> list[np.ndarray]:
-        """The values of some slices, their files checked first.
+        """The values of some slices, from the very bytes that were checked.
 
         Raises DamagedCheckpoint naming a slice that nobody saved, or the file that is
         not as written.
         """
         leaves = [self.leaf(name) for name in names]
-        for leaf in leaves:
-            for path, expected in leaf.files.items():
-                if wrong := mismatch(path, expected):
-                    raise _damaged(self.path, wrong)
-        opened = [ts.open(_spec(leaf), open=True, read=True) for leaf in leaves]
+        try:
+            checked = [_checked(leaf) for leaf in leaves]
+        except NotAsWritten as wrong:
+            raise _damaged(self.path, str(wrong)) from wrong
+        spec = {"driver": "zarr3"}
+        opened = [ts.open(spec, kvstore=one, open=True, read=True) for one in checked]
         reads = [array.result().read() for array in opened]
         return [value.result() for value in reads]
 
@@ -145,7 +159,9 @@ class Checkpoint:
         return self.leaves[name]
 
 
-def newest(directory: Path, key: bytes | None = None) -> Checkpoint | None:
+def newest(
+    directory: Path, key: bytes | None = None, run: RunIdentity | None = None
+) -> Checkpoint | None:
     """The newest complete checkpoint; None if no save was ever committed.
 
     Warns of each newer one that is damaged; raises DamagedCheckpoint if all are.
@@ -154,7 +170,7 @@ def newest(directory: Path, key: bytes | None = None) -> Checkpoint | None:
     for step in reversed(step_numbers(directory)):
         path = step_directory(directory, step)
         try:
-            manifests = _manifests(path, key)
+            manifests = _manifests(path, key, run)
         except DamagedCheckpoint as error:
             damages.append(error)
             continue
@@ -182,7 +198,7 @@ def partial_checkpoints(directory: Path, key: bytes | None = None) -> list[Check
     found = []
     for step in step_numbers(directory):
         path = step_directory(directory, step)
-        for manifests in _by_attempt(_readable(path, key)).values():
+        for manifests in _by_save(_readable(path, key)):
             try:
                 union = merge(path, manifests)
             except DamagedCheckpoint as damage:
@@ -192,11 +208,12 @@ def partial_checkpoints(directory: Path, key: bytes | None = None) -> list[Check
     return found
 
 
-def _by_attempt(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
-    found: dict[str, list[Manifest]] = {}
+def _by_save(manifests: Iterable[Manifest]) -> list[list[Manifest]]:
+    """The manifests of each save of a step, ascending by attempt: runs stay apart."""
+    found: dict[tuple[str, RunId], list[Manifest]] = {}
     for manifest in manifests:
-        found.setdefault(attempt(manifest.host), []).append(manifest)
-    return dict(sorted(found.items()))
+        found.setdefault((attempt(manifest.host), manifest.run), []).append(manifest)
+    return [found[save] for save in sorted(found)]
 
 
 def _readable(path: Path, key: bytes | None) -> list[Manifest]:
@@ -217,24 +234,29 @@ def _of_right_size(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
     }
 
 
-def steps(directory: Path, key: bytes | None = None) -> list[int]:
+def steps(
+    directory: Path, key: bytes | None = None, run: RunIdentity | None = None
+) -> list[int]:
     """Complete steps, ascending: all manifests in place, all files of their size."""
     found = []
     for step in step_numbers(directory):
         with suppress(DamagedCheckpoint):
-            if _manifests(step_directory(directory, step), key):
+            if _manifests(step_directory(directory, step), key, run):
                 found.append(step)
     return found
 
 
-def _manifests(path: Path, key: bytes | None) -> list[Manifest]:
+def _manifests(
+    path: Path, key: bytes | None, run: RunIdentity | None
+) -> list[Manifest]:
     """The manifests of all workers of a step; empty if the save was not finished.
 
     Of several saves of the step, the latest. Raises DamagedCheckpoint where a manifest
     or the size of a file is wrong.
     """
     files = _manifest_files(path)
-    saves = [*_by_attempt(_manifest(path, file, key) for file in files).values()]
+    found = (_manifest(path, file, key) for file in files)
+    saves = _by_save(manifest for manifest in found if is_ours(run, manifest.run))
     whole = next(filter(None, map(_complete_save, reversed(saves))), [])
     for manifest in whole:
         for name, expected in manifest.files.items():
@@ -296,6 +318,7 @@ def merge(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
         entries=entries,
         leaves=leaves,
         absent=frozenset(took_part - {manifest.worker for manifest in manifests}),
+        run=first.run,
     )
 
 
@@ -311,8 +334,12 @@ def _leaves(path: Path, manifest: Manifest) -> dict[str, Leaf]:
     return leaves
 
 
-def _spec(leaf: Leaf) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{leaf.path}/"}}
+def _checked(leaf: Leaf) -> ts.KvStore:
+    """The leaf's files in memory, as their records say; raises NotAsWritten."""
+    found = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
+    for path, expected in leaf.files.items():
+        found[path.relative_to(leaf.path).as_posix()] = read_checked(path, expected)
+    return found
 
 
 def _kind(entry: Entry) -> str:

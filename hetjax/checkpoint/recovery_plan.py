@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
+
 Tier = Literal["memory", "disk", "cloud"]
 Save = tuple[int, str]  # step and attempt: a step may be saved more than once
 CLOUD = ""  # in place of a worker's name
@@ -23,7 +25,8 @@ class PartialSnapshot:
     """The leaves of one save that one place has; `worker` is CLOUD for the cloud.
 
     `host` is the training loop's JSON of their manifests: empty for memory. `absent`
-    have a part of the save that is not there.
+    have a part of the save that is not there. `run` is the identity of the run that
+    saved them; memory is always that of this run.
     """
 
     worker: str
@@ -32,6 +35,7 @@ class PartialSnapshot:
     leaves: frozenset[str]
     host: Mapping[str, Any] = field(default_factory=dict, compare=False)
     absent: frozenset[str] = frozenset()
+    run: RunId = UNIDENTIFIED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ from hetjax.checkpoint.format import (
     part_directory,
     record_of_bytes,
 )
+from hetjax.checkpoint.run_identity import RunIdentity, is_ours
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.comm.connections import SILENCE_S, Connection
 from hetjax.comm.door import Listener
@@ -88,6 +89,7 @@ class PeerReplication:
         self._name, self._secret, self._silence_s = name, secret, silence_s
         self._incarnation, self._tls = incarnation, tls
         self._directory, self._keep = Path(), 1
+        self._run: RunIdentity | None = None
         self._changed = threading.Condition()
         self._to: dict[str, Connection] = {}
         self._from: dict[str, Connection] = {}
@@ -98,9 +100,14 @@ class PeerReplication:
         self._listener = Listener(name, f"{host}:0", secret, self._accept, tls)
         self.address = self._listener.address
 
-    def store_in(self, directory: Path, keep: int) -> None:
-        """Store the parts of peers here; the newest `keep` steps of each stay."""
-        self._directory, self._keep = directory, keep
+    def store_in(
+        self, directory: Path, keep: int, run: RunIdentity | None = None
+    ) -> None:
+        """Store the parts of peers here; the newest `keep` steps of each stay.
+
+        Those of another run than `run` are refused.
+        """
+        self._directory, self._keep, self._run = directory, keep, run
 
     def send_to(self, addresses: Mapping[str, str]) -> None:
         """Replicate to these peers from now on; raises OSError."""
@@ -192,6 +199,8 @@ class PeerReplication:
         manifest = from_text(text)
         if manifest.worker != name:
             raise ValueError(f"{name} sends a part of {manifest.worker}")
+        if not is_ours(self._run, manifest.run):
+            raise ValueError(f"{name} sends a part of run {manifest.run}")
         incoming = _IncomingPart(text, manifest, sorted(manifest.files), also)
         part = self._part(manifest)
         if _manifest_text(part) != text:  # else both workers share a disk

@@ -7,18 +7,30 @@ stores themselves (`stores/`).
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from hetjax.checkpoint.lease import Fence
+from hetjax.checkpoint.lease import (
+    Fence,
+    HeldFor,
+    Lease,
+    await_end,
+    holder_of,
+    last_number,
+    take,
+)
 from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunIdentity
 from hetjax.checkpoint.signing import read_key
 from hetjax.checkpoint.stores.local import FileStore, open_directory
 from hetjax.checkpoint.stores.store import BandwidthLimit, Store, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
+
+LEASES = ".leases"  # within a folder of checkpoints, by worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +43,10 @@ class CheckpointStorage:
     of nodes that have each slice on their disks. `lease` is the folder of the run's
     lease, `number` its number and `store_number` that of the store's: what is written
     carries them, and is not written once they are over (0: nobody looks).
-    Manifests are signed with the key in `key_file`, and no others are believed.
+    Manifests are signed with the key in `key_file`, and no others are believed. They
+    carry the identity of `run`, and those of other runs are not used (None: of any
+    run). `home` names the run's directory; where the folders are not in it (`is_local`)
+    each has a lease of its own.
     """
 
     directory: str
@@ -43,6 +58,9 @@ class CheckpointStorage:
     number: int = 0
     store_number: int = 0
     key_file: str | None = None
+    run: RunIdentity | None = None
+    home: str = ""
+    is_local: bool = False
 
     def at(self, worker: str) -> Path:
         """The folder on its host in which this worker saves."""
@@ -59,10 +77,39 @@ class CheckpointStorage:
         bytes_per_s = math.inf if limit is None else limit * 1e6 / 8
         return open_store(self.cloud, bytes_per_s, is_tried)
 
+    def hold(self, worker: str) -> Lease | None:
+        """Take the lease on this worker's folder, if that has one; raises Held.
+
+        Each worker has its own, as processes come and go by themselves; one of another
+        run keeps all of them out.
+        """
+        if not (self.is_local and self.home):
+            return None
+        run = UNIDENTIFIED if self.run is None else self.run.id
+        held_for = HeldFor(run=run, home=self.home, succeeds=True)
+        folder = self.at(worker)
+        where = f"checkpoint folder {str(folder)!r}"
+        own = lease_folder(folder / LEASES / worker)
+        lease = take(own, where, _warn, held_for=held_for)
+        try:
+            for other in sorted((folder / LEASES).iterdir()):
+                if other.name != worker:
+                    _await_others(other, where, held_for)
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
     def writer(
-        self, worker: str, copies: PeerReplication | None = None
+        self,
+        worker: str,
+        copies: PeerReplication | None = None,
+        held: Lease | None = None,
     ) -> CheckpointWriter:
-        """The writer of this worker; `copies` replicates what it saves to peers."""
+        """The writer of this worker; `copies` replicates what it saves to peers.
+
+        `held` is the lease on its folder, if that has one.
+        """
         # a store that is not there for a while must not keep anybody from saving
         directory, store, uploader = self.at(worker), self.store(is_tried=False), None
         if store is not None:
@@ -71,19 +118,39 @@ class CheckpointStorage:
                 store, directory, worker, keep=self.keep, fence=fence, key=self.key()
             )
         return CheckpointWriter(
-            *(directory, worker, self.keep, uploader, copies, self._fence(), self.key())
+            directory,
+            worker,
+            self.keep,
+            uploader,
+            copies,
+            self._fence(held),
+            self.key(),
+            self.run,
         )
 
     def key(self) -> bytes | None:
         """The run's key, if it has one; BadInput if that is not here."""
         return None if self.key_file is None else read_key(Path(self.key_file))
 
-    def _fence(self) -> Fence | None:
+    def _fence(self, held: Lease | None) -> Fence | None:
         """The run's; on a machine that does not see its directory it holds nobody."""
+        beside = None if held is None else held.fence
         if not self.lease:
-            return None
+            return beside
         where = f"run directory {str(Path(self.lease).parent)!r}"
-        return Fence(lease_folder(Path(self.lease)), where, self.number)
+        return Fence(lease_folder(Path(self.lease)), where, self.number, beside)
+
+
+def _await_others(other: Path, where: str, held_for: HeldFor) -> None:
+    """Return once this lease of another worker is over, or is our own run's."""
+    store = lease_folder(other)
+    holder = holder_of(store, last_number(store))
+    if holder is None or holder.home != held_for.home:
+        await_end(store, where, _warn, held_for=held_for)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 def lease_folder(path: Path) -> Store:

@@ -4,21 +4,22 @@
     <store>/step_00000010/<worker>/...  as on disk, the manifest last
     <store>/step_00000010/COMMIT        once the manifests of all its workers are there
 
-Owns the names of a step's objects, COMMIT (a checksum of each worker's manifest), which
-steps and manifests it vouches for, and which files are fetched: those that are missing
-here or not as written, and nothing else. Does not own who uploads what when
-(`uploader.py`), the stores (`stores/`) nor reading what is then complete (`reader.py`).
+Owns the names of a step's objects, COMMIT (which run it is of, and a checksum of each
+worker's manifest), which steps and manifests it vouches for, and which files are
+fetched: those that are missing here or not as written, and nothing else. Does not own
+who uploads what when (`uploader.py`), the stores (`stores/`) nor reading what is then
+complete (`reader.py`).
 """
 
 import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +39,12 @@ from hetjax.checkpoint.format import (
 from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.reader import DamagedCheckpoint, merge
 from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot
+from hetjax.checkpoint.run_identity import (
+    UNIDENTIFIED,
+    RunId,
+    RunIdentity,
+    is_ours,
+)
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.checkpoint.stores.store import CorruptData, Store
 from hetjax.names import inside, is_worker
@@ -46,6 +53,7 @@ COMMIT = "COMMIT"
 _NUM_THREADS = 8
 _VERSION = 1
 _NUM_COMMITS = 3
+_T = TypeVar("_T")
 
 
 def object_name(step: int, *parts: str) -> str:
@@ -68,9 +76,19 @@ def stored_steps(names: Iterable[str], *tail: str) -> list[int]:
     return sorted({step for step in found if step is not None})
 
 
-def committed_steps(store: Store) -> list[int]:
-    """Steps with a COMMIT, ascending."""
-    return stored_steps(store.names("step_"), COMMIT)
+def committed_steps(store: Store, run: RunIdentity | None = None) -> list[int]:
+    """Steps of the run with a COMMIT, ascending; without `run`, of any run."""
+    found = stored_steps(store.names("step_"), COMMIT)
+    if run is None:
+        return found
+    return [step for step in found if _may_be_of(run, store, step)]
+
+
+def _may_be_of(run: RunIdentity, store: Store, step: int) -> bool:
+    try:
+        return run.owns(committed_run(store, step))
+    except CorruptData:
+        return True  # whoever uses the step hears what is wrong with it
 
 
 def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifest]:
@@ -83,12 +101,17 @@ def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifes
     if commit is None:
         raise FileNotFoundError(f"{store}: step {step} has no {COMMIT}")
     found = []
-    for worker, crc32c in _committed_workers(store, step, commit, key).items():
+    run, checksums = _committed_workers(store, step, commit, key)
+    for worker, crc32c in checksums.items():
         text = _manifest_text(store, step, worker)
         if text is None or record_of_bytes(text.encode()).crc32c != crc32c:
             name = object_name(step, worker, MANIFEST)
             raise CorruptData(f"{store}: {name} is not the one that was committed")
-        found.append(_parse(store, step, worker, text, key))
+        manifest = _parse(store, step, worker, text, key)
+        if manifest.run != run:
+            name = object_name(step, worker, MANIFEST)
+            raise CorruptData(f"{store}: {name} is of another run than its {COMMIT}")
+        found.append(manifest)
     return found
 
 
@@ -97,11 +120,26 @@ def committed_lease(store: Store, step: int) -> int:
 
     0 is that of a COMMIT without one.
     """
+    return _read_commit(store, step, lambda body: int(body.get("lease", 0)), -1)
+
+
+def committed_run(store: Store, step: int) -> RunId:
+    """The run that committed a step; UNIDENTIFIED if none did, or it has no identity.
+
+    For choosing among steps: what is used of one is checked by `manifests`.
+    """
+    found = lambda body: str(body.get("run", UNIDENTIFIED))  # noqa: E731
+    return _read_commit(store, step, found, UNIDENTIFIED)
+
+
+def _read_commit(
+    store: Store, step: int, read: Callable[[dict[str, Any]], _T], missing: _T
+) -> _T:
     text = store.get_text(object_name(step, COMMIT))
     if text is None:
-        return -1
+        return missing
     try:
-        return int(json.loads(text).get("lease", 0))
+        return read(json.loads(text))
     except (ValueError, TypeError, AttributeError) as error:
         name = object_name(step, COMMIT)
         raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
@@ -147,28 +185,32 @@ def _commit_text(
 ) -> str | None:
     """The content of COMMIT; None while the manifest of a worker is missing.
 
-    A manifest of other workers, or of another attempt than the rest, was left by an
-    earlier run: its worker will replace it.
+    A manifest of other workers, or of another attempt or run than the rest, was left by
+    an earlier run: its worker will replace it.
     """
-    checksums, hosts = {}, []
+    checksums: dict[str, str] = {}
+    saves: list[tuple[RunId, Mapping[str, Any]]] = []
     for worker in sorted(workers):
         text = _manifest_text(store, step, worker)
         if text is None:
             return None
         manifest = _parse(store, step, worker, text, key)
-        hosts.append(manifest.host)
-        if set(manifest.workers) != set(workers) or manifest.host != hosts[0]:
+        saves.append((manifest.run, manifest.host))
+        if set(manifest.workers) != set(workers) or saves[-1] != saves[0]:
             return None
         checksums[worker] = record_of_bytes(text.encode()).crc32c
     body: dict[str, Any] = {"version": _VERSION, "step": step, "manifests": checksums}
     if lease:
         body["lease"] = lease
+    if saves and (run := saves[0][0]) != UNIDENTIFIED:
+        body["run"] = run
     return json.dumps(signed(body, key)) + "\n"
 
 
 def _committed_workers(
     store: Store, step: int, commit: str, key: bytes | None
-) -> dict[str, str]:
+) -> tuple[RunId, dict[str, str]]:
+    """The run that COMMIT names, and the checksum of each worker's manifest."""
     try:
         body = unsigned(json.loads(commit), key)
         if (body["version"], body["step"]) != (_VERSION, step):
@@ -176,7 +218,7 @@ def _committed_workers(
         checksums = dict(sorted(body["manifests"].items()))
         if strangers := [name for name in checksums if not is_worker(name)]:
             raise ValueError(f"{strangers[0][:80]!r} is no name of a worker")
-        return checksums
+        return body.get("run", UNIDENTIFIED), checksums
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         name = object_name(step, COMMIT)
         raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
@@ -211,13 +253,18 @@ class FetchResult:
 
 
 def fetch_newest(
-    store: Store, directory: Path, after: int = -1, key: bytes | None = None
+    store: Store,
+    directory: Path,
+    after: int = -1,
+    key: bytes | None = None,
+    run: RunIdentity | None = None,
 ) -> FetchResult | None:
-    """Complete the newest committed step on the disk; None if none is after `after`.
+    """Complete the run's newest committed step on the disk; None if none is after
+    `after`.
 
     Files that are here are read and checked. Raises OSError where the store fails.
     """
-    committed = committed_steps(store)
+    committed = committed_steps(store, run)
     if not committed or committed[-1] <= after:
         return None
     return fetch(store, directory, committed[-1], key)
@@ -267,6 +314,7 @@ def in_store(store: Store | None, key: bytes | None = None) -> list[PartialSnaps
                 save=(step, merged.attempt),
                 leaves=frozenset(merged.leaves),
                 host=merged.host,
+                run=merged.run,
             )
         )
     return found
@@ -276,15 +324,23 @@ class StoredStep:
     """A committed step of a store whose slices are fetched one by one.
 
     Files are put into `directory`, which should hold nothing else. Raises
-    FileNotFoundError and CorruptData as `manifests` does.
+    FileNotFoundError and CorruptData as `manifests` does, CorruptData also where the
+    step is of another run than `run`.
     """
 
     def __init__(
-        self, store: Store, step: int, directory: Path, key: bytes | None = None
+        self,
+        store: Store,
+        step: int,
+        directory: Path,
+        key: bytes | None = None,
+        run: RunIdentity | None = None,
     ) -> None:
         self._store = store
         path = step_directory(directory, step)
         self.checkpoint = merge(path, manifests(store, step, key))
+        if not is_ours(run, self.checkpoint.run):
+            raise CorruptData(f"{store}: step {step} is of another run")
 
     def read(self, leaf: str) -> np.ndarray:
         """The value of a slice; raises OSError where the store fails."""

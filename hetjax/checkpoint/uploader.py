@@ -16,10 +16,12 @@ from typing import TypeVar
 
 from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, part_directory
 from hetjax.checkpoint.lease import Fence, LeaseLost
+from hetjax.checkpoint.run_identity import UNIDENTIFIED
 from hetjax.checkpoint.stored_steps import (
     COMMIT,
     commit,
     committed_lease,
+    committed_run,
     object_name,
     stored_steps,
 )
@@ -170,7 +172,8 @@ class Uploader:
             self._put(part, manifest, text)
         except Conflict:
             self._fence.check()
-            if committed_lease(self._store, step) >= self._fence.number:
+            is_later = committed_lease(self._store, step) >= self._fence.number
+            if is_later or self._is_of_another_run(step, manifest):
                 raise
             self._remove_part(step)  # remains of a run that was given up
             self._put(part, manifest, text)
@@ -180,6 +183,13 @@ class Uploader:
             if self._waiting is None or self._waiting > step:
                 self._uploaded.add(step)
         commit(self._store, step, manifest.workers, self._fence, self._key)
+
+    def _is_of_another_run(self, step: int, own: Manifest) -> bool:
+        """Whether the store has this step of a run that our saves do not belong to."""
+        run = committed_run(self._store, step)
+        if run == UNIDENTIFIED:  # not committed, or from before: a start has seen it
+            return False
+        return run != own.run
 
     def _put(self, part: Path, manifest: Manifest, text: str) -> None:
         def put(path: str) -> None:

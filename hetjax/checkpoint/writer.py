@@ -53,6 +53,7 @@ from hetjax.checkpoint.lease import Fence, LeaseLost
 from hetjax.checkpoint.orbax_leaves import NUM_WRITERS, SaveTree, checkpointer_alone
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunIdentity, named
 from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
@@ -69,7 +70,8 @@ class CheckpointWriter:
     process may save as `worker` in a directory, because opening it removes unfinished
     saves. The interpreter does not wait for a save when it exits: use `with` or
     `close`. Nothing is committed once the lease of `fence` is over, and manifests are
-    signed with `key`. Raises BadInput if the directory cannot be written.
+    signed with `key` and carry the identity of `run`. Raises BadInput if the directory
+    cannot be written, or holds what another run has saved.
     """
 
     def __init__(
@@ -81,14 +83,17 @@ class CheckpointWriter:
         copies: PeerReplication | None = None,
         fence: Fence | None = None,
         key: bytes | None = None,
+        run: RunIdentity | None = None,
     ) -> None:
         assert keep >= 1, keep
         self.directory, self._worker, self._keep = directory, worker, keep
         self._uploader, self._copies, self._fence = uploader, copies, fence
-        self._key = key
+        self._key, self._run = key, run
         self.newest: Save | None = None  # committed and replicated
         self.not_finite: Save | None = None  # the last one, if its weights are not
         _open(directory)
+        if run is not None:
+            _refuse_others(directory, worker, run)
         self._remove_unfinished()
         self._not_stored: int | None = None  # committed here, not offered to the store
         self._keeps_all, self._removing = False, threading.Lock()
@@ -131,6 +136,7 @@ class CheckpointWriter:
             workers=tuple(workers) or (self._worker,),
             entries=tuple(entry for entry, _ in found),
             host=json.loads(json.dumps(host)),
+            run=UNIDENTIFIED if self._run is None else self._run.id,
         )
         write = self._thread.submit(
             self._write, manifest, leaves, safe, best, is_stored
@@ -338,6 +344,19 @@ def _open(directory: Path) -> None:
             allowed="a folder that you may write to, or a path where one can be made",
             fix="choose another one with --run-dir",
         ) from error
+
+
+def _refuse_others(directory: Path, worker: str, run: RunIdentity) -> None:
+    """Raise BadInput where a save of another run would be written over or removed."""
+    for step in step_numbers(directory):
+        found = read_manifest(part_directory(directory, step, worker))
+        if found is not None and not run.owns(found.run):
+            raise BadInput(
+                got=f"checkpoint folder {directory}, which holds step {step} of "
+                f"{named(found.run)}; this is {named(run.id)}",
+                allowed="a folder that is empty, or holds this run's checkpoints",
+                fix="give another --checkpoint.local, or remove what is there",
+            )
 
 
 def _is_finite(leaves: _Leaves) -> bool:

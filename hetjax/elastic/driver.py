@@ -18,6 +18,7 @@ import numpy as np
 
 from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.detour import Detour
 from hetjax.elastic.fresh_workers import FreshWorkers
@@ -174,6 +175,11 @@ class Driver:
         return self._now.cluster
 
     @property
+    def run(self) -> RunIdentity | None:
+        """Which run this is, once it has begun."""
+        return self._left.storage.run
+
+    @property
     def pids(self) -> Mapping[str, int]:
         """Process ids by worker, of those on this machine."""
         return self._launcher.pids
@@ -210,7 +216,7 @@ class Driver:
         return restored.step
 
     def _restored_anew(self) -> recovery.Restored:
-        controller, storage = self._controller, self._terms.storage
+        controller, storage = self._controller, self._left.storage
         controller.drop_state(storage)
         if self._detour.missing:
             self._recover_in_place(None)  # they have a part of what was saved
@@ -227,7 +233,7 @@ class Driver:
         """As `Controller.save` does."""
         terms, save = self._terms, self._controller.save
         host = {**terms.host, **terms.loss_scaling.said(), "step": step}
-        return self._surely(lambda: save(terms.storage, step, host, best))
+        return self._surely(lambda: save(self._left.storage, step, host, best))
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)
@@ -361,9 +367,7 @@ class Driver:
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
         # what is later was given up once
         most = max([self._at, *in_memory_]) if self._has_begun else None
-        restored = recovery.restore(
-            controller, held, self._terms.storage, leaving, most
-        )
+        restored = recovery.restore(controller, held, self._left.storage, leaving, most)
         if not self._has_begun:
             step = None if restored is None else restored.step
             self._terms.check_begins(held, controller.workers, step)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.loss_scaling import LossScaling
@@ -21,6 +22,7 @@ from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import TransportName
 
+Identify = Callable[[Sequence[PartialSnapshot]], RunIdentity | None]
 CheckBegins = Callable[[Sequence[PartialSnapshot], Sequence[str], int | None], None]
 
 
@@ -32,9 +34,10 @@ class Terms:
     cluster in place of another plan; `compile` lets workers compile theirs, for the
     first time if so. A run that `reroutes` does not wait for a lost worker where others
     can go on. When the run begins `heard_started` is told who was started, and
-    `check_found` sees what was saved earlier; `check_begins` sees it, too, and which
-    workers were asked, and from which step they go on. It may raise BadInput if that is
-    None: no step is whole.
+    `identify` sees what was saved earlier, in `storage`: it tells which run that makes
+    this (None: it is not asked), or raises BadInput. `check_begins` sees what is of
+    that run, and which workers were asked, and from which step they go on. It may raise
+    BadInput if that is None: no step is whole.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
@@ -50,7 +53,7 @@ class Terms:
     recovery: Literal["local-first", "cloud-only", "none"]
     reroutes: bool = False
     heard_started: Callable[[Sequence[str]], None] = lambda workers: None
-    check_found: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
+    identify: Identify = lambda found: None
     check_begins: CheckBegins = lambda found, asked, step: None
 
     def hear(self, step: int, commit: StepCommit) -> None:

@@ -117,6 +117,9 @@ class RunConfig:
     """Directory of the run: settings, metrics, checkpoints; resumed if it is there."""
     steps: int
     """Steps in all; raising it later stretches the learning-rate schedule."""
+    adopt: str | None = None
+    """Run whose checkpoints are in the folders or the store, to go on with it in this
+    directory; errors name it. None: only one with all settings equal."""
     init: str | None = None
     """Weights to begin with: a folder of Hugging Face, or OWNER/MODEL on its hub; None:
     random ones."""

@@ -29,18 +29,13 @@ from hetjax.training.config import RunConfig
 from hetjax.training.config_checks import option
 from hetjax.training.goodput import Goodput
 from hetjax.training.hardware import share_of_gpus
+from hetjax.training.run_settings import PASSING
 from hetjax.training.rundir import LOGS, Journal, read_journal
 from hetjax.training.starting import Start
 from hetjax.training.step_comparison import StepComparison
 
 DONE, PREEMPTED = 0, 4  # exit codes
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Settings that may differ from start to start without a word
-_PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
-_PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-_PASSING += ("max_hours", "foresee_after_s", "patience", "watchdog_factor", "reroute")
-_PASSING += ("data.path", "data.cache_dir")
-_PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
 
 
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:
@@ -73,7 +68,12 @@ def begin(
     """Write what this start runs with; open metrics.jsonl and events.jsonl."""
     config, run_dir = start.config, start.config.run_dir
     rundir.write_start(
-        run_dir, config, dataset, start.hardware.cluster, start.choice.plan
+        run_dir,
+        driver.run or start.run,
+        config,
+        dataset,
+        start.hardware.cluster,
+        start.choice.plan,
     )
     check = start.check_leases
     metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check)
@@ -95,7 +95,7 @@ def begin(
         shown.note(f"another plan than before, from {start.choice.source}")
     changed = rundir.changes(start.previous, config)
     for name, (was, now) in changed.items():
-        if name not in _PASSING:
+        if name not in PASSING:
             shown.note(f"{name} is {now} from here on (was {was})")
             event(events, "reconfigured", driver.at, setting=name, was=was, now=now)
     return metrics, events

@@ -1,28 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leases of a run: on its directory, and on its store.
 
-Owns taking both before the run writes anything, and noticing that one is over. Does not
-own what a lease is (`hetjax/checkpoint/lease.py`), nor the lock that keeps processes of
-one machine apart at once (`rundir.py`).
+Owns taking both before the run writes anything, noticing that one is over, and telling
+a copy of a run directory from one that was moved. Does not own what a lease is
+(`hetjax/checkpoint/lease.py`), those on workers' folders (`checkpoint/storage.py`), nor
+the lock that keeps processes of one machine apart at once (`rundir.py`).
 """
 
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from hetjax.checkpoint.lease import Lease, take
+from hetjax.checkpoint.lease import (
+    Held,
+    HeldFor,
+    Holder,
+    Lease,
+    await_end,
+    holder_of,
+    last_number,
+    take,
+)
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
+from hetjax.errors import BadInput
 from hetjax.training.rundir import CONFIG, LEASE, usable
 
 _LOOK_S = 1.0  # between two looks at the run directory
 
 
+class IsCopy(BadInput):
+    """A run directory that was copied from one in which the run went on."""
+
+
+def home_of(run_dir: Path) -> str:
+    """What tells this directory from a copy: its machine, its inode and its path."""
+    try:
+        inode = run_dir.stat().st_ino
+    except OSError:
+        inode = 0
+    return f"{socket.gethostname()} {inode} {run_dir.absolute()}"
+
+
+def _check_is_no_copy(
+    run_dir: Path,
+    held_for: HeldFor,
+    told: Callable[[str], None],
+    takes_over: bool,
+    number: int,
+    holder: Holder,
+) -> None:
+    """Raise IsCopy or Held where the run went on, or goes on, in another directory.
+
+    That is the one whose lease, `number` by `holder`, was copied with this one, as long
+    as it can be seen. One that was moved is not there any more.
+    """
+    if holder.home in ("", held_for.home):
+        return
+    host, _, path = holder.home.split(" ", 2)
+    original = Path(path)
+    is_seen = host == socket.gethostname() and home_of(original) == holder.home
+    if not is_seen or not original.exists() or original.samefile(run_dir):
+        return
+    there = lease_folder(original / LEASE)
+    newest = holder_of(there, last_number(there))
+    if newest is None or newest.run != held_for.run:
+        return  # another run has begun there
+    what = f"run directory {str(run_dir)!r}, a copy of {path!r}"
+    if last_number(there) > number and not takes_over:
+        raise IsCopy(
+            got=f"{what}, in which run {held_for.run} was started later",
+            allowed="the directory in which the run was started last",
+            fix=f"give --run-dir {path}; or let the copy go on from its own newest "
+            f"checkpoint (--adopt {held_for.run}), and do not use the other any more",
+        )
+    try:
+        await_end(there, f"{what}, which", told, held_for=held_for)
+    except Held as held:
+        fix = f"wait for it or stop it, and go on there (--run-dir {path})"
+        raise Held(got=held.got, allowed=held.allowed, fix=fix) from held
+
+
 class Leases:
     """What a run holds until `stack` is closed; raises Held, and as stores do.
 
-    `told` hears of a lease that may be over, and has to be waited for.
+    `told` hears of a lease that may be over, and has to be waited for. IsCopy is raised
+    for the copy of a directory in which the run went on, unless it `takes_over`.
     """
 
     def __init__(
@@ -31,16 +98,23 @@ class Leases:
         storage: CheckpointStorage,
         stack: ExitStack,
         told: Callable[[str], None],
+        run: RunId = UNIDENTIFIED,
+        takes_over: bool = False,
     ) -> None:
         self._folder = (run_dir / LEASE).absolute()
+        held_for = HeldFor(run=run, home=home_of(run_dir))
         with usable(run_dir):
             where = f"run directory {str(run_dir)!r}"
-            self._run = take(lease_folder(self._folder), where, told)
+            copied = partial(_check_is_no_copy, run_dir, held_for, told, takes_over)
+            own = lease_folder(self._folder)
+            self._run = take(own, where, told, held_for=held_for, check=copied)
+        self._home = held_for.home
         stack.callback(self._leave_nothing, run_dir / CONFIG)
         stack.enter_context(self._run)
         self._store: Lease | None = None
         if (store := storage.store()) is not None:
-            self._store = take(store, f"checkpoint store {store}", told)
+            where = f"checkpoint store {store}"
+            self._store = take(store, where, told, held_for=held_for)
             stack.enter_context(self._store)
         self._looked_s = time.monotonic()
 
@@ -59,10 +133,15 @@ class Leases:
         """The storage under these leases, so that workers look, too."""
         return replace(
             storage,
+            home=self._home,
             lease=str(self._folder),
             number=self._run.number,
             store_number=0 if self._store is None else self._store.number,
         )
+
+    def assert_again(self) -> None:
+        """Hold the run directory also if it was removed meanwhile."""
+        self._run.assert_again()
 
     def check(self) -> None:
         """Raise LeaseLost if one is over; not more than a second late."""

@@ -7,25 +7,64 @@ that it passes over. Does not own finding and restoring them (`checkpoint/`,
 """
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from hetjax.checkpoint.reader import partial_checkpoints
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
+from hetjax.checkpoint.run_identity import RunIdentity, named
 from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.plans.worker_map import file_name, node_of
-from hetjax.training.rundir import check_identity
+from hetjax.training.identity import Claim, decide, saved_runs
+from hetjax.training.run_settings import check_identity
+
+
+def identify(
+    claim: Claim,
+    storage: CheckpointStorage,
+    found: Sequence[PartialSnapshot],
+    told: Callable[[str], None],
+) -> RunIdentity:
+    """Which run a start is of, by the saves that were found; raises OtherRun.
+
+    `told` hears of one that the run directory does not know of.
+    """
+    places = {"disk": storage.directory, "cloud": str(storage.cloud)}
+    decision = decide(claim, saved_runs(found, places))
+    if decision.adopted is not None:
+        told(f"this is {named(decision.run.id)}: going on with {decision.adopted}")
+    return decision.run
+
+
+def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]:
+    """The saves on this worker's disk, which is here, and in the store."""
+    held = partial_checkpoints(storage.at(worker), storage.key())
+    on_disk = [
+        PartialSnapshot(
+            worker=worker,
+            tier="disk",
+            save=(one.step, one.attempt),
+            leaves=frozenset(),
+            host=one.host,
+            run=one.run,
+        )
+        for one in held
+    ]
+    return on_disk + in_store(storage.store(), storage.key())
 
 
 def check_is_of_run(
     storage: CheckpointStorage,
-    host: Mapping[str, Any],
+    own: Mapping[str, Any],
     found: Sequence[PartialSnapshot],
 ) -> None:
-    """Raise BadInput where what an earlier start has left is of another run."""
+    """Raise BadInput where what an earlier start has left has not the settings and
+    hashes that a run keeps."""
     for snapshot in found:
         where = storage.directory if snapshot.worker else str(storage.cloud)
-        check_identity(snapshot.host, host, snapshot.save[0], where)
+        check_identity(snapshot.host, own, snapshot.save[0], where)
 
 
 def check_begins(

@@ -77,6 +77,8 @@ class Loop:
     spent: Spent
     compared: Callable[[int, float], None]
     remark: Callable[..., None] = lambda name, step, **details: None  # an event
+    # writes the run's files again if they were removed, and tells whether it had to
+    mend: Callable[[], bool] = lambda: False
     _done: _Done | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
@@ -325,6 +327,7 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
         self._record()  # a state that has no finite loss must not be saved
+        self.mend()
         self._check(step, *self.driver.check())
         self._check_finite(step)
         started = self.driver.save(step, self._best_saved)
@@ -342,7 +345,8 @@ class Loop:
             self.driver.wait_saved()
             self._tell_saved()
             self._check_finite(step)
-            if self.driver.saved == step and self.driver.is_kept:
+            is_saved = self.driver.saved == step and self.driver.is_kept
+            if is_saved and not self.mend():
                 return
             if number < _NUM_LAST_SAVES:
                 self._save(step)

@@ -47,12 +47,14 @@ from hetjax.training.events import (
 )
 from hetjax.training.goodput import Spent
 from hetjax.training.hardware import choose_hardware, with_needed_launcher
+from hetjax.training.identity import provisional
 from hetjax.training.leases import Leases
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.packed import check_balance_loss, with_packing
 from hetjax.training.placement import choose_plan
 from hetjax.training.presets import Preset
+from hetjax.training.removed_directory import rewriting, was_removed
 from hetjax.training.run_model import warn_of_other_model
 from hetjax.training.run_reports import write_report
 from hetjax.training.rundir import Journal, read_journal
@@ -61,8 +63,10 @@ from hetjax.training.starting import (
     best_so_far,
     check_reached,
     checkpoint_storage,
+    claim_of,
     driver_of,
     evaluated,
+    identified_here,
     read_progress,
 )
 from hetjax.training.step_comparison import StepComparison, predict_step
@@ -199,7 +203,8 @@ class Session(ExitStack):
         config = self._config = with_packing(config, self._model, previous)
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
-        saved, is_done = read_progress(config, shown)
+        claim = identified_here(config, claim_of(config, previous), shown)
+        saved, is_done = read_progress(config, provisional(claim), shown)
         if saved is None:
             first_weights(config, self._model)  # refuses what could not be read
             warn_of_other_model(config)
@@ -220,6 +225,7 @@ class Session(ExitStack):
             hardware=hardware,
             choice=choice,
             previous=previous,
+            claim=claim,
             saved=saved,
             is_done=is_done,
         )
@@ -230,8 +236,9 @@ class Session(ExitStack):
         if self._opened is not None:
             return self._opened
         start = self._settle(shown)
-        storage = checkpoint_storage(start.config)
-        leases = Leases(start.config.run_dir, storage, self, shown.note)
+        storage, run_dir = checkpoint_storage(start.config), start.config.run_dir
+        asks = start.config.adopt is not None
+        leases = Leases(run_dir, storage, self, shown.note, start.run.id, asks)
         self._settled = start = replace(start, leases=leases)
         with self._prepared.on("data"):
             dataset = _dataset(start, shown)
@@ -331,6 +338,7 @@ class Session(ExitStack):
             spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
             compared=partial(record_comparison, found.comparison, found.events, shown),
             remark=partial(event, found.events),
+            mend=partial(_mend, found, shown),
         )
 
         def heard(what: Recovered | Rerouted) -> None:
@@ -359,6 +367,26 @@ class Session(ExitStack):
                 return look(loop)
             except RolledBack as back:
                 loop.forget_after(back.step)
+
+
+def _mend(found: _Open, shown: Display) -> bool:
+    """Write the run's files again if its directory was removed; tell whether so."""
+    run_dir, driver = found.start.config.run_dir, found.driver
+    run = driver.run or found.start.run
+    if not was_removed(run_dir, run):
+        return False
+    with rewriting(run_dir):
+        if found.start.leases is not None:
+            found.start.leases.assert_again()
+        rundir.write_start(
+            *(run_dir, run, found.start.config, found.dataset),
+            *(driver.cluster, driver.plan),
+        )
+        found.metrics.write_again()
+        found.events.write_again()
+    event(found.events, "rewritten", driver.at)
+    shown.note(f"{run_dir} was removed: its files are written again")
+    return True
 
 
 def _hear(

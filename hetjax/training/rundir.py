@@ -2,9 +2,9 @@
 """The directory of a run: its files, the lock on it, and what a resume may change.
 
 Owns `config.json`, `cluster.toml`, `plan.json`, the tokenizer's copy, the names of the
-rest, which settings stay the same in a run, whoever goes on with it and wherever, and
-journals: files of JSON lines that survive being cut off at any byte. Does not own what
-their lines mean (`loop.py`, `events.py`) nor checkpoints (`hetjax/checkpoint/`).
+rest, and journals: files of JSON lines that survive being cut off at any byte. Does not
+own what their lines mean (`loop.py`, `events.py`), which settings stay the same
+(`run_settings.py`) nor checkpoints (`hetjax/checkpoint/`).
 """
 
 import json
@@ -12,8 +12,8 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,6 +21,7 @@ from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
+from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
@@ -36,6 +37,7 @@ from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.training.config import RunConfig
 from hetjax.training.config_checks import option
 from hetjax.training.config_values import config_values, flat_values, read_config
+from hetjax.training.run_settings import kept_names
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
@@ -43,11 +45,6 @@ COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
-# settings
-KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
-KEPT += ("optimizer.state_bits", "optimizer.ema")
-KEPT += ("data.mixture", "train.only")
-KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
 _LOCK, LEASE = ".lock", ".lease"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (
@@ -57,13 +54,17 @@ _BEFORE_CONFIG = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Previous:
-    """What a run directory says of the run that is in it."""
+    """What a run directory says of the run that is in it.
+
+    `run` is None where it is from before runs had identities.
+    """
 
     config: RunConfig
     dataset: Path
     hashes: Mapping[str, str]
     cluster: Cluster
     plan: Plan
+    run: RunIdentity | None = None
 
 
 class Unusable(BadInput):
@@ -103,11 +104,16 @@ def locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if {entry.name for entry in path.iterdir()} <= {_LOCK, LEASE}:
-                _remove_empty(path / LEASE)
-            if [entry.name for entry in path.iterdir()] == [_LOCK]:
-                (path / _LOCK).unlink()
-                path.rmdir()
+            with suppress(FileNotFoundError, NotADirectoryError):  # it was removed
+                _leave_nothing(path)
+
+
+def _leave_nothing(path: Path) -> None:
+    if {entry.name for entry in path.iterdir()} <= {_LOCK, LEASE}:
+        _remove_empty(path / LEASE)
+    if [entry.name for entry in path.iterdir()] == [_LOCK]:
+        (path / _LOCK).unlink()
+        path.rmdir()
 
 
 def _remove_empty(folder: Path) -> None:
@@ -131,17 +137,7 @@ def read_previous(path: Path) -> Previous | None:
     """Return what the directory holds, None if it is new; BadInput if it is broken."""
     if not (path / CONFIG).exists():
         return None
-    raw = parsed(
-        read_text(path / CONFIG, what="settings of the run"),
-        json_value,
-        what=f"JSON in {path / CONFIG}",
-        allowed="the file as hetjax wrote it",
-        fix="restore the file, or give another --run-dir",
-    )
-    where = f"{path / CONFIG}"
-    values = read_record(
-        raw, where=where, required={"config": "a table", "dataset": "a table"}
-    )
+    where, values = f"{path / CONFIG}", _read_start(path)
     dataset = read_record(
         values["dataset"],
         where=f"{where}: dataset",
@@ -152,6 +148,7 @@ def read_previous(path: Path) -> Previous | None:
         for name, value in dataset["sha256"].items()
     }
     return Previous(
+        run=_identity(values.get("run"), f"{where}: run"),
         config=read_config(values["config"], f"{where}: config"),
         dataset=Path(dataset["directory"]),
         hashes=hashes,
@@ -160,8 +157,46 @@ def read_previous(path: Path) -> Previous | None:
     )
 
 
+def _read_start(path: Path) -> dict[str, Any]:
+    """The parts of `config.json`; BadInput if it is broken."""
+    raw = parsed(
+        read_text(path / CONFIG, what="settings of the run"),
+        json_value,
+        what=f"JSON in {path / CONFIG}",
+        allowed="the file as hetjax wrote it",
+        fix="restore the file, or give another --run-dir",
+    )
+    return read_record(
+        raw,
+        where=f"{path / CONFIG}",
+        required={"config": "a table", "dataset": "a table"},
+        optional={"run": "a table"},
+    )
+
+
+def read_identity(path: Path) -> RunIdentity | None:
+    """Who the run in the directory is; None if there is none, or it has no identity."""
+    if not (path / CONFIG).exists():
+        return None
+    return _identity(_read_start(path).get("run"), f"{path / CONFIG}: run")
+
+
+def _identity(raw: object, where: str) -> RunIdentity | None:
+    if raw is None:
+        return None
+    found = read_record(
+        raw, where=where, required={"id": "a string", "after": "an integer"}
+    )
+    return RunIdentity(**found)
+
+
 def write_start(
-    path: Path, config: RunConfig, dataset: Dataset, cluster: Cluster, plan: Plan
+    path: Path,
+    run: RunIdentity,
+    config: RunConfig,
+    dataset: Dataset,
+    cluster: Cluster,
+    plan: Plan,
 ) -> None:
     """Write what this start runs with, `config.json` last: with it the run exists."""
     write_layout(path, cluster, plan)
@@ -169,6 +204,7 @@ def write_start(
         with naming(path / name):
             shutil.copyfile(dataset.directory / name, path / name)
     values = {
+        "run": asdict(run),
         "config": config_values(config),
         "dataset": {
             "directory": str(dataset.directory.absolute()),
@@ -194,7 +230,7 @@ def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]
 
 def check_same_run(previous: Previous, config: RunConfig) -> None:
     """Raise BadInput if the settings are of another run than the directory's."""
-    changed, kept = changes(previous, config), _kept(config)
+    changed, kept = changes(previous, config), kept_names(config)
     changed = {name: changed[name] for name in kept if name in changed}
     if not changed:
         return
@@ -259,40 +295,6 @@ def _refuse_strangers(path: Path) -> None:
     )
 
 
-def identity(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
-    """The settings by name, and the hashes of text and tokenizer by file name."""
-    values = flat_values(config)
-    return {name: values[name] for name in _kept(config)} | dict(dataset.hashes)
-
-
-def _kept(config: RunConfig) -> tuple[str, ...]:
-    """Settings that stay the same; what is frozen is not saved, but comes again from
-    where the run began."""
-    is_whole = config.train.only is None and not config.lora.rank
-    return KEPT if is_whole else (*KEPT, "init")
-
-
-def check_identity(
-    found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
-) -> None:
-    """Raise BadInput if a checkpoint is of another run.
-
-    `found` is what it says besides its state, `own` what those of this run do.
-    """
-    found, own = found.get("run", {}), own["run"]
-    unlike = [name for name in own if name in found and found[name] != own[name]]
-    if not unlike:
-        return
-    shown = ", ".join(f"{n} = {found[n]} (here {own[n]})" for n in unlike)
-    raise BadInput(
-        got=f"step {step} in {where} is of another run: {shown}",
-        allowed="checkpoints of one run: the same settings, text and tokenizer "
-        f"({', '.join(own)})",
-        fix="go on with that run's settings and data, or give folders and stores of "
-        "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud)",
-    )
-
-
 class Journal:
     """Appends objects to a file, one flushed line each; each line has a `step`."""
 
@@ -314,6 +316,7 @@ class Journal:
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
         """Drop the lines of steps after `last_step`, and return them."""
         self._may_write()
+        self.write_again()
         self._file.close()
         self._file, dropped = self._without_later(last_step)
         return dropped
@@ -323,7 +326,17 @@ class Journal:
         kept = [line for line in lines if line["step"] <= last_step]
         write_whole(self._path, "".join(map(_text, kept)))
         dropped = [line for line in lines if line["step"] > last_step]
-        return FileIO(self._path, "a"), dropped
+        return FileIO(self._path, "a+"), dropped
+
+    def write_again(self) -> None:
+        """Write all lines to a new file, if the file was removed meanwhile."""
+        with self._lock:
+            if self._path.exists():
+                return
+            self._file.seek(0)
+            write_whole(self._path, self._file.readall().decode())
+            self._file.close()
+            self._file = FileIO(self._path, "a+")
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line now, from any thread; numbers must be finite.

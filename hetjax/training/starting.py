@@ -8,19 +8,22 @@ writes (`run.py`).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from hetjax.checkpoint.format import AttemptNames, step_directory
+from hetjax.checkpoint.lease import last_number
 from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
     damaged_after,
     steps,
 )
-from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import RunIdentity, new_id
+from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
@@ -54,16 +57,19 @@ from hetjax.training.best import BestCheckpoint
 from hetjax.training.compiled_memory import compile_again, compile_all
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
+from hetjax.training.identity import Claim, provisional, settled
 from hetjax.training.launchers import launcher_of
 from hetjax.training.leases import Leases
-from hetjax.training.left_checkpoints import check_begins, check_is_of_run
+from hetjax.training.left_checkpoints import (
+    check_begins,
+    check_is_of_run,
+    identify,
+    saved_here,
+)
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, next_plan
-from hetjax.training.rundir import (
-    Previous,
-    identity,
-    read_journal,
-)
+from hetjax.training.run_settings import kept_settings, settings_to_compare
+from hetjax.training.rundir import Previous, read_journal
 from hetjax.training.worker import (
     TrainingWork,
     device_kinds,
@@ -76,8 +82,10 @@ from hetjax.training.worker import (
 Metrics = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
 
 
-def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
-    """Where the run's checkpoints go."""
+def checkpoint_storage(
+    config: RunConfig, run: RunIdentity | None = None
+) -> CheckpointStorage:
+    """Where the run's checkpoints go; without `run`, those of any run are read."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
     key_file = config.checkpoint.key_file
     return CheckpointStorage(
@@ -87,10 +95,37 @@ def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
         cloud=config.checkpoint.cloud,
         upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
         key_file=None if key_file is None else str(key_file.absolute()),
+        run=run,
+        is_local=config.checkpoint.local is not None,
     )
 
 
-def read_progress(config: RunConfig, shown: Display) -> tuple[int | None, bool]:
+def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
+    """What a start says of the run that it is of, before it has a lease."""
+    lease = last_number(lease_folder(config.run_dir / rundir.LEASE))
+    return Claim(
+        run_dir=str(config.run_dir),
+        own=None if previous is None else previous.run,
+        is_new=previous is None,
+        lease=lease + 1,
+        fresh=new_id(),
+        settings=settings_to_compare(config),
+        adopt=config.adopt,
+    )
+
+
+def identified_here(config: RunConfig, claim: Claim, shown: Display) -> Claim:
+    """The claim, and of which run it is where all that was saved is seen from here."""
+    if config.launcher != EMBEDDED:
+        return claim
+    storage = checkpoint_storage(config)
+    found = saved_here(storage, EMBEDDED)
+    return settled(claim, identify(claim, storage, found, shown.note))
+
+
+def read_progress(
+    config: RunConfig, run: RunIdentity, shown: Display
+) -> tuple[int | None, bool]:
     """Return the newest step that the run has saved, if any, and whether it is done.
 
     Of the embedded launcher it is what is complete, and what is newer or missing here
@@ -98,7 +133,7 @@ def read_progress(config: RunConfig, shown: Display) -> tuple[int | None, bool]:
     Raises BadInput where more steps are done than the run is to have.
     """
     if config.launcher == EMBEDDED:
-        saved = _newest_step(config, shown)
+        saved = _newest_step(config, run, shown)
     else:
         saved = last_saved(read_journal(config.run_dir / rundir.EVENTS))
     if saved is not None:
@@ -146,15 +181,15 @@ def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
     return found
 
 
-def _newest_step(config: RunConfig, shown: Display) -> int | None:
+def _newest_step(config: RunConfig, run: RunIdentity, shown: Display) -> int | None:
     """The newest that is here or in the store, which mends what is damaged here."""
-    kept = checkpoint_storage(config)
+    kept = checkpoint_storage(config, run)
     directory, store = kept.at(EMBEDDED), kept.store()
     key = kept.key()
-    newest = max(steps(directory, key), default=0)
+    newest = max(steps(directory, key, run), default=0)
     fetched = None
     if store is not None:
-        fetched = fetch_newest(store, directory, newest - 1, key)
+        fetched = fetch_newest(store, directory, newest - 1, key, run)
     if fetched is not None and fetched.cloud_bytes:
         shown.note(
             f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
@@ -163,7 +198,7 @@ def _newest_step(config: RunConfig, shown: Display) -> int | None:
         )
     try:
         with rundir.usable(config.run_dir):
-            return Checkpoint.open(directory, key=key).step
+            return Checkpoint.open(directory, key=key, run=run).step
     except (DamagedCheckpoint, rundir.Unusable):
         raise  # starting anew would write over what may be mended
     except BadInput:
@@ -179,6 +214,7 @@ class Start:
     hardware: Hardware
     choice: Choice
     previous: Previous | None
+    claim: Claim
     saved: int | None
     is_done: bool
     leases: Leases | None = None  # once it is to write
@@ -196,8 +232,13 @@ class Start:
     @property
     def storage(self) -> CheckpointStorage:
         """Where checkpoints go, under the leases."""
-        storage = checkpoint_storage(self.config)
+        storage = checkpoint_storage(self.config, self.run)
         return storage if self.leases is None else self.leases.of(storage)
+
+    @property
+    def run(self) -> RunIdentity:
+        """Which run it is, as far as is known before workers have looked."""
+        return provisional(self.claim)
 
 
 def driver_of(
@@ -219,7 +260,7 @@ def driver_of(
         terms = _terms(start, dataset, launcher, shown)
         stack.callback(terms.standby_plans.close)
         controller = Controller(plan, launcher.connections, cluster.nodes)
-        controller.new_attempts = AttemptNames(start.number)
+        controller.new_attempts = AttemptNames(start.run.after + start.number)
         controller.predicts_steps = not is_virtual(config)
         driver = Driver(
             controller,
@@ -271,7 +312,14 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
     precise = lru_cache(maxsize=4)(partial(precise_plan, config, start.model))
-    storage, host = start.storage, {"run": identity(config, dataset)}
+    storage, hashes = start.storage, dict(dataset.hashes)
+    claim = replace(start.claim, lease=start.number, hashes=hashes)
+
+    def identified(found: Sequence[PartialSnapshot]) -> RunIdentity:
+        run = identify(claim, storage, found, shown.note)
+        check_is_of_run(storage, kept_settings(config) | hashes, found)
+        return run
+
     metrics = read_journal(config.run_dir / rundir.METRICS)
 
     def compile_(controller: Controller, cluster: Cluster, is_first: bool) -> None:
@@ -300,13 +348,13 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
         transport=config.transport,
         seed=config.seed,
         storage=storage,
-        host=host,
+        host={"run": settings_to_compare(config) | hashes},
         recovery=config.recovery,
         reroutes=config.reroute,
         heard_started=lambda workers: shown.note(
             f"workers ({config.launcher}): {', '.join(workers)}"
         ),
-        check_found=partial(check_is_of_run, storage, host),
+        identify=identified,
         check_begins=partial(
             check_begins,
             storage,

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import is_ours
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.windows import UNCOUNTED
@@ -141,7 +143,8 @@ def on_plan(
             controller.build(settings)
             controller.connect(config.transport)
             doing("reading weights")
-            found = _restored(controller, config, step)
+            storage = checkpoint_storage(config, previous.run)
+            found = _restored(controller, config, storage, step)
         yield PlanInUse(model=model, plan=plan, step=found, _controller=controller)
         with _workers_stay():
             controller.end()
@@ -187,11 +190,16 @@ def _work_here(
     return WorkInUse(runtime=runtime)
 
 
-def _restored(controller: Controller, config: RunConfig, asked: AskedStep) -> int:
+def _restored(
+    controller: Controller,
+    config: RunConfig,
+    storage: CheckpointStorage,
+    asked: AskedStep,
+) -> int:
     """Give all workers the weights of a step; return which it is."""
-    storage = checkpoint_storage(config)
     held = recovery.on_disk(controller.connections, controller.workers, storage)
     held += in_store(storage.store(), storage.key())
+    held = [one for one in held if is_ours(storage.run, one.run)]
     step = _best(config, held) if asked == "best" else asked
     some = [h for h in held if step in (None, h.save[0])]
     restored = recovery.restore(controller, some, storage, most=step)

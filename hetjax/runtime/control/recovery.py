@@ -23,6 +23,7 @@ from hetjax.checkpoint.recovery_plan import (
     assign,
     leaves_of,
 )
+from hetjax.checkpoint.run_identity import is_ours
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
@@ -90,6 +91,7 @@ def on_disk(
             leaves=frozenset(found.leaves),
             host=found.host,
             absent=frozenset(found.absent),
+            run=found.run,
         )
         for worker, answer in told.items()
         for found in answer.saves
@@ -162,7 +164,7 @@ def _in_store(
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []
     controller.new_attempts.note(holding.save[1] for holding in found)
-    return found
+    return [holding for holding in found if is_ours(storage.run, holding.run)]
 
 
 def _check_same_model(

@@ -66,13 +66,15 @@ class HeldState(Message):
 class FoundSave:
     """What a disk has of a save, and what its manifest says besides.
 
-    `absent` took part in it, and have no part there.
+    `absent` took part in it, and have no part there. `run` is the identity of the run
+    that saved it.
     """
 
     save: Save
     leaves: Sequence[str]
     host: Json
     absent: Sequence[str] = ()
+    run: str = ""
 
 
 class FoundSaves(Message):

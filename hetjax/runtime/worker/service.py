@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hetjax.checkpoint.format import Entry, leaf_names
+from hetjax.checkpoint.lease import Lease
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.writer import CheckpointWriter
@@ -92,6 +93,7 @@ class WorkerService:
         self._inventory = StateInventory()
         self._writer: CheckpointWriter | None = None
         self._copies: PeerReplication | None = None  # of what others save
+        self._held: Lease | None = None  # on the folder of checkpoints
         self._server: PullServer | None = None  # once made, for as long as the process
         silence_s = SILENCE_S if bootstrap is None else bootstrap.silence_s
         self.host_group = HostGroup(
@@ -113,6 +115,8 @@ class WorkerService:
             self._writer.close()
         if self._copies is not None:
             self._copies.close()
+        if self._held is not None:
+            self._held.release()
 
     def _coordinate(self, request: schema.Coordinate) -> schema.Address:
         return schema.Address(address=self.host_group.coordinate())
@@ -223,8 +227,10 @@ class WorkerService:
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
         if self._writer is not None:
             self._writer.keep_all()
+        self._hold_folder(request.storage)
         where = self._directory(request.storage), self._needed(), request.storage.key()
-        return schema.FoundSaves(saves=[*self._inventory.look(*where)])
+        found = self._inventory.look(*where, request.storage.run)
+        return schema.FoundSaves(saves=[*found])
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
@@ -232,10 +238,11 @@ class WorkerService:
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
-            store, key = request.storage.store(is_tried=False), request.storage.key()
+            storage = request.storage
+            store, key = storage.store(is_tried=False), storage.key()
             assert store is not None
-            directory = self._directory(request.storage)
-            self._inventory.fetch_from(store, request.save[0], directory, key)
+            step, directory = request.save[0], self._directory(storage)
+            self._inventory.fetch_from(store, step, directory, key, storage.run)
         return collect_leaves(request, self._inventory, self.peers, self._needed())
 
     def _directory(self, storage: CheckpointStorage) -> Path:
@@ -316,7 +323,8 @@ class WorkerService:
                 name, own.host, own.secret, own.silence_s, own.incarnation, own.tls
             )
         storage = request.storage
-        self._copies.store_in(self._directory(storage), storage.keep)
+        self._hold_folder(storage)
+        self._copies.store_in(self._directory(storage), storage.keep, storage.run)
         return schema.Address(address=self._copies.address)
 
     def _send_copies(self, request: schema.SendCopies) -> None:
@@ -340,8 +348,15 @@ class WorkerService:
 
     def _writer_to(self, storage: CheckpointStorage) -> CheckpointWriter:
         if self._writer is None:
-            self._writer = storage.writer(file_name(self._worker), self._copies)
+            self._hold_folder(storage)
+            name = file_name(self._worker)
+            self._writer = storage.writer(name, self._copies, self._held)
         return self._writer
+
+    def _hold_folder(self, storage: CheckpointStorage) -> None:
+        """Keep other runs out of the folder of checkpoints, until the end."""
+        if self._held is None:
+            self._held = storage.hold(file_name(self._worker))
 
     def _await_saved(self, request: schema.AwaitSaved) -> None:
         if self._writer is not None:

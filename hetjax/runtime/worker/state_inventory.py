@@ -26,6 +26,7 @@ import numpy as np
 from hetjax.checkpoint.format import Entry, join_leaves, leaf_names, split_leaves
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, partial_checkpoints
 from hetjax.checkpoint.recovery_plan import Save, Tier
+from hetjax.checkpoint.run_identity import RunIdentity, is_ours
 from hetjax.checkpoint.stored_steps import StoredStep
 from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.connections import Key
@@ -71,18 +72,25 @@ class StateInventory:
         return sorted(self._memory)
 
     def look(
-        self, directory: Path, needed: Mapping[str, Entry], key: bytes | None = None
+        self,
+        directory: Path,
+        needed: Mapping[str, Entry],
+        key: bytes | None = None,
+        run: RunIdentity | None = None,
     ) -> Iterator[FoundSave]:
         """Find out which saves the disk holds, signed with the key if there is one.
 
-        Raises BadInput where they are of a model with other `needed` entries.
+        Those of other runs than `run` are named, and not read. Raises BadInput where
+        this run's are of a model with other `needed` entries.
         """
         self._disk = {}
         for found in partial_checkpoints(directory, key):
-            found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
-            self._disk[save] = found
+            if is_ours(run, found.run):
+                found.check_same_kind({e.name: e for e in needed.values()}.values())
+                self._disk[save] = found
             yield FoundSave(
+                run=found.run,
                 save=save,
                 leaves=sorted(found.leaves),
                 host=found.host,
@@ -90,12 +98,17 @@ class StateInventory:
             )
 
     def fetch_from(
-        self, store: Store, step: int, directory: Path, key: bytes | None = None
+        self,
+        store: Store,
+        step: int,
+        directory: Path,
+        key: bytes | None = None,
+        run: RunIdentity | None = None,
     ) -> None:
         """Read of the tier "cloud" what the store has of this step."""
         directory.mkdir(parents=True, exist_ok=True)
         self._fetched = tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory)
-        self._stored = StoredStep(store, step, Path(self._fetched.name), key)
+        self._stored = StoredStep(store, step, Path(self._fetched.name), key, run)
 
     def forget(self) -> None:
         """Let go of all but the disk."""

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The identity of a run: one random value from its first start.
+
+It is in `config.json`, in every manifest and COMMIT, in leases and in messages, and
+tells whose state is found in a place. Owns its form and which saves belong to it. Does
+not own the decision which run a start goes on with (`hetjax/training/identity.py`).
+"""
+
+import secrets
+from dataclasses import dataclass
+
+RunId = str
+UNIDENTIFIED: RunId = ""  # of saves from before runs had identities
+_BEFORE = "before-"
+_ID_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """A run, and how its starts are numbered.
+
+    Start number n + `after` of the run is the one that has lease number n on its
+    directory: `after` is greater than 0 where the run began in another directory.
+    """
+
+    id: RunId
+    after: int = 0
+
+    def owns(self, saved_by: RunId) -> bool:
+        """Whether a save with this identity in its manifest is one of this run."""
+        is_older = saved_by == UNIDENTIFIED and began_before_identities(self.id)
+        return is_older or saved_by == self.id
+
+
+def new_id() -> RunId:
+    """The identity of a run that begins now."""
+    return secrets.token_hex(_ID_BYTES)
+
+
+def id_for_older(fresh: RunId) -> RunId:
+    """The identity of a run that began before runs had any: its saves have none."""
+    return f"{_BEFORE}{fresh}"
+
+
+def began_before_identities(run: RunId) -> bool:
+    return run.startswith(_BEFORE)
+
+
+def named(run: RunId) -> str:
+    """The run as errors call it."""
+    return f"run {run}" if run else "a run from before runs had identities"
+
+
+def is_ours(run: RunIdentity | None, saved_by: RunId) -> bool:
+    """Whether a reader that looks for `run` uses the save; None: for any run."""
+    return run is None or run.owns(saved_by)

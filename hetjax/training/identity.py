@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which run a start goes on with: its own, one to adopt, or a new one.
+
+Owns the decision, a pure function of what the run directory says and of the saves that
+were found in its folders and its store, and the errors where none can be made. Does not
+own the identity itself (`checkpoint/run_identity.py`) nor finding saves.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hetjax.checkpoint.format import start_of
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import (
+    UNIDENTIFIED,
+    RunId,
+    RunIdentity,
+    began_before_identities,
+    id_for_older,
+    named,
+)
+from hetjax.errors import BadInput
+from hetjax.training.config_checks import option
+
+OLDER = "before"  # what --adopt calls a run without identity
+_ALLOWED = (
+    "one run in a folder or store: that of the run directory or, where that is empty, "
+    "one with all settings equal"
+)
+_OTHER_FOLDERS = "give this run others (--checkpoint.local, --checkpoint.cloud)"
+
+
+class OtherRun(BadInput):
+    """Saves that are not, or may not be, of the run that a start goes on with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What a start says of the run it is of.
+
+    `own` is the identity in the run directory; without one the directory is new
+    (`is_new`) or from before runs had any. `lease` is the number of the start's lease
+    on the directory, `fresh` an identity that nobody has, `settings` and `hashes` (of
+    text and tokenizer, by file) are those that a run to go on with must have, and
+    `adopt` is the run that the user asks for.
+    """
+
+    run_dir: str
+    own: RunIdentity | None
+    is_new: bool
+    lease: int
+    fresh: RunId
+    settings: Mapping[str, Any]
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    adopt: RunId | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRun:
+    """A run of which there are saves: the newest start and step, and its settings."""
+
+    id: RunId
+    places: tuple[str, ...]
+    start: int
+    step: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{named(self.id)} (step {self.step} in {', '.join(self.places)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """The run that a start goes on with, and the saved one that this was so far, if
+    the run directory did not say so."""
+
+    run: RunIdentity
+    adopted: SavedRun | None = None
+
+
+def settled(claim: Claim, run: RunIdentity) -> Claim:
+    """The claim once it is known which run the start is of."""
+    return replace(claim, own=run, adopt=claim.adopt and run.id)
+
+
+def provisional(claim: Claim) -> RunIdentity:
+    """The identity as long as nobody has looked for saves."""
+    return claim.own or _first_identity(claim)
+
+
+def saved_runs(
+    snapshots: Iterable[PartialSnapshot], places: Mapping[str, str]
+) -> list[SavedRun]:
+    """The runs of these saves; `places` names each tier."""
+    found: dict[RunId, SavedRun] = {}
+    for one in sorted(snapshots, key=lambda one: one.save):
+        before = found.get(one.run)
+        there = () if before is None else before.places
+        start = start_of(one.save[1])
+        found[one.run] = SavedRun(
+            id=one.run,
+            places=tuple(dict.fromkeys((*there, places[one.tier]))),
+            start=max(start, 0 if before is None else before.start),
+            step=one.save[0],
+            settings=one.host.get("run", {}),
+        )
+    return list(found.values())
+
+
+def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
+    """Which run this start goes on with; raises OtherRun where it must not."""
+    adopted = None
+    if claim.own is not None:
+        _check_asked(claim, claim.own)
+    else:
+        adopted = _adopted(claim, found)
+    own = claim.own or _first_identity(claim, adopted)
+    for saved in found:
+        if not own.owns(saved.id):
+            raise _another(claim, own, saved)
+    newest = max(found, key=lambda saved: saved.start, default=None)
+    if newest is None or newest.start < own.after + claim.lease:
+        return Decision(run=own, adopted=adopted)
+    is_own = claim.own is not None and newest.id == own.id
+    if is_own and claim.adopt is None:
+        raise _newer_elsewhere(claim, newest)
+    return Decision(run=replace(own, after=newest.start), adopted=adopted)
+
+
+def _first_identity(claim: Claim, adopted: SavedRun | None = None) -> RunIdentity:
+    if adopted is not None and adopted.id != UNIDENTIFIED:
+        return RunIdentity(id=adopted.id)
+    is_older = adopted is not None or not claim.is_new
+    return RunIdentity(id=id_for_older(claim.fresh) if is_older else claim.fresh)
+
+
+def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
+    """The run to go on with in a directory without an identity; None: its own."""
+    older = [saved for saved in found if saved.id == UNIDENTIFIED]
+    others = [saved for saved in found if saved.id != UNIDENTIFIED]
+    if claim.adopt is not None:
+        asked = UNIDENTIFIED if claim.adopt == OLDER else claim.adopt
+        chosen = next((saved for saved in found if saved.id == asked), None)
+        if chosen is None:
+            raise _nothing_to_adopt(claim, found)
+        return chosen
+    if not found or (older and not others and not claim.is_new):
+        return None
+    if len(others) > 1 or (older and not _hold_older(others)):
+        raise _several(claim, found)
+    (saved,) = others or older
+    if saved in older or not claim.is_new:
+        raise _may_be_another(claim, saved)
+    if unlike := _unlike({**claim.settings, **claim.hashes}, saved.settings):
+        raise _other_settings(claim, saved, unlike)
+    return saved
+
+
+def _hold_older(others: Sequence[SavedRun]) -> bool:
+    """Whether saves without identity are those of the one run that has one."""
+    return all(began_before_identities(saved.id) for saved in others)
+
+
+def _unlike(own: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Names of settings that differ; what one of both does not know has its default."""
+    return [name for name in own if name in found and own[name] != found[name]]
+
+
+def _check_asked(claim: Claim, own: RunIdentity) -> None:
+    asks_for_older = claim.adopt == OLDER and began_before_identities(own.id)
+    if claim.adopt in (None, own.id) or asks_for_older:
+        return
+    raise OtherRun(
+        got=f"--adopt {claim.adopt}, and run directory {claim.run_dir!r} holds "
+        f"{named(own.id)}",
+        allowed=f"--adopt {own.id} there, or a directory without a run",
+        fix="leave --adopt out to go on with that run, or give another --run-dir",
+    )
+
+
+def _nothing_to_adopt(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
+    there = "; ".join(map(str, found)) or "none"
+    return OtherRun(
+        got=f"--adopt {claim.adopt}, of which no checkpoint was found",
+        allowed=f"a run with checkpoints in the folders or the store: {there}",
+        fix=f"leave --adopt out, or give --adopt {_asked(found[0].id)}"
+        if found
+        else "leave --adopt out, or give the --checkpoint.local or --checkpoint.cloud "
+        "that the run has saved to",
+    )
+
+
+def _several(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
+    return OtherRun(
+        got=f"checkpoints of {len(found)} runs: {'; '.join(map(str, found))}; run "
+        f"directory {claim.run_dir!r} does not say of which it is",
+        allowed=_ALLOWED,
+        fix=f"{_OTHER_FOLDERS}, or keep one of these runs in them",
+    )
+
+
+def _may_be_another(claim: Claim, saved: SavedRun) -> OtherRun:
+    return OtherRun(
+        got=f"checkpoints of {saved}, and run directory {claim.run_dir!r} does not say "
+        "that it is of that run",
+        allowed=_ALLOWED,
+        fix=f"add --adopt {_asked(saved.id)} to go on with it under the settings of "
+        f"this command, or {_OTHER_FOLDERS}",
+    )
+
+
+def _other_settings(claim: Claim, saved: SavedRun, names: Sequence[str]) -> OtherRun:
+    here = {**claim.settings, **claim.hashes}
+    shown = ", ".join(
+        f"{name} = {saved.settings[name]} (here {here[name]})" for name in names
+    )
+    same = [
+        f"{option(name)} {saved.settings[name]}"
+        for name in names
+        if name in claim.settings
+    ]
+    if {*names} & claim.hashes.keys():
+        same.append("its text")
+    return OtherRun(
+        got=f"checkpoints of {saved}, which is of another run: {shown}; run directory "
+        f"{claim.run_dir!r} is new",
+        allowed=_ALLOWED,
+        fix=f"{_OTHER_FOLDERS}; or go on with run {saved.id} under its settings "
+        f"({' '.join(same)}), or under these (--adopt {saved.id})",
+    )
+
+
+def _another(claim: Claim, own: RunIdentity, saved: SavedRun) -> OtherRun:
+    return OtherRun(
+        got=f"checkpoints of {saved}; run directory {claim.run_dir!r} holds "
+        f"{named(own.id)}",
+        allowed=_ALLOWED,
+        fix=f"{_OTHER_FOLDERS}, or go on with that run in its own --run-dir",
+    )
+
+
+def _newer_elsewhere(claim: Claim, saved: SavedRun) -> OtherRun:
+    return OtherRun(
+        got=f"checkpoints of {saved} that a later start has saved than any in run "
+        f"directory {claim.run_dir!r}: this is a copy of the directory that the run "
+        "went on in",
+        allowed="the directory in which the run was started last",
+        fix="go on in that directory; or let this one take over from step "
+        f"{saved.step} (--adopt {saved.id}), and do not use the other any more",
+    )
+
+
+def _asked(run: RunId) -> str:
+    return run or OLDER

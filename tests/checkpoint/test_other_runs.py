@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves of several runs in one folder, one store, one peer: each run has its own."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetjax.checkpoint.format import MANIFEST, from_text, to_text
+from hetjax.checkpoint.lease import Fence, Held, take
+from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.signing import NotSigned
+from hetjax.checkpoint.storage import LEASES, CheckpointStorage, lease_folder
+from hetjax.checkpoint.stored_steps import (
+    COMMIT,
+    StoredStep,
+    committed_run,
+    committed_steps,
+    fetch_newest,
+    in_store,
+    manifests,
+    object_name,
+)
+from hetjax.checkpoint.stores.local import FileStore
+from hetjax.checkpoint.stores.store import CorruptData, StoreError
+from hetjax.checkpoint.uploader import Uploader
+from hetjax.checkpoint.writer import CheckpointWriter
+from hetjax.errors import BadInput
+from tests.checkpoint.values import state_of
+
+ONE, TWO = RunIdentity(id="1111"), RunIdentity(id="2222")
+OLDER = RunIdentity(id="before-1111")
+ATTEMPT = {"attempt": f"{1 << 32:016x}"}  # both have a first start, and a first save
+
+
+def save(
+    directory: Path, worker: str, step: int, run: RunIdentity | None, **more: Any
+) -> None:
+    with CheckpointWriter(directory, worker, keep=9, run=run, **more) as writer:
+        writer.save(step, state_of(step), ATTEMPT)
+
+
+def test_parts_of_two_runs_are_no_step_together(tmp_path: Path):
+    """Of the same step, attempt and workers; each run lacks the other worker's part."""
+    for worker, run in (("a", ONE), ("b", TWO)):
+        with CheckpointWriter(tmp_path, worker, run=run) as writer:
+            writer.save(4, state_of(4), ATTEMPT, ["a", "b"])
+    assert steps(tmp_path) == steps(tmp_path, run=ONE) == []
+    found = {one.run: one.absent for one in partial_checkpoints(tmp_path)}
+    assert found == {"1111": {"b"}, "2222": {"a"}}
+
+
+def test_of_steps_of_two_runs_each_reads_its_own(tmp_path: Path):
+    save(tmp_path, "a", 2, ONE)
+    save(tmp_path, "b", 4, TWO)
+    save(tmp_path, "c", 6, None)
+    assert steps(tmp_path) == [2, 4, 6]
+    for run, own in ((ONE, [2]), (TWO, [4]), (OLDER, [6])):
+        assert steps(tmp_path, run=run) == own
+        assert Checkpoint.open(tmp_path, run=run).step == own[0]
+    with pytest.raises(BadInput, match="no complete checkpoint of step 4"):
+        Checkpoint.open(tmp_path, 4, run=ONE)
+
+
+@pytest.mark.parametrize("before", [TWO, None])
+def test_nothing_of_another_run_is_written_over(
+    tmp_path: Path, before: RunIdentity | None
+):
+    save(tmp_path, "a", 2, before)
+    kept = (tmp_path / "step_00000002/a" / MANIFEST).read_bytes()
+    with pytest.raises(BadInput, match=r"holds step 2 of .*; this is run 1111"):
+        CheckpointWriter(tmp_path, "a", run=ONE)
+    assert (tmp_path / "step_00000002/a" / MANIFEST).read_bytes() == kept
+    if before is None:
+        save(tmp_path, "a", 4, OLDER)  # its own, from before it had an identity
+        assert steps(tmp_path, run=OLDER) == [2, 4]
+
+
+def test_in_a_store_each_reads_its_own_and_removes_none_of_the_other(tmp_path: Path):
+    store = FileStore(tmp_path / "store", pause_s=0.0)
+    for folder, step, run in (("one", 2, ONE), ("two", 4, TWO)):
+        with Uploader(store, tmp_path / folder, "a" + folder) as uploader:
+            save(tmp_path / folder, "a" + folder, step, run, uploader=uploader)
+            assert uploader.wait(30)
+    assert committed_steps(store) == [2, 4]
+    assert [committed_steps(store, run) for run in (ONE, TWO)] == [[2], [4]]
+    assert {one.run: one.save[0] for one in in_store(store)} == {"1111": 2, "2222": 4}
+    fetched = fetch_newest(store, tmp_path / "there", run=ONE)
+    assert fetched is not None and fetched.step == 2
+    with pytest.raises(CorruptData, match="step 4 is of another run"):
+        StoredStep(store, 4, tmp_path / "there", run=ONE)
+    # with a greater lease, which is enough to replace a step of one's own run
+    fence = Fence(store, "it", 0)
+    late = replace(fence, number=9)
+    late_uploader = Uploader(store, tmp_path / "late", "atwo", fence=late)
+    with late_uploader, pytest.warns(UserWarning, match="was not uploaded"):
+        save(tmp_path / "late", "atwo", 4, ONE, uploader=late_uploader)
+        assert late_uploader.wait(30)
+    assert committed_run(store, 4) == "2222"
+
+
+def test_a_commit_vouches_for_manifests_of_its_run_alone(tmp_path: Path):
+    store = FileStore(tmp_path / "store", pause_s=0.0)
+    with Uploader(store, tmp_path / "one", "a") as uploader:
+        save(tmp_path / "one", "a", 2, ONE, uploader=uploader)
+        assert uploader.wait(30)
+    name = object_name(2, COMMIT)
+    body = json.loads(store.get_text(name) or "")
+    assert body["run"] == "1111"
+    for other in ("2222", "", 7):
+        store.remove([name])
+        store.put_text(name, json.dumps(body | {"run": other}))
+        with pytest.raises(CorruptData, match="of another run than its COMMIT"):
+            manifests(store, 2)
+
+
+def test_the_identity_is_signed(tmp_path: Path):
+    key = bytes(range(32))
+    save(tmp_path, "a", 2, ONE, key=key)
+    text = (tmp_path / "step_00000002/a" / MANIFEST).read_text()
+    assert from_text(text, key).run == "1111"
+    forged = json.loads(to_text(replace(from_text(text), run="2222")))
+    forged["signature"] = json.loads(text)["signature"]
+    assert from_text(json.dumps(forged)).run == "2222"  # all else about it is right
+    with pytest.raises(NotSigned):
+        from_text(json.dumps(forged), key)
+
+
+def test_a_peer_keeps_no_copies_of_another_run(tmp_path: Path):
+    with ExitStack() as stack:
+        ends = [PeerReplication(name, "127.0.0.1", b"secret") for name in "ab"]
+        for end in ends:
+            stack.callback(end.close)
+        a, b = ends
+        a.send_to({"b": b.address})
+        b.store_in(tmp_path / "b", 2, TWO)
+        save(tmp_path / "a", "a", 2, ONE)
+        with pytest.raises(StoreError, match="no copy of step 2"):
+            a.replicate(tmp_path / "a/step_00000002/a", 2)
+        assert steps(tmp_path / "b") == []
+        b.store_in(tmp_path / "b", 2, ONE)
+        a.replicate(tmp_path / "a/step_00000002/a", 2)
+        assert steps(tmp_path / "b", run=ONE) == [2]
+
+
+def held(folder: Path, home: str, run: RunIdentity, worker: str = "a"):
+    storage = CheckpointStorage(
+        directory=str(folder), run=run, home=home, is_local=True
+    )
+    lease = storage.hold(worker)
+    assert lease is not None
+    return lease
+
+
+def test_one_run_at_a_time_has_a_folder_whatever_its_workers_are_called(
+    tmp_path: Path,
+):
+    first = held(tmp_path, "here 1 /one", ONE)
+    for worker in ("a", "b"):
+        with pytest.raises(Held, match=r"checkpoint folder .*\(run 1111\)"):
+            held(tmp_path, "here 2 /two", TWO, worker)
+        with pytest.raises(Held, match=r"checkpoint folder .*\(run 1111\)"):
+            held(tmp_path, "here 2 /copy", ONE, worker)  # a copy is another one, too
+    others = held(tmp_path, "here 1 /one", ONE, "b")
+    again = held(tmp_path, "here 1 /one", ONE)  # the worker was started once more
+    assert first.fence.number < again.fence.number
+    for lease in (first, others, again):
+        lease.release()
+    held(tmp_path, "here 2 /two", TWO).release()
+
+
+def test_a_folder_within_the_run_directory_has_no_lease_of_its_own(tmp_path: Path):
+    storage = CheckpointStorage(directory=str(tmp_path), run=ONE, home="here 1 /one")
+    assert storage.hold("a") is None and not (tmp_path / LEASES).exists()
+
+
+def test_a_worker_whose_folder_was_taken_over_saves_nothing(tmp_path: Path):
+    first = held(tmp_path, "here 1 /one", ONE)
+    storage = CheckpointStorage(
+        directory=str(tmp_path), run=ONE, home="here 1 /one", is_local=True
+    )
+    with storage.writer("a", held=first) as writer:
+        lease_folder(tmp_path / LEASES / "a").put_text("lease/0000000002/holder", "")
+        with pytest.warns(UserWarning, match="not saved .*checkpoint folder"):
+            writer.save(1, state_of(1), ATTEMPT)
+            writer.wait()
+    assert steps(tmp_path) == []
+    first.release()
+
+
+def test_bytes_that_are_swapped_after_their_check_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever may write waits for the check, and then puts others in their place."""
+    key = bytes(range(32))
+    save(tmp_path, "a", 2, ONE, key=key)
+    found = Checkpoint.open(tmp_path, key=key)
+    opened = Path.open
+
+    def swapped(path: Path, mode: str = "r", *more: Any, **named: Any):
+        """What is open stays what it was; who opens it again finds zeros."""
+        file = opened(path, mode, *more, **named)
+        if "state" in path.parts and mode == "rb":
+            num_bytes = path.stat().st_size
+            path.unlink()
+            path.write_bytes(bytes(num_bytes))
+        return file
+
+    monkeypatch.setattr(Path, "open", swapped)
+    for entry, value in state_of(2):
+        np.testing.assert_array_equal(found.read(entry), value)
+
+
+def test_a_lease_says_again_who_holds_it(tmp_path: Path):
+    store = lease_folder(tmp_path)
+    with take(store, "it") as lease:
+        name = "lease/0000000001/holder"
+        text = store.get_text(name)
+        store.remove([name])
+        lease.assert_again()
+        assert store.get_text(name) == text

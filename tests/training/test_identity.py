@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which run a start goes on with, for every case of directory and saves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetjax.checkpoint.format import AttemptNames
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.training.identity import (
+    Claim,
+    OtherRun,
+    SavedRun,
+    decide,
+    saved_runs,
+    settled,
+)
+
+RATE = "optimizer.learning_rate"
+NEW = Claim(
+    run_dir="runs/new",
+    own=None,
+    is_new=True,
+    lease=1,
+    fresh="fff",
+    settings={RATE: 0.1, "seed": 0},
+    hashes={"tokenizer.json": "t"},
+)
+OLD = replace(NEW, is_new=False, lease=9)  # a directory from before
+OURS = replace(NEW, own=RunIdentity(id="aaa"), is_new=False, lease=4)
+BEFORE = replace(OURS, own=RunIdentity(id="before-aaa"))
+
+
+def saved(run: str, *, start: int = 3, **settings: Any) -> SavedRun:
+    known = {RATE: 0.1, "seed": 0, "tokenizer.json": "t"} if run else {"seed": 0}
+    changed = {name.replace("__", "."): value for name, value in settings.items()}
+    return SavedRun(
+        id=run, places=("disk",), start=start, step=5, settings={**known, **changed}
+    )
+
+
+A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
+
+
+@pytest.mark.parametrize(
+    ("claim", "found", "expected"),
+    [
+        # a new directory
+        (NEW, [], RunIdentity(id="fff")),
+        (NEW, [A], RunIdentity(id="aaa", after=3)),
+        (replace(NEW, adopt="aaa"), [A], RunIdentity(id="aaa", after=3)),
+        (
+            replace(NEW, adopt="aaa"),
+            [saved("aaa", optimizer__learning_rate=9.0)],
+            RunIdentity(id="aaa", after=3),
+        ),
+        (
+            replace(NEW, adopt="before"),
+            [OLDER],
+            RunIdentity(id="before-fff", after=3),
+        ),
+        # saves without identity are of the run that began before there were any
+        (
+            NEW,
+            [OLDER, saved("before-aaa", start=5)],
+            RunIdentity(id="before-aaa", after=5),
+        ),
+        # a directory from before
+        (OLD, [], RunIdentity(id="before-fff")),
+        (OLD, [OLDER], RunIdentity(id="before-fff")),
+        (OLD, [saved("", start=99)], RunIdentity(id="before-fff", after=99)),
+        # its own
+        (OURS, [], RunIdentity(id="aaa")),
+        (OURS, [A], RunIdentity(id="aaa")),
+        (OURS, [saved("aaa", optimizer__learning_rate=9.0)], RunIdentity(id="aaa")),
+        (replace(OURS, adopt="aaa"), [A], RunIdentity(id="aaa")),
+        (BEFORE, [OLDER], RunIdentity(id="before-aaa")),
+        (replace(BEFORE, adopt="before"), [], RunIdentity(id="before-aaa")),
+        (
+            replace(OURS, own=RunIdentity(id="aaa", after=7)),
+            [saved("aaa", start=10)],
+            RunIdentity(id="aaa", after=7),
+        ),
+        # a copy that the user lets take over
+        (
+            replace(OURS, adopt="aaa"),
+            [saved("aaa", start=4)],
+            RunIdentity(id="aaa", after=4),
+        ),
+    ],
+)
+def test_a_start_goes_on_with(
+    claim: Claim, found: list[SavedRun], expected: RunIdentity
+):
+    decision = decide(claim, found)
+    assert decision.run == expected
+    knew = claim.own is not None or not claim.is_new
+    assert (decision.adopted is None) == (knew or not found)
+    # what it saves comes after all that was found, and is its own at the next start
+    number = expected.after + claim.lease
+    assert all(number > one.start for one in found)
+    again = replace(settled(claim, decision.run), adopt=None, lease=claim.lease + 1)
+    assert decide(again, [*found, saved(expected.id, start=number)]).run == expected
+
+
+@pytest.mark.parametrize(
+    ("claim", "found", "words"),
+    [
+        # a new directory
+        (
+            NEW,
+            [saved("aaa", optimizer__learning_rate=9.0)],
+            ["run aaa", f"{RATE} = 9.0 (here 0.1)", "--optimizer.learning-rate 9.0"]
+            + ["--adopt aaa", "'runs/new'"],
+        ),
+        (NEW, [replace(A, settings={**A.settings, "tokenizer.json": "x"})], ["text"]),
+        (NEW, [A, B], ["run aaa", "run bbb", "2 runs"]),
+        (NEW, [OLDER], ["before runs had identities", "--adopt before"]),
+        (NEW, [OLDER, A], ["run aaa", "before runs had identities"]),
+        (replace(NEW, adopt="aaa"), [A, B], ["run aaa", "run bbb"]),
+        (replace(NEW, adopt="ccc"), [A], ["--adopt ccc", "--adopt aaa"]),
+        (replace(NEW, adopt="before"), [A], ["--adopt before", "--adopt aaa"]),
+        (replace(NEW, adopt="aaa"), [], ["leave --adopt out"]),
+        # a directory from before
+        (OLD, [A], ["run aaa", "--adopt aaa"]),
+        (OLD, [OLDER, A], ["run aaa", "before runs had identities"]),
+        # its own
+        (OURS, [B], ["run bbb", "run aaa", "--checkpoint.local"]),
+        (OURS, [A, B], ["run bbb", "run aaa"]),
+        (OURS, [OLDER], ["run aaa", "before runs had identities"]),
+        (BEFORE, [OLDER, B], ["run bbb", "run before-aaa"]),
+        (replace(OURS, adopt="bbb"), [B], ["--adopt bbb", "--adopt aaa"]),
+        (replace(OURS, adopt="bbb"), [], ["--adopt bbb", "run aaa"]),
+        (replace(OURS, adopt="before"), [OLDER], ["--adopt before"]),
+        # a copy of the directory that the run went on in
+        (OURS, [saved("aaa", start=4)], ["a copy", "--adopt aaa"]),
+        (OURS, [saved("aaa", start=5)], ["a copy", "step 5"]),
+    ],
+)
+def test_a_start_does_not_go_on(claim: Claim, found: list[SavedRun], words: list[str]):
+    with pytest.raises(OtherRun) as refused:
+        decide(claim, found)
+    assert refused.value.exit_code == 2
+    text = str(refused.value)
+    assert [word for word in words if word not in text] == []
+
+
+def test_saves_are_of_runs_by_their_newest_start_and_step():
+    names = {number: AttemptNames(number).new() for number in (2, 3)}
+
+    def snapshot(run: str, step: int, start: int, tier: Any) -> PartialSnapshot:
+        return PartialSnapshot(
+            worker="a",
+            tier=tier,
+            save=(step, names[start]),
+            leaves=frozenset(),
+            host={"run": {"seed": step}},
+            run=run,
+        )
+
+    found = saved_runs(
+        [
+            snapshot("aaa", 6, 2, "cloud"),
+            snapshot("aaa", 4, 3, "disk"),
+            snapshot("bbb", 9, 2, "disk"),
+        ],
+        {"disk": "/local", "cloud": "gs://store"},
+    )
+    assert found == [
+        SavedRun(
+            id="aaa",
+            places=("/local", "gs://store"),
+            start=3,
+            step=6,
+            settings={"seed": 6},
+        ),
+        SavedRun(id="bbb", places=("/local",), start=2, step=9, settings={"seed": 9}),
+    ]
