@@ -39,8 +39,14 @@ def identify(
 
 
 def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]:
-    """The saves on this worker's disk, which is here, and in the store."""
-    held = partial_checkpoints(storage.at(worker), storage.key())
+    """The saves on this worker's disk, which is here, and in the store.
+
+    Without a word on those that cannot be read: whoever would use them says so.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        held = partial_checkpoints(storage.at(worker), storage.key())
+        stored = in_store(storage.store(), storage.key())
     on_disk = [
         PartialSnapshot(
             worker=worker,
@@ -52,7 +58,7 @@ def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]
         )
         for one in held
     ]
-    return on_disk + in_store(storage.store(), storage.key())
+    return on_disk + stored
 
 
 def check_is_of_run(
