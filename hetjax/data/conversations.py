@@ -144,8 +144,9 @@ class _Notes:
             _warn(f"the chat template reads no {names}, which rows have")
         if self.num_open:
             _warn(
-                f"the chat template ends {self.num_open} answers with no special "
-                "token, so that the model does not learn where to stop"
+                f"the chat template writes {self.num_open} answers with no special "
+                "token at their end, by which the model would learn where to stop, or "
+                "not at all"
             )
         if self.num_without:
             _warn(

@@ -21,6 +21,7 @@ from hetjax.data.sandbox import Span, Template, TemplateRefuses
 
 # Stands for the end of a message while it is looked for; no template changes a word
 _END = "HETJAX7END7OF7MESSAGE"
+_TELLING_CHARS = 16  # of an answer, that a template has nowhere by chance
 _QUESTION = (turn("user", "question"),)
 _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
 
@@ -29,7 +30,7 @@ _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
 class Written:
     """A text, and the characters of it that the assistant has to write.
 
-    `num_open`: how many of its answers no special token ends.
+    `num_open`: how many of its answers no special token ends, or are not there at all.
     """
 
     text: str
@@ -54,6 +55,7 @@ def written(
         try:
             found = _written(template, way, special)
             _check_written(found, way)
+            _check_answers(template, found, way)
             return found
         except TemplateRefuses as error:
             refusals.append(error)
@@ -135,6 +137,24 @@ def _check_written(found: list[Written], chat: Conversation) -> None:
             raise _WritesAnother("it writes None for a message without content")
         if any(repr(one) in text and repr(one) not in given for one in objects):
             raise _WritesAnother("it writes arguments of calls as Python does")
+
+
+def _check_answers(
+    template: Template, found: list[Written], chat: Conversation
+) -> None:
+    """Refuse texts that lack what an answer says; a template may escape or trim it."""
+    said = "".join(one.text[a:b] for one in found for a, b in one.spans)
+    for index, message in enumerate(chat.messages):
+        content = message.get("content") or ""
+        shown = content.rpartition("</think>")[2].strip()
+        is_there = len(shown) >= _TELLING_CHARS and shown in said
+        if is_learnt(message) and shown and not is_there:
+            marked = list(chat.messages[: index + 1])
+            marked[index] = {**message, "content": content + _END}
+            rendered = _Rendered(template, chat)
+            is_left_out = _END not in rendered.of(marked)[0]
+            if is_left_out and rendered.whole(index + 1) != rendered.whole(index):
+                raise _WritesAnother(f"it leaves message {index + 1} out")
 
 
 def _calls(message: Message) -> Sequence[Any]:
@@ -294,8 +314,7 @@ class _Turns:
         """With the token that ends each answer, also where the next header is that."""
         ended, num_open = list[Span](), 0
         for index, (start, end) in spans:
-            is_closed = start == end or text[:end].endswith(self._special)
-            if self._special and not is_closed:
+            if self._special and not text[:end].endswith(self._special):
                 is_last = index == count - 1 and not text[end:].strip()
                 if is_last and (more := self._follows(index, text[:end])):
                     text = text[:end] + more

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,3 +228,33 @@ def test_a_cache_path_that_is_a_file_is_refused(tmp_path):
         "allowed: a folder that you may write to, or a path where one can be made\n"
         "fix: choose another cache directory"
     )
+
+
+def _notes(tmp_path: Path, texts: list[str], **others: Any) -> tuple[list[str], int]:
+    """What a build says, and how many bytes it holds out."""
+    path, lines = tmp_path / "text.jsonl", list[str]()
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    wanted = Ingredients(path=path, **others)
+    made = dataset.prepare(tmp_path / "cache", wanted, 300, progress=lines.append)
+    text = made.tokenizer.decode(made.validations[0].tokens_T)
+    return lines, len(text.replace("<|endoftext|>", "").encode())
+
+
+def test_duplicates_and_what_is_held_out_are_told(tmp_path):
+    texts = [f"{number % 252:04} and so on" for number in range(400)]
+    lines, num_bytes = _notes(tmp_path, texts)
+    path = tmp_path / "text.jsonl"
+    told = f"data: {path}: 148 of 400 texts are there before, and are left out"
+    assert told in lines
+    share = num_bytes / sum(len(text) for text in texts[:252])
+    assert 0.09 < share < 0.11  # as docs/train.md says of less than 1 MB
+    (held,) = [line for line in lines if "held out" in line]
+    assert abs(float(held.split("%")[0].removeprefix("data: ")) - 100 * share) < 0.5
+    assert "--data.validation" in held
+
+
+def test_without_duplicates_and_with_validation_text_nothing_is_told(tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("something else")
+    lines, _ = _notes(tmp_path, ["one", "two"], validation=other)
+    assert not [line for line in lines if "held out" in line or "left out" in line]

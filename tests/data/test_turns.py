@@ -12,7 +12,9 @@ from tests.data.chat_templates import ENDLESS, FORGETFUL, MARKED, PLAIN
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "</s>")
 EOS = {"eos_token": "</s>"}
-TOOLS: tuple[Any, ...] = ({"type": "function", "function": {"name": "weather"}},)
+_TYPE = {"type": "object", "properties": {"city": {"type": "string"}}}
+_WEATHER = {"name": "weather", "description": "of a city", "parameters": _TYPE}
+TOOLS: tuple[Any, ...] = ({"type": "function", "function": _WEATHER},)
 
 
 def _asks(content: str) -> dict[str, Any]:
@@ -150,6 +152,16 @@ def test_arguments_are_written_as_json_and_not_as_python_writes_them():
     ("source", "chat", "why"),
     [
         ("{{ messages | length }}", CHATS["one"], "cannot be found|does not follow"),
+        (
+            PLAIN["last_end"].replace("m.content or ''", "''"),
+            CHATS["two"],
+            "leaves message 2 out",
+        ),
+        (
+            MARKED["last_end"].replace("m.content or ''", "''"),
+            CHATS["two"],
+            "leaves message 2 out",
+        ),
         (
             PLAIN["thought"].replace("call.function", "1"),
             CHATS["null"],
