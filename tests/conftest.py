@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import jax
 import pytest
 
@@ -22,9 +21,6 @@ MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), 20_000
 jax_settings.strict_simulation()
 # JAX reads its flags now: some tests set others for the processes that they start
 assert jax.device_count() == jax_settings.NUM_DEVICES
-
-hypothesis.settings.register_profile("hetjax", deadline=None)
-hypothesis.settings.load_profile("hetjax")
 
 
 @pytest.fixture(scope="module", autouse=True)

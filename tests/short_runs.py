@@ -2,8 +2,8 @@
 """What short runs of the tests leave out, and that they say so; a plugin of pytest.
 
 Tests marked `nightly` run with `--whole` alone. Of random draws that is all but the
-first few. With `--without-jax-free-rooms` files of tests that cannot depend on the
-release of JAX are left out, too.
+first few; hypothesis draws fewer examples, too. With `--without-jax-free-rooms` files
+of tests that cannot depend on the release of JAX are left out.
 """
 
 from collections import Counter
@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.jax_free import jax_free_files
 
 _LEFT_OUT = pytest.StashKey[dict[str, int]]()
 _JAX_FREE = pytest.StashKey[frozenset[Path]]()
 _OUTPUT = "left_out"  # in what a worker of xdist hands to its controller
+_EXAMPLES = 30  # of hypothesis, where a test does not say; 100 with `--whole`
+
+settings.register_profile("whole", deadline=None)
+settings.register_profile("short", deadline=None, max_examples=_EXAMPLES)
 
 
 def draws(values: Iterable[Any], *, short: int) -> list[Any]:
@@ -42,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: takes long; runs with --whole alone")
     config.stash[_LEFT_OUT] = {}
+    whole = config.getoption("whole")
+    settings.load_profile("whole" if whole else "short")
     asked = config.getoption("without_jax_free_rooms")
     config.stash[_JAX_FREE] = jax_free_files() if asked else frozenset()
 
@@ -83,6 +90,10 @@ def pytest_terminal_summary(
         terminalreporter.section("left out: --whole runs them")
     for file, number in left_out.items():
         terminalreporter.write_line(f"{number:4d} of {file}")
+    if left_out:
+        terminalreporter.write_line(
+            f"examples of hypothesis: {_EXAMPLES} where a test does not say how many"
+        )
     if jax_free:
         terminalreporter.section("left out: no release of JAX can change them")
     for file in sorted(jax_free):

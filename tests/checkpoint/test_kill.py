@@ -14,6 +14,7 @@ import pytest
 from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
+from tests.short_runs import draws
 
 NUM_ENTRIES, SIZE = 12, 4096
 
@@ -66,7 +67,7 @@ def read_until(trainers: subprocess.Popen[str], word: str) -> tuple[int, int]:
     raise AssertionError(f"the trainer ended before it said {word}")
 
 
-@pytest.mark.parametrize("trial", range(5))
+@pytest.mark.parametrize("trial", draws(range(5), short=2))
 def test_a_kill_at_any_moment_of_a_save_costs_at_most_that_save(
     trainers: subprocess.Popen[str], trial: int, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ from hetjax.costs.workspace import pass_bytes
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
 from tests.costs.small_models import INNER, WIDTH, family, pipeline
+from tests.short_runs import draws
 
 COMPILERS: tuple[Compiler, ...] = ("cpu", "gpu", "tpu", "TPU-v6e")
 
@@ -115,7 +116,7 @@ def test_another_shape_that_a_graph_gives_back_has_a_buffer_of_its_own():
     assert peak(graph, "gpu") == peak(graph, "cpu") == 64 * 4
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", draws(range(5), short=2))
 def test_of_all_kernels_that_can_run_the_next_leaves_least_alive(seed: int):
     found, graph = random_kernels(np.random.default_rng(seed), 9)
     ordered = least_memory(found, graph, num_bytes, {})
@@ -132,7 +133,7 @@ def num_bytes(value: Value) -> int:
     return 4 * value.shape[0]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", draws(range(5), short=2))
 def test_depth_first_what_a_kernel_reads_is_made_by_and_by_right_before_it(seed: int):
     found, graph = random_kernels(np.random.default_rng(seed), 9)
     maker = {id(kernel.step.outputs[0]): kernel for kernel in found}

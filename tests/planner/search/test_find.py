@@ -12,9 +12,10 @@ from hetjax.planner.model.objectives import Objective
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.validation import validate_plan
 from tests.planner.whole_space import fastest_s, random_request, two_kinds
+from tests.short_runs import draws
 
 
-@pytest.mark.parametrize("seed", [0, 5, 6, 9, 11, 16, 23, 44])
+@pytest.mark.parametrize("seed", draws([0, 5, 6, 9, 11, 16, 23, 44], short=3))
 def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
     seed: int,
 ) -> None:
@@ -45,7 +46,7 @@ def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() ->
         assert stage.precision == cluster.node(stage.node).precision
 
 
-@pytest.mark.parametrize("seed", range(60, 72))
+@pytest.mark.parametrize("seed", draws(range(60, 72), short=4))
 def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
     request = random_request(seed)
     try:
