@@ -40,9 +40,9 @@ def load_model(name: str) -> "Model":
     >>> len(model.layers), model.max_seq_len
     (6, 128)
     """
-    from hetjax.models.named import load_named  # JAX takes a second
+    from hetjax.models.named import TypedName, load_named  # JAX takes a second
 
-    return load_named(name)
+    return load_named(TypedName(name))
 
 
 def load_plan(path: str | Path) -> Plan:

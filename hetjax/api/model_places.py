@@ -38,10 +38,12 @@ _BATCH = 8  # windows at once on one device, unless somebody says
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """Which weights, in what, and whether accelerators are left alone."""
+    """Which weights, in what, whether accelerators are left alone, and which function
+    may be called as the model."""
 
     step: AskedStep
     ema: bool
+    allow_model_code: str | None
     dtype: Dtype
     platform: Literal["auto", "cpu"]
 
@@ -124,7 +126,13 @@ def placed(
         return
     _check_plan_can(source, asked)
     assert source.run_dir is not None
-    with on_plan(source.run_dir, step=asked.step, ema=asked.ema, doing=doing) as used:
+    with on_plan(
+        source.run_dir,
+        step=asked.step,
+        ema=asked.ema,
+        allow_model_code=asked.allow_model_code,
+        doing=doing,
+    ) as used:
         yield OnPlan(used)
 
 

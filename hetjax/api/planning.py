@@ -27,7 +27,7 @@ from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput, did_you_mean, placed
 from hetjax.models.finetuning import fine_tuned, warn_of_profile
 from hetjax.models.model import Model
-from hetjax.models.named import load_named
+from hetjax.models.named import TypedName, load_named
 from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
     all_kinds,
@@ -50,6 +50,7 @@ from hetjax.report.progress import working
 from hetjax.training.config_checks import option
 from hetjax.training.hardware import cluster_of
 from hetjax.training.optimizer import optimizer
+from hetjax.training.plan_model import check_is_for_model, model_of_plan
 from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 
@@ -65,6 +66,7 @@ def find_plan(
     profile: str | Path | None = None,
     compiled: str | Path | None = None,
     current: Plan | str | Path | None = None,
+    allow_model_code: str | None = None,
     quiet: bool = False,
     **choices: Any,
 ) -> FoundPlan:
@@ -74,7 +76,9 @@ def find_plan(
     `seq_len` are required. `cluster` is a cluster, a file or a name; by default the
     preset's, or the devices that are here. `profile` is a file of measured times,
     `compiled` one of what the compiler said of a run's memory.
-    `current` is the plan that runs now, from which a move has to pay off. `choices` are
+    `current` is the plan that runs now, from which a move has to pay off; a function
+    that its file names as the model is called only if it is the one that
+    `allow_model_code` names. `choices` are
     the fields of `PlanConfig`: `objective="cost"`, `search_s=30`,
     `microbatch_sizes=(1, 2)` and so on. Ctrl-C ends the search with the best plan so
     far.
@@ -94,7 +98,10 @@ def find_plan(
     path = None if profile is None else Path(profile)
     now = read_plan(current) if isinstance(current, str | Path) else current
     questions = _questions(config, now, f"--from {current}")
-    request = _request(config, chosen, model=model, cluster=cluster, path=path, now=now)
+    planned_model = _model(model, chosen, now, f"--from {current}", allow_model_code)
+    request = _request(
+        config, chosen, model=planned_model, cluster=cluster, path=path, now=now
+    )
     if compiled is not None:
         request = replace(request, compiled=read_compiled(compiled))
     objective = _objective(config, request.cluster)
@@ -179,11 +186,30 @@ def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _model(
+    given: Model | str | None,
+    preset: Preset | None,
+    now: Plan | None,
+    where: str,
+    allow_model_code: str | None,
+) -> Model | None:
+    """Return the model that is given, else the preset's, else that of the plan of now;
+    BadInput if the plan of now is for another one."""
+    typed = _first(given, preset and preset.config.model)
+    if typed is None:
+        return now and model_of_plan(now, where, allow_model_code)
+    model = typed if isinstance(typed, Model) else load_named(TypedName(typed))
+    if now is not None and now.fingerprint is not None:
+        fix = "give --from a plan for this model, or leave --from out"
+        check_is_for_model(now, model, (), where, fix)
+    return model
+
+
 def _request(
     config: PlanConfig,
     preset: Preset | None,
     *,
-    model: Model | str | None,
+    model: Model | None,
     cluster: Cluster | str | Path | None,
     path: Path | None,
     now: Plan | None,
@@ -192,13 +218,10 @@ def _request(
 
     BadInput if something is missing, or does not go together.
     """
-    model = _first(model, preset and preset.config.model, now and now.model)
     global_batch = _first(config.global_batch, now and now.global_batch)
     seq_len = _first(config.seq_len, now and now.seq_len)
     if model is None or global_batch is None or seq_len is None:
         raise _not_given(model=model, global_batch=global_batch, seq_len=seq_len)
-    if not isinstance(model, Model):
-        model = load_named(model)
     model = fine_tuned(model, config.train, config.lora)
     profile = None if path is None else read_profile(path)
     if profile is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import Model
-from hetjax.models.named import load_named
+from hetjax.models.named import TypedName, load_named
 from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.contest import CONTESTANTS, contest
@@ -46,7 +46,7 @@ def race_planners(
     True
     """
     request = PlanRequest(
-        model=model if isinstance(model, Model) else load_named(model),
+        model=model if isinstance(model, Model) else load_named(TypedName(model)),
         cluster=cluster_of(cluster),
         seq_len=seq_len,
         global_batch=global_batch,

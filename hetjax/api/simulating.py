@@ -6,6 +6,7 @@ not own the costs (`planner/model/costing.py`), what is shown (`report/predictio
 nor the simulation (`schedule/`).
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +25,9 @@ from hetjax.models.finetuning import (
     fine_tuned,
     warn_of_profile,
 )
+from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model
-from hetjax.models.named import load_named
+from hetjax.models.named import TypedName, load_named
 from hetjax.planner.model.costing import (
     check_measured,
     checked_costs,
@@ -46,6 +48,7 @@ from hetjax.stage.partition import tied_holders
 from hetjax.training.hardware import cluster_of
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import check_plan, choose_plan
+from hetjax.training.plan_model import model_of_plan
 from hetjax.training.presets import PRESETS, Preset, check_plan_or_preset, preset
 
 
@@ -69,6 +72,7 @@ def simulate_plan(
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
     compiled: str | Path | None = None,
+    allow_model_code: str | None = None,
     dtype: Dtype | None = None,
     attention: Attention | None = None,
     schedule: str | None = None,
@@ -78,7 +82,9 @@ def simulate_plan(
 ) -> SimulatedStep:
     """Simulate one step of a plan, of a plan file, or of what a preset trains with.
 
-    The model is the plan's unless another is given; `cluster` is a cluster, a file or a
+    The model is the plan's unless another is given, with a warning if its layers or
+    shapes are others; a function that a plan file names is called only if it is the one
+    that `allow_model_code` names. `cluster` is a cluster, a file or a
     name, by default the preset's, or the devices that are here. Times come from the
     file `profile`, or are estimated; what the compiler said of a run's memory from the
     file `compiled`. `dtype` is the precision of computation ("best":
@@ -103,13 +109,18 @@ def simulate_plan(
             config = replace(
                 chosen.config, dtype=dtype, attention=attention, profile=path
             )
-            found = fine_tuned(_model(model or config.model), train, lora)
+            whole = load_named(config.model) if model is None else _model(model)
+            found = fine_tuned(whole, train, lora)
             subject = _of_preset(replace(chosen, config=config), found, cluster, told)
         else:
             dtype = compute_dtype(dtype, measured, "best")
             read, where = _read(plan)
-            found = fine_tuned(_model(model or read.model), train, lora)
-            subject = _of_plan(read, where, found, cluster)
+            if model is None:
+                whole = model_of_plan(read, where, allow_model_code)
+            else:
+                whole = _model(model)
+                _warn_of_other_model(read, whole, where)
+            subject = _of_plan(read, where, fine_tuned(whole, train, lora), cluster)
         _check_asked(asked, subject.plan)
         known = NOTHING if compiled is None else read_compiled(compiled)
         way = dtype, attention
@@ -182,7 +193,7 @@ def _of_plan(
 ) -> _Subject:
     """Check that what is given fits together."""
     there = cluster_of(cluster)
-    plan = replace(plan, model=model.name)
+    plan = replace(plan, model=model.name, fingerprint=fingerprint(model))
     check_plan(plan, model, there, where)
     return _Subject(plan=plan, model=model, cluster=there)
 
@@ -203,4 +214,13 @@ def _of_preset(
 
 
 def _model(given: Model | str) -> Model:
-    return given if isinstance(given, Model) else load_named(given)
+    return given if isinstance(given, Model) else load_named(TypedName(given))
+
+
+def _warn_of_other_model(plan: Plan, model: Model, where: str) -> None:
+    if plan.fingerprint not in (None, fingerprint(model)):
+        warnings.warn(
+            f"{where} is for model {plan.model}, whose layers or shapes are not those "
+            f"of {model.name}, for which it is simulated",
+            stacklevel=2,
+        )

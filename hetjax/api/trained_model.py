@@ -62,8 +62,10 @@ class TrainedModel:
     hears which, and why. `step` "best": of a run's checkpoint of the
     lowest validation loss. `ema`: the averages of a run's weights. `dtype` is what
     weights are read and computed in; "best": what the device does best. Experts turn no
-    token away, also those that did so in training. BadInput for a folder without a
-    model or a tokenizer, a run without a checkpoint, and devices without room.
+    token away, also those that did so in training. A run's model that is a function is
+    called only if it is the one that `allow_model_code` names. BadInput for a folder
+    without a model or a tokenizer, a run without a checkpoint, and devices without
+    room.
 
     >>> TrainedModel("runs/never")
     Traceback (most recent call last):
@@ -81,12 +83,21 @@ class TrainedModel:
         dtype: Dtype = "best",
         platform: Literal["auto", "cpu"] = "auto",
         on: On = "auto",
+        allow_model_code: str | None = None,
         told: Callable[[str], None] = lambda line: None,
         doing: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self._source = find_trained(run_or_folder, step, ema=ema)
+        self._source = find_trained(
+            run_or_folder, step, ema=ema, allow_model_code=allow_model_code
+        )
         self._stack = ExitStack()
-        asked = Asked(step=step, ema=ema, dtype=dtype, platform=platform)
+        asked = Asked(
+            step=step,
+            ema=ema,
+            allow_model_code=allow_model_code,
+            dtype=dtype,
+            platform=platform,
+        )
         self._place = self._stack.enter_context(
             placed(self._source, asked, on, told, doing)
         )

@@ -9,7 +9,7 @@ end a text go with it. Does not own reading checkpoints (`exporting.py`) nor fol
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from hetjax.models.hugging_face.configs import CONFIG
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Model
-from hetjax.models.named import load_named
+from hetjax.models.named import allowed_name, load_named
 from hetjax.training.rundir import PLAN
 
 _ENDS = "eos_token_id"
@@ -63,17 +63,22 @@ class TrainedSource:
 
 
 def find_trained(
-    name: str | Path, step: AskedStep = None, *, ema: bool = False
+    name: str | Path,
+    step: AskedStep = None,
+    *,
+    ema: bool = False,
+    allow_model_code: str | None = None,
 ) -> TrainedSource:
     """Find the model of a run directory, of a folder, or of a name on the hub.
 
     `step` None: a run's newest checkpoint; "best": that of the lowest validation loss.
-    `ema`: the averages of its weights. BadInput
-    for what is neither, and for a folder without a tokenizer.
+    `ema`: the averages of its weights. A run's model that is a function is called only
+    if it is the one that `allow_model_code` names. BadInput for what is neither, and
+    for a folder without a tokenizer.
     """
     path = Path(name).expanduser()
     if (path / PLAN).exists():
-        return _of_run(path, step, ema)
+        return _of_run(path, step, ema, allow_model_code)
     asked = {f"--step {step}": step is not None, "--ema": ema}
     for option in (option for option, is_asked in asked.items() if is_asked):
         raise BadInput(
@@ -91,8 +96,11 @@ def find_trained(
     return _of_folder(local_folder(str(name)))
 
 
-def _of_run(run_dir: Path, step: AskedStep, ema: bool) -> TrainedSource:
+def _of_run(
+    run_dir: Path, step: AskedStep, ema: bool, allow_model_code: str | None
+) -> TrainedSource:
     config = run_config(run_dir)
+    config = replace(config, model=allowed_name(config.model, allow_model_code))
     check_averaged(config, ema)
     ids, template = _tokenizer(run_dir)
     model, folder = load_named(config.model), Path(config.model)

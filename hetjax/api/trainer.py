@@ -13,6 +13,7 @@ from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import Batch
+from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan
 from hetjax.report.journals import Events, Metrics
 from hetjax.report.progress import Display, display
@@ -76,7 +77,8 @@ class Trainer:
             changes["cluster"], cluster = str(cluster), None
         if plan is not None and not isinstance(plan, Plan):
             changes["plan"], plan = str(plan), None
-        self.config = changed_config(self._preset.config, changes)
+        changed = changed_config(self._preset.config, changes)
+        self.config = replace(changed, model=TypedName(changed.model))
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
         self._model = run_model(self.config)
@@ -177,7 +179,8 @@ class Trainer:
         hetjax.errors.BadInput: got: 'runs/never', in which there is no run
         ...
         """
-        return report_of(self.config.run_dir)
+        run_dir, model = self.config.run_dir, self.config.model
+        return report_of(run_dir, allow_model_code=model)
 
     def close(self) -> None:
         """End workers, finish what is being written, and let the run directory go."""

@@ -58,6 +58,9 @@ class EvalOptions:
     """What is computed in; best: what the device does best."""
     platform: Literal["auto", "cpu"] = "auto"
     """cpu: not on the accelerators of this machine."""
+    allow_model_code: str | None = None
+    """Call this function, package.module:function, if the run's config.json names it as
+    the model; no other is called."""
     json: bool = False
     """Print all figures as JSON."""
 
@@ -94,6 +97,7 @@ def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
             dtype=options.dtype,
             platform=options.platform,
             on=options.on,
+            allow_model_code=options.allow_model_code,
             told=say_aside,
             doing=line,
         )

@@ -56,6 +56,9 @@ class PlanOptions(PlanConfig):
     """Write one page of HTML about the plan here."""
     plot: Path | None = None
     """Draw the layout here: .png, .pdf or .svg."""
+    allow_model_code: str | None = None
+    """Call this function, package.module:function, if the plan file names it as the
+    model; no other is called."""
     json: bool = False
     """Print one JSON object in place of tables."""
 
@@ -82,6 +85,7 @@ def plan(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         profile=options.profile,
         compiled=options.compiled,
+        allow_model_code=options.allow_model_code,
         current=options.from_,
         quiet=options.json,
         **{field.name: getattr(options, field.name) for field in fields(PlanConfig)},

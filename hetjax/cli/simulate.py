@@ -76,6 +76,9 @@ class SimulateOptions:
     """Draw the timeline here: .png, .pdf or .svg."""
     output: Path | None = None
     """Write the plan as simulated here, with its prediction."""
+    allow_model_code: str | None = None
+    """Call this function, package.module:function, if the plan file names it as the
+    model; no other is called."""
     json: bool = False
     """Print one JSON object in place of tables."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -105,6 +108,7 @@ def simulate(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         profile=options.profile,
         compiled=options.compiled,
+        allow_model_code=options.allow_model_code,
         dtype=options.dtype,
         attention=options.attention,
         schedule=options.schedule,

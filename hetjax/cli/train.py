@@ -6,10 +6,12 @@ Owns its help and its errors. Does not own settings (`training/config.py`) nor p
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.data.settings import ingredients
+from hetjax.models.named import TypedName
 from hetjax.report.progress import working
 from hetjax.training.config import RunConfig
 from hetjax.training.config_checks import check_config
@@ -50,7 +52,7 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     config = parse_options(
         chosen.config, rest, program=f"{_PROGRAM} {name}", description=chosen.summary
     )
-    return config, chosen
+    return replace(config, model=TypedName(config.model)), chosen
 
 
 def _help() -> str:

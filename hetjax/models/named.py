@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models by what a person types: a preset, files of Hugging Face, or a function.
 
-Owns how these are told apart. A name with a slash, or one that is there as a file or a
-folder, is a path: of a folder with a `config.json`, of such a file, or of a TOML with
-the same fields. One with a colon is a function, `package.module:function`, that takes
-nothing and gives a `Model` or a config. Does not own presets (`presets.py`), nor what
-is in files (`hugging_face/`).
+Owns how these are told apart, and whose names may call code: a function is called if a
+person named it (`TypedName`), never because a file does. A name with a slash, or one
+that is there as a file or a folder, is a path: of a folder with a `config.json`, of
+such a file, or of a TOML with the same fields. One with a colon is a function,
+`package.module:function`, that takes nothing and gives a `Model` or a config. Does not
+own presets (`presets.py`), nor what is in files (`hugging_face/`).
 """
 
+import inspect
 import pkgutil
 import re
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetjax.errors import BadInput
 from hetjax.models.configs import DecoderConfig
@@ -24,8 +28,26 @@ if TYPE_CHECKING:
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+class TypedName(str):
+    """A model's name that a person typed, or passed in Python: it may be a function.
+
+    A plain `str` may come from a file of somebody else's, and calls no code. What is
+    made of a typed name, as by `format`, is a plain one again.
+    """
+
+    __slots__ = ()
+
+
+def allowed_name(name: str, allow_model_code: str | None) -> str:
+    """Give a name out of a file; as if typed, if a person has allowed its code."""
+    return TypedName(name) if name == allow_model_code else name
+
+
 def load_named(name: str) -> "Model":
-    """Give the model of that name; BadInput if there is none."""
+    """Give the model of that name; BadInput if there is none.
+
+    A function is called only if the name is a `TypedName`.
+    """
     from hetjax.models.decoders import model_of  # JAX takes a second
     from hetjax.models.model import Model
 
@@ -46,7 +68,9 @@ def check_model_name(name: str) -> None:
 
     Imports no JAX.
     """
-    if not is_function(name):
+    if is_function(name):
+        _check_is_no_standard_module(name, name.partition(":")[0])
+    else:
         named_config(name)
 
 
@@ -71,8 +95,35 @@ def portable(name: str) -> str:
 
 
 def _called(name: str) -> object:
+    check_model_name(name)
+    if not isinstance(name, TypedName):
+        raise BadInput(
+            got=f"model {name!r}, a function that a file names",
+            allowed="functions that are typed or passed in Python: code is not called "
+            "because a file says so",
+            fix=f"if you trust that code: --allow-model-code {name} (in Python: "
+            f"allow_model_code={name!r})",
+        )
+    function = _imported(name)
+    innermost = function
+    while isinstance(innermost, partial):
+        innermost = innermost.func
+    module = getattr(innermost, "__module__", None) or ""
+    _check_is_no_standard_module(name, module)
     try:
-        function = pkgutil.resolve_name(name)
+        inspect.signature(function).bind()
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            got=f"model {name}: {error}",
+            allowed="a function that can be called without arguments",
+            fix="give each argument a default, or name another function",
+        ) from None
+    return function()
+
+
+def _imported(name: str) -> Any:
+    try:
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:
         raise BadInput(
             got=f"model {name}: {error}",
@@ -80,4 +131,13 @@ def _called(name: str) -> object:
             "machine of the run",
             fix="install the package, or add its folder to PYTHONPATH",
         ) from None
-    return function()
+
+
+def _check_is_no_standard_module(name: str, module: str) -> None:
+    """Raise BadInput for what would do something else than give a model."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise BadInput(
+            got=f"model {name}, a function of Python's standard library ({module})",
+            allowed="package.module:function, of a package of yours",
+            fix="give a function that returns hetjax.models.model.Model(...)",
+        )

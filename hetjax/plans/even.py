@@ -27,6 +27,7 @@ def even_plan(
     cluster: Cluster,
     *,
     model: str,
+    fingerprint: str | None = None,
     num_layers: int,
     seq_len: int,
     global_batch: int,
@@ -71,6 +72,7 @@ def even_plan(
     ]
     return Plan(
         model=model,
+        fingerprint=fingerprint,
         seq_len=seq_len,
         global_batch=global_batch,
         schedule=schedule,

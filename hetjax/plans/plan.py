@@ -93,6 +93,9 @@ class Prediction:
 class Plan:
     """The whole layout; `model` is a preset name or the name of a user's model.
 
+    `fingerprint` identifies the model's layers and shapes (`models/fingerprint.py`);
+    None: a plan written by hand, which fits the model of its name.
+
     `programs` maps a node to action text that overrides the generator's. Where
     sequences are `packed`, each is of several documents that do not see each other.
 
@@ -104,6 +107,7 @@ class Plan:
     """
 
     model: str
+    fingerprint: str | None = None
     seq_len: int
     global_batch: int
     schedule: str = "1f1b"

@@ -53,6 +53,7 @@ def parse_plan(text: str) -> Plan:
         where="",
         required=_PLAN,
         optional={
+            "fingerprint": "a string",
             "packed": "true or false",
             "programs": "a table",
             "predicted": "a table",
@@ -76,6 +77,7 @@ def plan_json(plan: Plan) -> str:
     values: dict[str, Any] = {
         "version": VERSION,
         "model": plan.model,
+        **({} if plan.fingerprint is None else {"fingerprint": plan.fingerprint}),
         "seq_len": plan.seq_len,
         "global_batch": plan.global_batch,
         "schedule": plan.schedule,

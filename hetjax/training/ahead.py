@@ -15,12 +15,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from tempfile import TemporaryFile
 from typing import IO
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import NoFeasiblePlan
+from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.training.config import RunConfig
@@ -93,6 +95,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     config = read_config(request["config"], "settings")
+    config = replace(config, model=TypedName(config.model))  # by our own controller
     model, current = run_model(config), parse_plan(request["current"])
     for number, text in enumerate(request["clusters"]):
         with suppress(NoFeasiblePlan):  # then there is nothing to be ready for

@@ -16,7 +16,9 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput, placed
 from hetjax.models.finetuning import warn_of_profile
+from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model, tensor_sizes
+from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.costing import (
     all_kinds,
     check_plan_fits,
@@ -36,6 +38,7 @@ from hetjax.training.config import RunConfig
 from hetjax.training.config_checks import option
 from hetjax.training.hardware import is_virtual
 from hetjax.training.optimizer import optimizer
+from hetjax.training.plan_model import check_is_for_model, is_for_model
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import PROFILE, Previous
 
@@ -68,15 +71,16 @@ def choose_plan(
     the model or the settings, NoFeasiblePlan if it does not fit into memory.
     """
     choice = (
-        _given(config, given)
-        or _of_run(config, cluster, previous)
-        or _of_preset(config, cluster, preset)
+        _given(config, model, given)
+        or _of_run(config, model, cluster, previous)
+        or _of_preset(config, model, cluster, preset)
     )
     if choice is None and config.planner == "hetjax":
         progress(f"planning for {cluster.num_devices} devices")
         choice = _searched(config, model, cluster)
     choice = choice or _even(config, model, cluster)
-    choice = replace(choice, plan=_packing(config, choice.plan))
+    plan = replace(_packing(config, choice.plan), fingerprint=fingerprint(model))
+    choice = replace(choice, plan=plan)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
     if is_virtual(config):
         without_kernels(choice.plan, config.attention)  # is none asked for?
@@ -100,7 +104,7 @@ def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
         )
 
 
-def _given(config: RunConfig, given: Plan | None) -> Choice | None:
+def _given(config: RunConfig, model: Model, given: Plan | None) -> Choice | None:
     if given is not None:
         plan, what, source = given, "the given plan", "given"
     elif config.plan is not None:
@@ -108,6 +112,8 @@ def _given(config: RunConfig, given: Plan | None) -> Choice | None:
         what = f"plan file {str(config.plan)!r}"
     else:
         return None
+    names = {config.model, model.name}
+    check_is_for_model(plan, model, names, what, _plan_for(config, plan))
     for name, in_plan, in_config in _shared(plan, config):
         if in_plan != in_config:
             raise BadInput(
@@ -119,8 +125,20 @@ def _given(config: RunConfig, given: Plan | None) -> Choice | None:
     return Choice(plan=plan, source=source)
 
 
+def _plan_for(config: RunConfig, plan: Plan) -> str:
+    """What to type where a plan is for another model."""
+    on = "" if config.cluster is None else f" --cluster {config.cluster}"
+    command = (
+        f"python -m hetjax.plan --model {config.model} --global-batch "
+        f"{config.global_batch} --seq-len {config.seq_len}{on} --output plan.json"
+    )
+    is_known = plan.model in MODEL_CONFIGS
+    other = f"add --model {plan.model}, or " if is_known else ""
+    return f"{other}make a plan for this model: {command}"
+
+
 def _of_run(
-    config: RunConfig, cluster: Cluster, previous: Previous | None
+    config: RunConfig, model: Model, cluster: Cluster, previous: Previous | None
 ) -> Choice | None:
     if previous is None or not _same_machines(previous.cluster, cluster):
         return None
@@ -131,16 +149,24 @@ def _of_run(
     )
     if is_other or _how(config) != _how(previous.config):
         return None  # asked to plan anew
+    if previous.plan.fingerprint is not None:
+        where = f"the plan in {str(config.run_dir)!r}"
+        fix = "restore the files of the model, or train it in another --run-dir"
+        check_is_for_model(previous.plan, model, (), where, fix)
     return Choice(plan=previous.plan, source="the run directory's")
 
 
-def _of_preset(config: RunConfig, cluster: Cluster, preset: Preset) -> Choice | None:
+def _of_preset(
+    config: RunConfig, model: Model, cluster: Cluster, preset: Preset
+) -> Choice | None:
     if preset.plan is None or preset.cluster is None:
         return None
     is_otherwise = _how(config) != _how(preset.config)  # asked to plan so
     if is_otherwise or not _same_machines(load_cluster(preset.cluster), cluster):
         return None
     plan = read_plan(preset.plan)
+    if not is_for_model(plan, model, {config.model}):
+        return None
     if any(in_plan != in_config for _, in_plan, in_config in _shared(plan, config)):
         return None
     return Choice(plan=plan, source="the preset's")
@@ -150,6 +176,7 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     plan = even_plan(
         cluster,
         model=model.name,
+        fingerprint=fingerprint(model),
         num_layers=len(model.layers),
         seq_len=config.seq_len,
         global_batch=config.global_batch,
@@ -266,7 +293,7 @@ def _how(config: RunConfig) -> tuple[object, ...]:
 
 
 def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:
-    names = ("model", "seq_len", "global_batch")
+    names = ("seq_len", "global_batch")
     return [(name, getattr(plan, name), getattr(config, name)) for name in names]
 
 

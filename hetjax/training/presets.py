@@ -16,7 +16,7 @@ from hetjax.data.hugging_face import TOKENIZER
 from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.models.hugging_face.stored_tensors import has_weights
-from hetjax.models.named import is_function, is_path, named_config, portable
+from hetjax.models.named import TypedName, is_function, is_path, named_config, portable
 from hetjax.models.presets import MODEL_CONFIGS, PUBLISHED
 from hetjax.plans.plan import Remat
 from hetjax.plans.plan_files import read_plan
@@ -40,12 +40,13 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of that name; BadInput names the nearest if there is none.
+    """Return the preset of that name, which a person typed; BadInput names the nearest
+    if there is none.
 
     A model that is no preset has one of its own: of a file, a folder or a function.
     """
     if name not in PRESETS and (is_path(name) or is_function(name)):
-        return _own(portable(name))
+        return _own(TypedName(portable(name)))
     if name not in PRESETS:
         raise BadInput(
             got=f"preset {name!r}",
@@ -169,7 +170,7 @@ PRESETS = {
 }
 
 
-def _own(model: str) -> Preset:
+def _own(model: TypedName) -> Preset:
     """What to start from with a model that somebody brings; its weights, if it has."""
     folder = Path(model)
     config = None if is_function(model) else named_config(model)

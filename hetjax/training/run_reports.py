@@ -7,6 +7,7 @@ own the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
@@ -14,6 +15,7 @@ from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.files.parsing import json_value, parsed
 from hetjax.files.reading import read_text
+from hetjax.models.named import allowed_name
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
 from hetjax.report.run_record import RunRecord
@@ -29,11 +31,13 @@ from hetjax.training.step_comparison import predict_step
 Predict = Callable[[Plan, Cluster], Predicted]
 
 
-def report_of(run_dir: str | Path) -> RunReport:
+def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> RunReport:
     """Return the report of the run in a directory, as it is now.
 
     Where no step can be predicted, as of a model that is not known by name, the report
-    says why. BadInput where there is no run, or one of its files is broken.
+    says why. A model that is a function is called only if it is the one that
+    `allow_model_code` names. BadInput where there is no run, or one of its files is
+    broken.
 
     `report.save("report.html")` writes a page, which a notebook shows by itself;
     `report.values()` are the headline numbers.
@@ -46,10 +50,11 @@ def report_of(run_dir: str | Path) -> RunReport:
     """
     path = Path(run_dir)
     found = _previous(path)
+    name = allowed_name(found.config.model, allow_model_code)
+    config = replace(found.config, model=name)
 
     def predict(plan: Plan, cluster: Cluster) -> Predicted:
-        model = run_model(found.config)
-        return predict_step(found.config, model, plan, cluster)
+        return predict_step(config, run_model(config), plan, cluster)
 
     return _report(path, found, predict)
 

@@ -28,6 +28,7 @@ from hetjax.inference.continuing import PassedText, filled, room_for
 from hetjax.inference.scoring import Window, filled_batch
 from hetjax.models.continuing import check_continuing
 from hetjax.models.model import Model
+from hetjax.models.named import allowed_name
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan
 from hetjax.runtime.control import recovery, using
@@ -120,18 +121,22 @@ def on_plan(
     *,
     step: AskedStep = None,
     ema: bool = False,
+    allow_model_code: str | None = None,
     doing: Callable[[str], None] = lambda what: None,
 ) -> Iterator[PlanInUse]:
     """Start the workers of the run's plan, and give them the weights of a step.
 
-    `doing` is told what takes time. BadInput where there is no run, one that goes on,
-    no such checkpoint, or where the run's devices are not here.
+    `doing` is told what takes time. A model that is a function is called only if it is
+    the one that `allow_model_code` names. BadInput where there is no run, one that goes
+    on, no such checkpoint, or where the run's devices are not here.
     """
     previous = rundir.read_previous(run_dir)
     assert previous is not None, run_dir
     with rundir.locked(run_dir), ExitStack() as stack:
         doing("looking for the run's devices")
         config, hardware = _hardware(previous, run_dir)
+        name = allowed_name(config.model, allow_model_code)
+        config = replace(config, model=name)
         settings = _settings(config, hardware, previous, ema)
         plan, model = parse_plan(settings["plan"]), model_of(settings, config)
         work = partial(_work_here, config, hardware, model)

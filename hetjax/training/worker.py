@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from hetjax.mesh.process_setup import keep_compiled, simulate_devices
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Model
-from hetjax.models.named import load_named
+from hetjax.models.named import TypedName, load_named
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
@@ -147,10 +147,11 @@ def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
 
 
 def _config(settings: Mapping[str, Any]) -> RunConfig:
-    """The run's settings; from here on what is compiled is kept where they say."""
+    """The settings of the controller, which is authenticated, and answers for the model
+    that it names; from here on what is compiled is kept where they say."""
     config = read_config(settings["config"], "settings")
     keep_compiled(config.data.cache_dir.expanduser())
-    return config
+    return replace(config, model=TypedName(config.model))
 
 
 def first_weights(

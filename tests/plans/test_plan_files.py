@@ -188,7 +188,7 @@ STAGE = "replicas[0].stages[1]"
             '"seq_len": 8, "sequence": 9, ',
             "unknown key 'sequence'",
             "keys of the file: version, model, seq_len, global_batch, schedule, "
-            "replicas, packed, programs, predicted",
+            "replicas, fingerprint, packed, programs, predicted",
             "did you mean 'seq_len'?",
         ),
         (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.models.decoders import LlamaConfig, llama_model
+from hetjax.models.fingerprint import fingerprint
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.config import (
@@ -45,7 +46,13 @@ def stage(node: str, devices: tuple[int, ...], layers: tuple[int, int], ahead: i
 
 
 def plan(*replicas: Replica) -> Plan:
-    return Plan(model="small", seq_len=16, global_batch=6, replicas=replicas)
+    return Plan(
+        model="small",
+        fingerprint=fingerprint(MODEL),
+        seq_len=16,
+        global_batch=6,
+        replicas=replicas,
+    )
 
 
 # two replicas, two stages and one with TP 2, uneven microbatches

@@ -176,6 +176,7 @@ def _another_batch(plan: dict) -> None:
 
 def _another_model(plan: dict) -> None:
     plan["model"] = "tiny"
+    del plan["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def _another_model(plan: dict) -> None:
         (_split_two_sequences_in_three, ["microbatch_size = 2", "a multiple of 3"]),
         (_train_on_fewer, ["global_batch = 6", "2 x 2 = 4"]),
         (_another_batch, ["global_batch = 4", "--global-batch 4"]),
-        (_another_model, ["model = 'tiny'", "--model tiny"]),
+        (_another_model, ["is for model 'tiny'", "--model tiny"]),
     ],
 )
 def test_bad_plans_are_refused(
@@ -301,6 +302,12 @@ def test_a_checkpoint_of_another_model_is_refused(
     shutil.copytree(two_steps, folder, dirs_exist_ok=True)
     wider = replace(MODEL_CONFIG, inner_size=40)  # a model changed under its name
     monkeypatch.setitem(MODEL_CONFIGS, "small", wider)
+    text = refused(folder, capsys, "small")
+    assert "'small' has other layers or shapes" in text and "another --run-dir" in text
+    path = folder / "run" / "plan.json"
+    plan = json.loads(path.read_text())
+    del plan["fingerprint"]  # as of a run from before there were any
+    path.write_text(json.dumps(plan))
     text = refused(folder, capsys, "small")
     assert "of another model" in text and "[16, 32]" in text and "[16, 40]" in text
 

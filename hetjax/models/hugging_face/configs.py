@@ -54,7 +54,8 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
             "with its fields",
             fix="give its path; hetjax train --help says what else names a model",
         ) from None
-    name = (file.parent if file.name == CONFIG else file).resolve().stem
+    is_folders = file.name == CONFIG
+    name = file.parent.resolve().name if is_folders else file.resolve().stem
     settings = raw
     raw = _of_text(raw, name)
     config = config_of(raw, name)

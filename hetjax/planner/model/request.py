@@ -5,7 +5,7 @@ Owns the request and its limits, and which nodes are alike. Does not own what an
 costs (`terms.py`) nor what is wished besides a short step (`objectives.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.precisions import priced_precision
 from hetjax.costs.stage_memory import adam_state
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.attention import Attention, Heads, node_attention, with_forms
@@ -168,6 +168,11 @@ def may_offload(offload: Offload, node: Node) -> bool:
     return offload == "none" or node.hosts == 1
 
 
+def can_offload(cluster: Cluster, offloads: Sequence[Offload]) -> bool:
+    """Say whether some node of the cluster can do one of these."""
+    return any(may_offload(o, node) for o in offloads for node in cluster.nodes)
+
+
 def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
     """Return the nodes by class, in the order of the file.
 
@@ -185,7 +190,8 @@ def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
 
 
 def check_request(request: PlanRequest) -> None:
-    """Raise BadInput for the first number that cannot be."""
+    """Raise BadInput for the first number that cannot be, NoFeasiblePlan where hosts
+    are to have what no node's can."""
     model, most = request.model, 2**24
     for name, highest in {"seq_len": model.max_seq_len, "global_batch": most}.items():
         if not 1 <= getattr(request, name) <= highest:
@@ -203,6 +209,17 @@ def check_request(request: PlanRequest) -> None:
                 allowed="numbers from 1",
                 fix=f"give {option} 1 2 4, say",
             )
+    if not can_offload(request.cluster, request.offloads):
+        nodes = request.cluster.nodes
+        named = ", ".join(f"{node.name} ({node.hosts} hosts)" for node in nodes[:3])
+        more = ", ..." if len(nodes) > 3 else ""
+        raise NoFeasiblePlan(
+            got=f"--offload optimizer, and all nodes have several hosts: {named}{more}",
+            allowed="masters and optimizer state on the hosts of nodes that have one "
+            "host each",
+            fix="leave --offload out, or write each host as a node of its own, with a "
+            "link between them",
+        )
 
 
 def _links(cluster: Cluster, node: Node) -> frozenset[Link]:

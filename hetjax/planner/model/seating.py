@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.models.fingerprint import fingerprint
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
@@ -66,6 +67,7 @@ def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
     """Return the request's 1F1B plan of these replicas."""
     return Plan(
         model=request.model.name,
+        fingerprint=fingerprint(request.model),
         seq_len=request.seq_len,
         global_batch=request.global_batch,
         packed=request.packed,

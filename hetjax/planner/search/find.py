@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain, product
 
 from hetjax.errors import BadInput
+from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.bound.certificate import certified_bound, held, in_space
@@ -310,6 +311,7 @@ def even_plans(request: PlanRequest) -> Iterator[Plan]:
             yield even_plan(
                 request.cluster,
                 model=request.model.name,
+                fingerprint=fingerprint(request.model),
                 num_layers=len(request.model.layers),
                 seq_len=request.seq_len,
                 global_batch=request.global_batch,

@@ -27,7 +27,7 @@ from hetjax.planner.bound.column_generation import (
 )
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Problem
-from hetjax.planner.model.request import NodeClass, PlanRequest
+from hetjax.planner.model.request import NodeClass, PlanRequest, can_offload
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.price_and_branch import (
@@ -184,7 +184,9 @@ def parts_of(request: PlanRequest) -> Iterator[PlanRequest]:
     chosen = [tuple(n.name for nodes in some for n in nodes.nodes) for some in kept]
     chosen += [(nodes.nodes[0].name,) for nodes in classes]
     for names in filter(None, dict.fromkeys(chosen)):
-        yield replace(request, cluster=part_of(request.cluster, names))
+        part = part_of(request.cluster, names)
+        if can_offload(part, request.offloads):
+            yield replace(request, cluster=part)
 
 
 def degree_sets(request: PlanRequest) -> list[tuple[int, ...]]:

@@ -78,3 +78,21 @@ def test_an_update_on_the_host_takes_longer_in_the_simulation():
     request = request_of(AMPLE_GIB, "auto")
     seconds = [evaluate_plan(request, p).simulation.step_time_s for p in (here, plan)]
     assert seconds[0] < seconds[1]
+
+
+def test_nodes_of_several_hosts_are_refused_or_left_out_by_name():
+    request = request_of(AMPLE_GIB, "optimizer")
+    first, *others = request.cluster.nodes
+    spanning = replace(first, hosts=2)
+    assert first.count % 2 == 0
+    none = replace(request.cluster, nodes=(spanning,))
+    with pytest.raises(NoFeasiblePlan) as refused:
+        find_plan(replace(request, cluster=none), local_search_s=0.0)
+    assert f"{first.name} (2 hosts)" in refused.value.got
+    some = replace(request.cluster, nodes=(spanning, *others))
+    plan = find_plan(replace(request, cluster=some), local_search_s=0.0).best.plan
+    assert offloads(plan) == {"optimizer"}
+    per_host = spanning.devices_per_host
+    for _, _, stage in plan.stages():
+        used = {index // per_host for index in stage.devices}
+        assert stage.node != first.name or len(used) == 1
