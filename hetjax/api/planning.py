@@ -40,7 +40,7 @@ from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.planner.search.comparison import Questions, planned
-from hetjax.planner.search.find import LOCAL_SEARCH_S
+from hetjax.planner.search.find import LOCAL_SEARCH_S, usual_search_s
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
 from hetjax.plans.precision import Dtype
@@ -139,10 +139,10 @@ def _found(
 
     BadInput if no plan was found in `limit_s`, KeyboardInterrupt if by Ctrl-C.
     """
-    search_s = math.inf if limit_s is None else limit_s
-    with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
-        try:
-            with working("planning", quiet=quiet) as progress:
+    with working("planning", quiet=quiet) as progress:
+        search_s = usual_search_s(request, progress) if limit_s is None else limit_s
+        with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
+            try:
                 found = planned(
                     request,
                     objective,
@@ -151,19 +151,23 @@ def _found(
                     progress=progress,
                     local_search_s=LOCAL_SEARCH_S if limit_s is None else limit_s,
                 )
-        except TimeUp:
-            if limit.is_stopped:
-                raise KeyboardInterrupt from None
-            raise BadInput(
-                got=f"--search-s {search_s:g}, in which no plan was found",
-                allowed="more time, until a first plan is found",
-                fix=f"give --search-s {4 * search_s:g}, or leave it out",
-            ) from None
-        check_times(found.best.costs)
-        check_finite(found.best)
-        if limit.is_stopped:
-            return FoundPlan(found, "interrupted")
-        return FoundPlan(found, "search_s" if limit.left_s == 0 else None)
+            except TimeUp:
+                if limit.is_stopped:
+                    raise KeyboardInterrupt from None
+                raise _nothing_found(search_s) from None
+    check_times(found.best.costs)
+    check_finite(found.best)
+    if limit.is_stopped:
+        return FoundPlan(found, "interrupted")
+    return FoundPlan(found, "search_s" if limit.left_s == 0 else None)
+
+
+def _nothing_found(search_s: float) -> BadInput:
+    return BadInput(
+        got=f"--search-s {search_s:g}, in which no plan was found",
+        allowed="more time, until a first plan is found",
+        fix=f"give --search-s {4 * search_s:g}",
+    )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     known_degrees,
 )
+from hetjax.planner.model.deadline import TimeUp, deadline
 from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.plans.attention import without_kernels
 from hetjax.plans.even import even_plan
@@ -77,7 +78,7 @@ def choose_plan(
     )
     if choice is None and config.planner == "hetjax":
         progress(f"planning for {cluster.num_devices} devices")
-        choice = _searched(config, model, cluster)
+        choice = _searched(config, model, cluster, progress)
     choice = choice or _even(config, model, cluster)
     plan = replace(_packing(config, choice.plan), fingerprint=fingerprint(model))
     choice = replace(choice, plan=plan)
@@ -224,14 +225,27 @@ def _as_now(config: RunConfig, current: Plan) -> RunConfig:
     return replace(config, offload="optimizer" if is_even else "auto")
 
 
-def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
+def _searched(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    progress: Callable[[str], None],
+) -> Choice:
     """Plan without local search: that stops by the clock, and runs are repeatable."""
     # a run that has its plan need not wait for the solvers: to import them takes longer
     # than to import JAX
-    from hetjax.planner.search.find import find_plan
+    from hetjax.planner.search.find import find_plan, usual_search_s
 
     try:
-        found = find_plan(_request(config, model, cluster), local_search_s=0.0)
+        request = _request(config, model, cluster)
+        with deadline(usual_search_s(request, progress)):
+            found = find_plan(request, local_search_s=0.0)
+    except TimeUp:
+        raise BadInput(
+            got=f"no plan yet for the {len(model.layers):,} layers of {model.name}",
+            allowed="a plan that is made beforehand, by hetjax plan with more time",
+            fix="give it with --plan; or give --planner even",
+        ) from None
     except BadInput as bad:  # of a device that nobody describes, say
         fix = f"{bad.fix}; or give --planner even, which needs no figures"
         raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad

@@ -8,6 +8,7 @@ places (`model/seating.py`), moves (`local_search.py`), their evaluation
 (`model/evaluator.py`) nor what is better (`model/objectives.py`).
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,7 @@ from hetjax.schedule.predicted import Predicted
 TellProgress = Callable[[str], None]  # told what is being done, a line at a time
 _WORTH_TELLING = 0.99  # of the step that was told last
 LOCAL_SEARCH_S = 5.0
+_DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take hours
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
 _PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
@@ -159,6 +161,18 @@ def find_plan(
     search = Search(request, [objective or Objective()], progress, local_search_s)
     search.run()
     return search.found()[0]
+
+
+def usual_search_s(request: PlanRequest, progress: TellProgress = _quietly) -> float:
+    """Return how long a search goes on unless somebody says: infinity, but for very
+    deep models, of which `progress` is told."""
+    num_layers = len(request.model.layers)
+    if num_layers <= _DEEP:
+        return math.inf
+    progress(
+        f"{num_layers:,} layers: the best plan of the first {_DEEP_SEARCH_S:g} s counts"
+    )
+    return _DEEP_SEARCH_S
 
 
 class Search:

@@ -113,3 +113,14 @@ def test_a_batch_that_no_microbatches_make_up_is_told() -> None:
         find_plan(two_kinds(global_batch=7, microbatch_sizes=(2,)))
     assert "do not add up" in caught.value.got
     assert "--microbatch-sizes 1 2" in caught.value.fix
+
+
+def test_a_search_for_a_very_deep_model_says_so_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    heard: list[str] = []
+    request = two_kinds(1.0)
+    assert usual_search_s(request, heard.append) == math.inf and not heard
+    deep = replace(request, model=small_model(999))
+    assert usual_search_s(deep, heard.append) == find._DEEP_SEARCH_S <= 60
+    assert heard == ["1,001 layers: the best plan of the first 30 s counts"]
