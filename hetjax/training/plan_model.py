@@ -10,8 +10,7 @@ hold between a plan and a model (`plans/validation.py`).
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from hetjax.cluster.user_files import placed
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, placed
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model
 from hetjax.models.named import allowed_name, is_function, load_named

@@ -9,9 +9,15 @@ import pytest
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.search.find import find_plan
+from hetjax.planner.search import find
+from hetjax.planner.search.find import find_plan, usual_search_s
 from hetjax.plans.validation import validate_plan
-from tests.planner.whole_space import fastest_s, random_request, two_kinds
+from tests.planner.whole_space import (
+    fastest_s,
+    random_request,
+    small_model,
+    two_kinds,
+)
 from tests.short_runs import draws
 
 
@@ -115,9 +121,7 @@ def test_a_batch_that_no_microbatches_make_up_is_told() -> None:
     assert "--microbatch-sizes 1 2" in caught.value.fix
 
 
-def test_a_search_for_a_very_deep_model_says_so_and_ends(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_search_for_a_very_deep_model_says_so_and_ends():
     heard: list[str] = []
     request = two_kinds(1.0)
     assert usual_search_s(request, heard.append) == math.inf and not heard
