@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import Any, TypeVar, get_args
 
 from hetjax.api.plan_config import PlanConfig, plan_config
-from hetjax.cluster.catalogue import device_price_per_hour
+from hetjax.cluster.catalogue import device_price_per_hour, is_priced_on_demand
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
@@ -344,6 +345,28 @@ def _check_prices(objective: Objective, cluster: Cluster) -> None:
             got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
             allowed="devices whose price the catalogue or the cluster file tells",
             fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
+        )
+    if asked:
+        _warn_of_prices(asked, cluster)
+
+
+def _warn_of_prices(asked: str, cluster: Cluster) -> None:
+    """Name the kinds that have no price, or none for spot nodes."""
+    unknown = sorted(
+        {n.device for n in cluster.nodes if device_price_per_hour(n) is None}
+    )
+    on_demand = sorted({n.device for n in cluster.nodes if is_priced_on_demand(n)})
+    fix = "price_per_hour = ... (USD, of the whole node) in the cluster file tells one"
+    if unknown:
+        warnings.warn(
+            f"{asked}: no price for {', '.join(unknown)}: planned without; {fix}",
+            stacklevel=2,
+        )
+    if on_demand:
+        warnings.warn(
+            f"{asked}: no spot price for {', '.join(on_demand)}: the price on demand "
+            f"counts; {fix}",
+            stacklevel=2,
         )
 
 

@@ -171,6 +171,16 @@ def device_price_per_hour(node: Node) -> float | None:
     return spec.price_per_hour
 
 
+def is_priced_on_demand(node: Node) -> bool:
+    """Say whether a spot node counts with the price on demand, for want of another."""
+    if not node.spot or node.price_per_hour is not None:
+        return False
+    spec = catalogue().get(canonical_name(node.device))
+    if spec is None or spec.price_per_hour is None:
+        return False
+    return spec.spot_price_per_hour is None
+
+
 def _spec(name: str, entry: dict[str, Any], sources: dict[str, str]) -> DeviceSpec:
     cited = {key: pair for key, pair in entry.items() if key not in _PLAIN}
     plain = {key: value for key, value in entry.items() if key in _PLAIN}
