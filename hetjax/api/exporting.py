@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's weights as a folder that transformers loads.
 
-Owns where a run's checkpoint is found and what goes beside the weights: sizes,
-tokenizer, generation settings. Does not own the format
+Owns where a run's checkpoint is found, and which weights are written. Does not own
+what lies beside them (`written_beside.py`) nor the format
 (`models/hugging_face/written.py`).
 """
 
-import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,17 +19,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hetjax.api.written_beside import write_beside
 from hetjax.checkpoint.format import WEIGHTS
 from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.checkpoint.storage import LEASES, CheckpointStorage
 from hetjax.checkpoint.stored_steps import committed_steps, fetch, fetch_newest
 from hetjax.checkpoint.stores.store import Store
-from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
-from hetjax.data.hugging_face import FILES, TOKENIZER, check_fits, kept_tokenizer
-from hetjax.data.tokenizer import END_OF_DOCUMENT, load
+from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
 from hetjax.errors import BadInput
 from hetjax.models.adapters import merged_weight
 from hetjax.models.configs import FrozenForm
+from hetjax.models.hugging_face.adapter_config import has_adapters
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
@@ -44,10 +44,8 @@ from hetjax.training.run_model import run_model
 from hetjax.training.starting import checkpoint_storage
 from hetjax.training.worker import first_weights
 
-GENERATION = "generation_config.json"
 AskedStep = int | Literal["best"] | None  # None: the newest
 _FLOAT32 = np.dtype(np.float32)
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,18 +65,20 @@ def export_model(
     dtype: str | None = None,
     step: AskedStep = None,
     merged: bool = False,
+    base: str | Path | None = None,
     ema: bool = False,
     written: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write a run's newest checkpoint, its best, or that of a step, as safetensors.
 
     Of a run with adapters (LoRA) these alone are written, for PEFT, unless they are to
-    be `merged` into the weights that the run began with. `ema`: the averages of weights
-    in place of the last ones. `dtype` None: as the model had
-    that the run began with, else float32, as adapters are. It takes no more memory than
-    two layers do. `written` is told of each file. BadInput for what is no run, a run
-    without a checkpoint here or in its store, a model that is a function, and a folder
-    that has something in it.
+    be `merged` into the weights that the run began with. With `base` these weights are
+    written into that folder, rounded as the run held them, and the adapters name it.
+    `ema`: the averages of weights in place of the last ones. `dtype` None: as the model
+    had that the run began with, else float32, as adapters are. It takes no more memory
+    than two layers do. `written` is told of each file. BadInput for what is no run, a
+    run without a checkpoint here or in its store, a model that is a function, and a
+    folder that has something in it.
 
     >>> export_model("runs/never", "exported")
     Traceback (most recent call last):
@@ -88,15 +88,11 @@ def export_model(
     """
     config, folder = run_config(Path(run_dir)), Path(to)
     check_averaged(config, ema)
+    _check_adapted(config, merged, base)
     sizes, fields = _model(config)
     alone = bool(config.lora.rank) and not merged
-    if merged and not config.lora.rank:
-        raise BadInput(
-            got="--merged, of a run without adapters",
-            allowed="runs with --lora.rank",
-            fix="leave --merged out: the whole model is written",
-        )
     of_model = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    of_base = dtype or of_model
     dtype = dtype or ("float32" if alone else of_model)
     if dtype not in DTYPES:
         raise BadInput(
@@ -104,13 +100,23 @@ def export_model(
             allowed=", ".join(DTYPES),
             fix="give --dtype bfloat16, say",
         )
-    _check_empty(folder)
+    _check_empty("to", folder)
+    if base is not None:
+        _check_empty("base", Path(base))
+        _check_apart(folder, Path(base))
     if (Path(run_dir) / TOKENIZER).exists():
         ids = kept_tokenizer(Path(run_dir)).ids
         check_fits(ids, sizes.vocab_size, Path(run_dir))
     with open_checkpoint(config, step) as checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         read = weight_reader(config, checkpoint, ema=ema, dtype=DTYPES[dtype])
+        if base is not None:
+            Path(base).mkdir(parents=True, exist_ok=True)
+            held = weight_reader(
+                config, checkpoint, dtype=DTYPES[of_base], adapted=False
+            )
+            write_beside(Path(base), Path(run_dir), config, fields)
+            write_model(Path(base), sizes, fields, held, of_base, written)
         if alone:
             write_adapters(
                 folder,
@@ -120,10 +126,10 @@ def export_model(
                 config.lora,
                 read,
                 DTYPES[dtype],
-                base=config.init,
+                base=config.init if base is None else str(Path(base).absolute()),
             )
         else:
-            _write_beside(folder, Path(run_dir), fields)
+            write_beside(folder, Path(run_dir), config, fields)
             write_model(folder, sizes, fields, read, dtype, written)
         return Exported(
             folder=folder,
@@ -139,10 +145,12 @@ def weight_reader(
     *,
     ema: bool = False,
     dtype: np.dtype = _FLOAT32,
+    adapted: bool = True,
 ) -> Read:
     """Return what gives each parameter by its full path: as saved, or its saved
     average, or as it has been from the beginning, rounded as it was held, with its
-    adapter added. What is computed is in fp32, all else in the dtype."""
+    adapter added unless they are not to be `adapted`. What is computed is in fp32, all
+    else in the dtype."""
     model = run_model(config)
     saved_as = AVERAGES if ema else WEIGHTS
     first = first_weights(config, model, lets_go=True)
@@ -172,7 +180,7 @@ def weight_reader(
         form, num_inputs = quantised.get(path, (None, 0))
         if form is not None:
             value = rounded(form, value, num_inputs)
-        if path not in adapters:
+        if path not in adapters or not adapted:
             return value
         spec, adapter = adapters[path]
         a, b = (saved(f"{spec.path}.{name}") for name in adapter.names)
@@ -217,10 +225,58 @@ def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
     return sizes, fields_of(sizes)
 
 
-def _check_empty(folder: Path) -> None:
+def _check_adapted(config: RunConfig, merged: bool, base: str | Path | None) -> None:
+    """BadInput for what only runs with adapters have; warns of adapters that belong to
+    weights that no folder has."""
+    asked = {"--merged": merged, "--base": base is not None}
+    options = [option for option, is_asked in asked.items() if is_asked]
+    if options and not config.lora.rank:
+        raise BadInput(
+            got=f"{options[0]}, of a run without adapters",
+            allowed="runs with --lora.rank",
+            fix=f"leave {options[0]} out: the whole model is written",
+        )
+    if len(options) == 2:
+        raise BadInput(
+            got="--merged with --base",
+            allowed="the whole model, or adapters and the weights under them",
+            fix="leave one of the two out",
+        )
+    if config.lora.rank and not options and (why := _why_not_alone(config)):
+        warnings.warn(
+            f"adapters alone, {why}: export --merged writes the whole model, "
+            "--base FOLDER the weights under the adapters, too",
+            stacklevel=3,
+        )
+
+
+def _why_not_alone(config: RunConfig) -> str | None:
+    """Why adapters do not belong to the weights that the run began with, if so."""
+    if config.init is None:
+        return "trained over weights that were drawn from the run's seed"
+    if config.lora.frozen is not None:
+        return (
+            f"trained over weights that were rounded to {config.lora.frozen}; over "
+            f"those of {config.init} they give other logits"
+        )
+    if has_adapters(Path(config.init)):
+        return f"trained over adapters, {config.init}, which are no base for PEFT"
+    return None
+
+
+def _check_apart(folder: Path, base: Path) -> None:
+    if folder.absolute() == base.absolute():
+        raise BadInput(
+            got=f"--base {base}, which is --to, too",
+            allowed="two folders: one of adapters, one of the model under them",
+            fix="give another path for one of the two",
+        )
+
+
+def _check_empty(option: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(
-            got=f"--to {folder}, which has something in it",
+            got=f"--{option} {folder}, which has something in it",
             allowed="a folder that is empty or not there yet",
             fix="give another path",
         )
@@ -295,17 +351,3 @@ def _linked(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _write_beside(folder: Path, run_dir: Path, fields: dict[str, Any]) -> None:
-    """The tokenizer as the run has it, and where a text begins and ends."""
-    for name in FILES:
-        if (run_dir / name).exists():
-            shutil.copyfile(run_dir / name, folder / name)
-    ids = {name: fields[name] for name in _IDS if fields.get(name) is not None}
-    if not (folder / TOKENIZER_CONFIG).exists() and (folder / TOKENIZER).exists():
-        words = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        words["eos_token"] = END_OF_DOCUMENT
-        (folder / TOKENIZER_CONFIG).write_text(json.dumps(words, indent=2) + "\n")
-        ids["eos_token_id"] = load(folder / TOKENIZER).end_of_document
-    (folder / GENERATION).write_text(json.dumps(ids, indent=2) + "\n")

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from hetjax.api.exporting import (
-    GENERATION,
     AskedStep,
     check_averaged,
     open_checkpoint,
     run_config,
     weight_reader,
 )
+from hetjax.api.written_beside import GENERATION, first_folder
 from hetjax.data.chat_template import ChatTemplate
 from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
 from hetjax.data.messages import ASSISTANT
@@ -30,6 +30,7 @@ from hetjax.data.sandbox import TemplateRefuses
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 from hetjax.inference.loaded import Read
+from hetjax.models.hugging_face.adapter_config import base_folder, has_adapters
 from hetjax.models.hugging_face.configs import CONFIG
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
@@ -86,11 +87,12 @@ def find_trained(
             allowed=f"{option.split()[0]} with the directory of a run",
             fix=f"leave {option.split()[0]} out",
         )
-    if path.exists() and not (path / CONFIG).is_file():
+    is_folder = (path / CONFIG).is_file() or has_adapters(path)
+    if path.exists() and not is_folder:
         raise BadInput(
             got=f"{str(name)!r}, in which there is no run and no model",
             allowed=f"the --run-dir of a run, or a folder with {CONFIG}, weights and "
-            "tokenizer of Hugging Face",
+            "tokenizer of Hugging Face, or with adapters of PEFT",
             fix="give the folder that train was given; presets train in runs/PRESET",
         )
     return _of_folder(local_folder(str(name)))
@@ -103,9 +105,9 @@ def _of_run(
     config = replace(config, model=allowed_name(config.model, allow_model_code))
     check_averaged(config, ema)
     ids, template = _tokenizer(run_dir)
-    model, folder = load_named(config.model), Path(config.model)
+    model, began_with = load_named(config.model), first_folder(config)
     check_fits(ids, model.vocab_size, run_dir)
-    ends = _told_ends(folder) if folder.is_dir() else set[int]()
+    ends = set[int]() if began_with is None else _told_ends(began_with)
 
     @contextmanager
     def reading(dtype: np.dtype) -> Iterator[Read]:
@@ -123,8 +125,9 @@ def _of_run(
 
 
 def _of_folder(folder: Path) -> TrainedSource:
-    model = load_named(str(folder))
-    ids, template = _tokenizer(folder)
+    base = base_folder(folder)
+    model = load_named(str(base))
+    ids, template = _tokenizer(folder if (folder / TOKENIZER).is_file() else base)
     check_fits(ids, model.vocab_size, folder)
 
     @contextmanager
@@ -135,7 +138,7 @@ def _of_folder(folder: Path) -> TrainedSource:
         model=model,
         ids=ids,
         template=template,
-        ends=frozenset(_told_ends(folder) | {ids.end_of_document}),
+        ends=frozenset(_told_ends(base) | {ids.end_of_document}),
         reading=reading,
     )
 

@@ -36,6 +36,9 @@ class ExportOptions:
     merged: bool = False
     """Of a run with adapters write the whole model, these added to its weights. Without
     it the adapters alone are written, for PEFT."""
+    base: Path | None = None
+    """Of a run with adapters write the weights under them into this folder, too,
+    rounded as the run held them (--lora.frozen); the adapters name it as their base."""
     ema: bool = False
     """Write the averages of weights of a run with --optimizer.ema."""
 
@@ -71,9 +74,12 @@ def export(arguments: Sequence[str]) -> None:
             dtype=options.dtype,
             step=options.step,
             merged=options.merged,
+            base=options.base,
             ema=options.ema,
         )
     what = "adapters of step" if done.what == "adapters" else "step"
+    if options.base is not None:
+        print(f"wrote {options.base}: the weights under the adapters")
     print(f"wrote {done.folder}: {what} {done.step} in {done.dtype}")
 
 

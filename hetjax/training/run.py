@@ -55,7 +55,7 @@ from hetjax.training.packed import check_balance_loss, with_packing
 from hetjax.training.placement import choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.removed_directory import rewriting, was_removed
-from hetjax.training.run_model import warn_of_other_model
+from hetjax.training.run_model import warn_of_other_model, warn_of_random_base
 from hetjax.training.run_reports import write_report
 from hetjax.training.rundir import Journal, read_journal
 from hetjax.training.starting import (
@@ -208,6 +208,7 @@ class Session(ExitStack):
         if saved is None:
             first_weights(config, self._model)  # refuses what could not be read
             warn_of_other_model(config)
+            warn_of_random_base(config)
         shown.doing("looking for devices")
         hardware = choose_hardware(config, self._preset, self._cluster)
         choice = choose_plan(

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetjax.models.configs import DecoderConfig, LlamaConfig
 from hetjax.models.finetuning import fine_tuned
+from hetjax.models.hugging_face.adapter_config import base_folder
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.model import Model
@@ -32,7 +33,7 @@ def warn_of_other_model(config: RunConfig) -> None:
     if config.init is None or is_function(config.model):
         return
     ours = _numbers(named_config(config.model))
-    theirs = _numbers(read_config(local_folder(config.init))[0])
+    theirs = _numbers(read_config(base_folder(local_folder(config.init)))[0])
     differ = [
         f"{name} {theirs.get(name)} (here {ours.get(name)})"
         for name in sorted(ours.keys() | theirs.keys())
@@ -43,6 +44,17 @@ def warn_of_other_model(config: RunConfig) -> None:
             f"the weights of {config.init} are of a model that is not {config.model}: "
             f"{', '.join(differ)}; to begin with what they give there, give the folder "
             "in place of the model",
+            stacklevel=2,
+        )
+
+
+def warn_of_random_base(config: RunConfig) -> None:
+    """Warn where adapters are trained over weights that were never trained."""
+    if config.lora.rank and config.init is None:
+        warnings.warn(
+            f"--lora.rank {config.lora.rank} without --init: the weights under the "
+            "adapters stay as they are drawn from the seed, and learn nothing; give "
+            "--init FOLDER, with weights to adapt",
             stacklevel=2,
         )
 

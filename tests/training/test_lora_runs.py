@@ -2,6 +2,7 @@
 """Runs with adapters: what is saved and exported, and that any plan goes on with it."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.models.finetuning import LoraConfig, TrainConfig, fine_tuned
+from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.model import abstract_params
+from hetjax.models.named import load_named
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
-from hetjax.training.run_model import run_model
+from hetjax.training.run_model import run_model, warn_of_random_base
 from hetjax.training.rundir import CHECKPOINTS
 from tests.models.test_quantised import brute_force
 from tests.training.small import (
@@ -161,9 +165,11 @@ def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounde
     assert len(expected) == 3
     for step, values in expected.items():
         assert found[step] == pytest.approx(values, rel=1e-5)
-    to, adapters = tmp_path / "merged", tmp_path / "adapters"
-    assert export([str(first.config.run_dir), "--to", str(to), "--merged"]) == 0
-    assert export([str(first.config.run_dir), "--to", str(adapters)]) == 0
+    to, adapters, under = (tmp_path / name for name in ("merged", "adapters", "under"))
+    run_dir = str(first.config.run_dir)
+    assert export([run_dir, "--to", str(to), "--merged"]) == 0
+    with pytest.warns(UserWarning, match="rounded to nf4.*--merged.*--base FOLDER"):
+        assert export([run_dir, "--to", str(adapters)]) == 0
     base, merged = (
         load_file(Path(folder) / "model.safetensors")
         for folder in (first.config.model, to)
@@ -183,6 +189,88 @@ def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounde
     )
     table = "model.embed_tokens.weight"
     np.testing.assert_array_equal(merged[table], base[table])
+    again = tmp_path / "again"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert export([run_dir, "--to", str(again), "--base", str(under)]) == 0
+    held = load_file(under / "model.safetensors")
+    np.testing.assert_allclose(held[name], rounded, rtol=0, atol=1e-6)
+    said = json.loads((again / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == str(under)
+    ours, theirs = FolderWeights(again), FolderWeights(to)
+    for path, shape in (
+        (f"{spec.path}.{name}", parameter.shape)
+        for spec in load_named(str(to)).modules
+        for name, parameter in abstract_params(spec).items()
+    ):
+        found, expected = ours(path, shape), theirs(path, shape)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--merged", "--base", "other"], "--merged with --base"),
+        (["--base", "out"], "which is --to, too"),
+        (["--base", "."], "--base ., which has something in it"),
+    ],
+)
+def test_a_base_that_cannot_be_written_is_refused(
+    done: Preset,
+    more: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "something").touch()
+    assert export([str(done.config.run_dir), "--to", "out", *more]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_over_weights_that_no_folder_has_are_warned_of(tmp_path: Path):
+    lora = LoraConfig(rank=RANK)
+    config = replace(small_preset(tmp_path).config, init=None, lora=lora)
+    with pytest.warns(UserWarning, match="--lora.rank 2 without --init.*--init FOLDER"):
+        warn_of_random_base(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_random_base(replace(config, init="somewhere"))
+        warn_of_random_base(replace(config, lora=LoraConfig()))
+
+
+def test_settings_of_generation_are_kept_as_they_are_with_their_tokenizer(
+    done: Preset, tmp_path: Path
+):
+    """Of another tokenizer all but the ids of tokens are kept."""
+    run_dir, first = done.config.run_dir, Path(done.config.model)
+    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "x": [1]}
+    ids = {"eos_token_id": [7, 9], "pad_token_id": 7, "bos_token_id": 3}
+    file = first / "generation_config.json"
+    file.write_text(json.dumps(settings | ids))
+
+    def exported(name: str) -> dict[str, object]:
+        to = tmp_path / name
+        assert export([str(run_dir), "--to", str(to), "--merged"]) == 0
+        return json.loads((to / "generation_config.json").read_text())
+
+    try:
+        own = exported("own")
+        assert own.pop("eos_token_id") not in (7, 9)
+        assert own == settings
+        (first / "tokenizer.json").write_bytes(
+            (run_dir / "tokenizer.json").read_bytes()
+        )
+        assert exported("same") == settings | ids
+        file.write_text("[1]")
+        words = [str(run_dir), "--to", str(tmp_path / "bad"), "--merged"]
+        assert export(words) == 2
+    finally:
+        file.unlink()
+        (first / "tokenizer.json").unlink(missing_ok=True)
+    assert exported("none").keys() == {"eos_token_id"}
 
 
 def test_a_part_alone_is_trained_and_the_whole_is_exported(tmp_path: Path):

@@ -16,11 +16,11 @@ from safetensors.numpy import save_file
 
 from hetjax.models.configs import DecoderConfig, GPTConfig
 from hetjax.models.finetuning import LoraConfig
+from hetjax.models.hugging_face.adapter_config import ADAPTER_CONFIG, ADAPTERS
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.hugging_face.written import Named, Read
 from hetjax.models.model import AbstractParam, Model, ModuleSpec, abstract_params
 
-ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _Pair = tuple[np.ndarray, np.ndarray]  # A and B as matrices of ours
 
 

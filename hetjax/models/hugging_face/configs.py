@@ -24,6 +24,7 @@ from hetjax.models.configs import (
     RopeScaling,
     Routing,
 )
+from hetjax.models.hugging_face.adapter_config import has_adapters, read_adapter_config
 from hetjax.models.hugging_face.fields import FULL, WINDOW, Fields
 from hetjax.models.hugging_face.own_head import has_own_head
 from hetjax.models.hugging_face.quantised_folders import check_settings
@@ -43,6 +44,13 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     family that is not known, for fields that ask for what our models do not do, and
     for a folder whose weights are quantised.
     """
+    if has_adapters(path):
+        adapters = read_adapter_config(path)
+        raise BadInput(
+            got=f"model {str(path)!r}, which is adapters of PEFT for {adapters.base}",
+            allowed="the folder of a model; adapters are weights to begin with",
+            fix=f"hetjax train {adapters.base} --init {path}",
+        )
     file = path / CONFIG if path.is_dir() else path
     try:
         text = file.read_text()

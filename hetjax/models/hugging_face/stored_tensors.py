@@ -112,7 +112,7 @@ class Tensors:
     def _file(self, path: Path) -> Any:
         """A file of safetensors, whose header is read once."""
         if path not in self._files:
-            self._files[path] = _opened(path)
+            self._files[path] = opened(path)
         return self._files[path]
 
     def _check_index(self, found: Mapping[str, _Place]) -> None:
@@ -129,6 +129,18 @@ class Tensors:
 def has_weights(folder: Path) -> bool:
     """Whether the folder has weights in safetensors, or says that it has."""
     return any((folder / name).is_file() for name in (WHOLE, INDEX))
+
+
+def opened(path: Path) -> Any:
+    """Open a file of safetensors; BadInput if it is none, or not whole."""
+    try:
+        return safe_open(path, framework="np")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(
+            got=f"{str(path)!r}: {error}",
+            allowed="a whole file of safetensors",
+            fix="fetch it again",
+        ) from None
 
 
 def spelled(name: str) -> str:
@@ -192,14 +204,3 @@ def _no_weights(folder: Path) -> BadInput:
         allowed="a folder with the weights of a model in safetensors",
         fix="save it with transformers: save_pretrained(FOLDER)",
     )
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="np")
-    except (OSError, SafetensorError) as error:
-        raise BadInput(
-            got=f"{str(path)!r}: {error}",
-            allowed="a whole file of safetensors",
-            fix="fetch it again",
-        ) from None

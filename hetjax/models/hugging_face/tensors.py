@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from hetjax.errors import BadInput
+from hetjax.models.hugging_face.adapter_config import base_folder
+from hetjax.models.hugging_face.adapters_read import tensors_of
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.quantised_folders import check_tensors_are_whole
 from hetjax.models.hugging_face.stored_tensors import Tensors, listed
@@ -25,9 +27,8 @@ _DTYPES = ("BF16", "F16", "F32", "F64")
 _TOLD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
-def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> None:
+def check_tensors(tensors: Tensors, wanted: Mapping[str, TensorPart]) -> None:
     """BadInput unless the folder has all tensors of the model, as they have to be."""
-    wanted = {part.name: part for each in parts.values() for part in each}
     there = tensors.places.keys()
     check_tensors_are_whole(
         tensors.folder, ((name, tensors.dtype(name)) for name in there)
@@ -56,6 +57,7 @@ def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> No
 class FolderWeights:
     """The parameters of a model, each by its full path, in `dtype`, from such a folder.
 
+    Those of a folder of PEFT are its base's, with the adapters added.
     Made, it has checked that all are there; it reads no more than what is asked for.
     One that `lets_go` keeps no file in memory once a parameter is read.
     """
@@ -63,13 +65,14 @@ class FolderWeights:
     def __init__(
         self, folder: Path, dtype: Any = np.float32, *, lets_go: bool = False
     ) -> None:
-        config, raw = read_config(folder)
+        base = base_folder(folder)
+        config, raw = read_config(base)
         self.dtype = np.dtype(dtype)
         self.lets_go = lets_go
-        self.tensors = Tensors(folder)
         self._parts = tensor_parts(config, raw["model_type"])
-        check_tensors(self.tensors, self._parts)
-        wanted = {part.name for each in self._parts.values() for part in each}
+        wanted = {part.name: part for each in self._parts.values() for part in each}
+        self.tensors = tensors_of(folder, base, wanted)
+        check_tensors(self.tensors, wanted)
         check_surplus(self.tensors, config, self.tensors.places.keys() - wanted)
 
     def check_model(self, model: Model) -> None:
