@@ -8,6 +8,7 @@ Does not own any command, what is in files, nor what must hold between them.
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ def main_of(
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
+        warnings.formatwarning = _warning_line
         try:
             _check_system()
             return command(sys.argv[1:] if arguments is None else arguments) or 0
@@ -56,6 +58,11 @@ def main_of(
             return 1
 
     return main
+
+
+def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning as people read it, without the place in our code."""
+    return f"warning: {message}\n"
 
 
 def _check_system() -> None:

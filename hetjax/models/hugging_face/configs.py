@@ -12,6 +12,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hetjax.models.configs import (
 from hetjax.models.hugging_face.adapter_config import has_adapters, read_adapter_config
 from hetjax.models.hugging_face.fields import FULL, WINDOW, Fields
 from hetjax.models.hugging_face.own_head import has_own_head
-from hetjax.models.hugging_face.quantised_folders import check_settings
+from hetjax.models.hugging_face.quantised_folders import SETTINGS, check_settings
 from hetjax.models.hugging_face.stored_tensors import has_weights
 
 CONFIG = "config.json"
@@ -68,9 +69,16 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     raw = _of_text(raw, name)
     config = config_of(raw, name)
     if not path.is_dir() or not has_weights(path):
-        return config, raw
+        return config, _of_whole_weights(name, raw)
     check_settings(path, settings)
     return _as_stored(path, config, raw)
+
+
+def _of_whole_weights(name: str, raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields without those of how weights are quantised that are not there."""
+    if raw.get(SETTINGS):
+        _warn_once(f"model {name!r}: {SETTINGS} is left out, its sizes alone are used")
+    return {key: value for key, value in raw.items() if key != SETTINGS}
 
 
 def _as_stored(
@@ -81,14 +89,19 @@ def _as_stored(
         if not config.tied or not has_own_head(folder):
             return config, raw
     except BadInput as error:  # whatever uses the weights refuses them
-        warnings.warn(f"{error.got}: its head is tied by its {CONFIG}", stacklevel=2)
+        _warn_once(f"{error.got}: its head is tied by its {CONFIG}")
         return config, raw
-    warnings.warn(
+    _warn_once(
         f"{folder}: lm_head.weight differs from the embedding, so it is not tied, "
-        f"although {CONFIG} says so; tie_word_embeddings = false there says the same",
-        stacklevel=2,
+        f"although {CONFIG} says so; tie_word_embeddings = false there says the same"
     )
     return replace(config, tied=False), {**raw, "tie_word_embeddings": False}
+
+
+@lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    """Warn; a command reads the same folder several times."""
+    warnings.warn(text, stacklevel=3)
 
 
 def _of_text(raw: Any, name: str) -> Any:

@@ -68,3 +68,15 @@ def test_tensors_name_the_method_where_the_config_does_not(
     with pytest.raises(BadInput) as error:
         FolderWeights(tmp_path / "in")
     check_named(error.value, method.partition(" ")[0])
+
+
+def test_sizes_alone_are_read_and_written_without_a_method(tmp_path: Path):
+    shutil.copytree(FIXTURES / "llama2", tmp_path / "in")
+    expected = read_config(tmp_path / "in")
+    with_fields(tmp_path / "in", quantization_config=METHODS["FP8"][0])
+    (tmp_path / "in" / WHOLE).unlink()
+    for path in (tmp_path / "in", tmp_path / "in" / "config.json"):
+        assert read_config(path) == expected
+    (tmp_path / "in").rename(tmp_path / "other")
+    with pytest.warns(UserWarning, match="'other': quantization_config is left out"):
+        read_config(tmp_path / "other")
