@@ -241,6 +241,21 @@ def test_adapters_over_weights_that_no_folder_has_are_warned_of(tmp_path: Path):
         warn_of_random_base(replace(config, lora=LoraConfig()))
 
 
+def test_a_run_with_adapters_over_random_weights_warns_before_it_looks_for_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    class Begun(Exception):
+        pass
+
+    def begun(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr("hetjax.training.run.choose_hardware", begun)
+    with pytest.raises(Begun):
+        trained(preset_of(tmp_path, init=None))
+    assert "warning: --lora.rank 2 without --init" in capfd.readouterr().out
+
+
 def test_settings_of_generation_are_kept_as_they_are_with_their_tokenizer(
     done: Preset, tmp_path: Path
 ):
