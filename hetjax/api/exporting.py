@@ -33,7 +33,7 @@ from hetjax.models.hugging_face.adapter_config import has_adapters
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
-from hetjax.models.model import quantised_weights
+from hetjax.models.model import Model, abstract_params, quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.models.quantised import rounded
 from hetjax.training import rundir
@@ -152,6 +152,7 @@ def weight_reader(
     adapter added unless they are not to be `adapted`. What is computed is in fp32, all
     else in the dtype."""
     model = run_model(config)
+    _check_same_model(config, model, checkpoint)
     saved_as = AVERAGES if ema else WEIGHTS
     first = first_weights(config, model, lets_go=True)
     first_written = first_weights(config, model, dtype, lets_go=True)
@@ -187,6 +188,28 @@ def weight_reader(
         return merged_weight(value, a, b, adapter.scale)
 
     return read
+
+
+def _check_same_model(config: RunConfig, model: Model, checkpoint: Checkpoint) -> None:
+    """BadInput for a checkpoint without some of what the run trains of this model.
+
+    Such is that of a run whose folder has been changed, or had its own head dropped.
+    """
+    trained = [
+        f"{spec.path}.{name}"
+        for spec in model.modules
+        for name, parameter in abstract_params(spec).items()
+        if parameter.trained
+    ]
+    missing = [p for p in trained if f"{WEIGHTS}{p}" not in checkpoint.entries]
+    if missing:
+        raise BadInput(
+            got=f"a checkpoint without {missing[0]}, which the model in {config.model} "
+            "has",
+            allowed="the model as it was when the run trained it",
+            fix=f"put {config.model} back as it was (for head.table: take "
+            "lm_head.weight out of its files), or train anew with another --run-dir",
+        )
 
 
 def check_averaged(config: RunConfig, ema: bool) -> None:

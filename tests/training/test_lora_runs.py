@@ -5,11 +5,14 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hetjax.api.exporting import weight_reader
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.export import main as export
@@ -305,6 +308,21 @@ def test_a_part_alone_is_trained_and_the_whole_is_exported(tmp_path: Path):
         "model.layers.1.post_attention_layernorm.weight",
         *(f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     }
+
+
+def test_a_checkpoint_of_another_model_is_not_filled_up_from_the_folder(tmp_path: Path):
+    """As that of a run whose tied folder was given a head of its own afterwards."""
+    chosen = preset_of(tmp_path, lora=LoraConfig())
+    named = {
+        f"{spec.path}.{name}": None
+        for spec in run_model(chosen.config).modules
+        for name in abstract_params(spec)
+    }
+    del named["head.table"]
+    entries = {f"params.{path}": None for path in named}
+    saved: Any = SimpleNamespace(entries=entries, step=3)
+    with pytest.raises(BadInput, match="a checkpoint without head.table"):
+        weight_reader(chosen.config, saved)
 
 
 def test_frozen_weights_of_a_run_from_scratch_are_drawn_again(tmp_path: Path):
