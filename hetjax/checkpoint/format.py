@@ -24,7 +24,7 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
-from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId, is_id
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.names import check_relative, inside, is_worker
 
@@ -338,7 +338,7 @@ def _check_names(found: Manifest) -> None:
     for worker in (found.worker, *found.workers):
         if not is_worker(worker):
             raise ValueError(f"{str(worker)[:80]!r} is no name of a worker")
-    if not isinstance(found.run, str):
+    if not is_id(found.run):
         raise ValueError(f"{str(found.run)[:80]} is no identity of a run")
     if found.state not in STATES:
         raise ValueError(f"{str(found.state)[:80]!r} is no name of a state")

@@ -319,9 +319,13 @@ def holder_of(store: Store, number: int) -> Holder | None:
     """Who took the lease of this number; None if that cannot be told."""
     text = store.get_text(_name(number, _HOLDER))
     try:
-        return None if text is None else Holder(**json.loads(text))
+        holder = None if text is None else Holder(**json.loads(text))
     except (TypeError, ValueError):
         return None
+    if holder is None or type(holder.pid) is not int:
+        return None
+    words = (value for name, value in asdict(holder).items() if name != "pid")
+    return holder if all(isinstance(word, str) for word in words) else None
 
 
 def _own(held_for: HeldFor) -> str:

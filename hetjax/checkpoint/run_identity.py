@@ -6,6 +6,7 @@ tells whose state is found in a place. Owns its form and which saves belong to i
 not own the decision which run a start goes on with (`hetjax/training/identity.py`).
 """
 
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ RunId = str
 UNIDENTIFIED: RunId = ""  # of saves from before runs had identities
 _BEFORE = "before-"
 _ID_BYTES = 8
+_ID = re.compile("[0-9a-z-]{0,40}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,15 @@ def id_for_older(fresh: RunId) -> RunId:
 
 def began_before_identities(run: RunId) -> bool:
     return run.startswith(_BEFORE)
+
+
+def is_id(found: object) -> bool:
+    """Whether a run may have this identity.
+
+    >>> [is_id(found) for found in (id_for_older("0a1b"), UNIDENTIFIED, "a b", 7)]
+    [True, True, False, False]
+    """
+    return isinstance(found, str) and _ID.fullmatch(found) is not None
 
 
 def named(run: RunId) -> str:

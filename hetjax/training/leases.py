@@ -59,9 +59,9 @@ def _check_is_no_copy(
     That is the one whose lease, `number` by `holder`, was copied with this one, as long
     as it can be seen. One that was moved is not there any more.
     """
-    if holder.home in ("", held_for.home):
+    host, _, path = [*holder.home.split(" ", 2), "", ""][:3]
+    if not path or holder.home == held_for.home:
         return
-    host, _, path = holder.home.split(" ", 2)
     original = Path(path)
     is_seen = host == socket.gethostname() and home_of(original) == holder.home
     if not is_seen or not original.exists() or original.samefile(run_dir):

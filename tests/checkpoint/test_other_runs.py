@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetjax.checkpoint.format import MANIFEST, from_text, to_text
-from hetjax.checkpoint.lease import Fence, Held, take
+from hetjax.checkpoint.lease import Fence, Held, holder_of, take
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import RunIdentity
@@ -32,6 +32,7 @@ from hetjax.checkpoint.stores.store import CorruptData, StoreError
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
+from tests.checkpoint.test_hostile_names import manifest
 from tests.checkpoint.values import state_of
 
 ONE, TWO = RunIdentity(id="1111"), RunIdentity(id="2222")
@@ -215,6 +216,25 @@ def test_bytes_that_are_swapped_after_their_check_are_not_read(
     monkeypatch.setattr(Path, "open", swapped)
     for entry, value in state_of(2):
         np.testing.assert_array_equal(found.read(entry), value)
+
+
+@pytest.mark.parametrize("wrong", [{"home": 5}, {"run": ["a"]}, {"pid": "1"}])
+def test_a_holder_with_fields_of_other_types_is_none(tmp_path: Path, wrong: dict):
+    store = lease_folder(tmp_path)
+    take(store, "it").release()
+    name = "lease/0000000001/holder"
+    text = store.get_text(name) or ""
+    assert holder_of(store, 1) is not None
+    store.remove([name])
+    store.put_text(name, json.dumps(json.loads(text) | wrong))
+    assert holder_of(store, 1) is None
+
+
+@pytest.mark.parametrize("run", ["a b", "../x", 7, "a" * 99])
+def test_what_cannot_be_an_identity_damages_a_manifest(run: object):
+    body = to_text(manifest())
+    with pytest.raises(ValueError, match="is no identity of a run"):
+        from_text(to_text(replace(from_text(body), run=run)))  # type: ignore[arg-type]
 
 
 def test_a_lease_says_again_who_holds_it(tmp_path: Path):

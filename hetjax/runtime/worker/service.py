@@ -10,6 +10,7 @@ above.
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,14 +110,12 @@ class WorkerService:
 
     def close(self) -> None:
         """Finish what is being written, and let go of everything."""
-        if self._work is not None:
-            self._work.close()
-        if self._writer is not None:
-            self._writer.close()
-        if self._copies is not None:
-            self._copies.close()
-        if self._held is not None:
-            self._held.release()
+        with ExitStack() as stack:  # the folder is held to the very end
+            if self._held is not None:
+                stack.callback(self._held.release)
+            for part in (self._copies, self._writer, self._work):
+                if part is not None:
+                    stack.callback(part.close)
 
     def _coordinate(self, request: schema.Coordinate) -> schema.Address:
         return schema.Address(address=self.host_group.coordinate())
