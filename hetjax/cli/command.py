@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster import catalogue
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.readers import text_files
@@ -101,9 +101,9 @@ def check_inputs(
 
 
 def check_devices(cluster: Path | None) -> None:
-    """Raise BadInput for a device of the cluster that nobody has figures of."""
-    for node in () if cluster is None else load_cluster(cluster).nodes:
-        device_spec(node)
+    """Raise BadInput for devices of the cluster that nobody has figures of."""
+    if cluster is not None:
+        catalogue.check_devices(load_cluster(cluster))
 
 
 def check_outputs(options: Any, *names: str) -> None:

@@ -14,7 +14,7 @@ import tyro
 
 from hetjax.cli.command import main_of
 from hetjax.cli.options import parse_options
-from hetjax.cluster.cluster_files import load_cluster
+from hetjax.cluster.cluster_files import read_cluster
 from hetjax.elastic.notices import REQUEST, ask_to_leave
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.training.rundir import CLUSTER, CONFIG, usable
@@ -41,7 +41,7 @@ def ask(run_dir: Path, node: str | None) -> str:
             allowed="the directory of a run",
             fix="give the --run-dir of the run; presets train in runs/PRESET",
         )
-    names = [each.name for each in load_cluster(run_dir / CLUSTER).nodes]
+    names = [each.name for each in read_cluster(run_dir / CLUSTER).nodes]
     if node is not None and node not in names:
         raise BadInput(
             got=f"node {node}", allowed=", ".join(names), fix=did_you_mean(node, names)

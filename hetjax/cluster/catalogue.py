@@ -16,7 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from hetjax.cluster.cluster import DEVICE_FIGURES, Node, Precision
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
+from hetjax.cluster.device_names import meant
 from hetjax.errors import BadInput
 
 Backend = Literal["cpu", "gpu", "tpu"]  # XLA's, by what it compiles for
@@ -77,9 +78,42 @@ def catalogue() -> Mapping[str, DeviceSpec]:
     return MappingProxyType(specs)
 
 
+@cache
 def canonical_name(device: str) -> str:
-    """Return the catalogue's name for a device or an alias; other names unchanged."""
-    return _names().get(device, device)
+    """Return the catalogue's name of the one device that is meant.
+
+    Names that may mean several, or none, are returned as they are.
+
+    >>> canonical_name("RTX 4090"), canonical_name("A100 80GB")
+    ('GeForce-RTX-4090', 'A100 80GB')
+    """
+    if device in _names():
+        return _names()[device]
+    found = candidates(device)
+    return found[0] if len(found) == 1 else device
+
+
+def candidates(device: str) -> list[str]:
+    """Return the catalogue's names that a name, or a part of one, may mean."""
+    entries = {name: (name, *spec.aliases) for name, spec in catalogue().items()}
+    entries.pop("cpu", None)  # other code knows it by this very name
+    return meant(device, entries)
+
+
+def check_devices(cluster: Cluster) -> None:
+    """Raise one BadInput for all devices that neither catalogue nor nodes describe."""
+    problems: list[BadInput] = []
+    for node in cluster.nodes:
+        try:
+            device_spec(node)
+        except BadInput as problem:
+            problems.append(problem)
+    if problems:
+        raise BadInput(
+            got="; ".join(problem.got for problem in problems),
+            allowed="; ".join(dict.fromkeys(problem.allowed for problem in problems)),
+            fix="; ".join(dict.fromkeys(problem.fix for problem in problems)),
+        )
 
 
 def backend_of(device: str) -> Backend:
@@ -204,6 +238,15 @@ def _names() -> Mapping[str, str]:
 
 def _unknown(node: Node, missing: list[str]) -> BadInput:
     keys = ", ".join(f"{key} = ..." for key in missing)
+    several = candidates(node.device)
+    if several:
+        least = min(several, key=lambda name: catalogue()[name].memory_gib)
+        return BadInput(
+            got=f"node {node.name!r}: device {node.device!r} may be any of "
+            f"{len(several)} devices of the catalogue",
+            allowed=f"{', '.join(several)}; or a device with figures of its own",
+            fix=f'write device = "{least}", or add to the node: {keys}',
+        )
     holding, alike = _holding(node.device), _alike(node.device)
     near = list(dict.fromkeys([*holding, *alike]))
     spelled = [name for name in holding or alike if _is_spelling_of(name, node.device)]

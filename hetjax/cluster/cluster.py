@@ -210,15 +210,18 @@ def _out_of_range(node: Node, key: str, allowed: str) -> BadInput:
 def _link_end_problems(cluster: Cluster) -> Iterator[BadInput]:
     nodes = sorted({node.name for node in cluster.nodes})
     zones = sorted({node.zone for node in cluster.nodes} - {""})
+    known = {*nodes, *zones}
+    lost = [link for link in cluster.links if not {*link.between} <= known]
+    if lost:
+        ends = sorted({end for link in lost for end in link.between} - known)
+        yield BadInput(
+            got=f"no node or zone is named {' or '.join(map(repr, ends))}: "
+            + "; ".join(map(_shown, lost)),
+            allowed=f"nodes: {', '.join(nodes)}; zones: {', '.join(zones) or 'none'}",
+            fix=f"remove {'this [[link]]' if len(lost) == 1 else 'these [[link]]s'}, "
+            f"or add a [[node]] named {' and one named '.join(map(repr, ends))}",
+        )
     for link in cluster.links:
-        for end in link.between:
-            if end not in nodes and end not in zones:
-                yield BadInput(
-                    got=f"{_shown(link)}: no node or zone is named {end!r}",
-                    allowed=f"nodes: {', '.join(nodes)}; "
-                    f"zones: {', '.join(zones) or 'none'}",
-                    fix="link two of these names, or give nodes a zone of that name",
-                )
         left, right = link.between
         if left == right or (left in nodes) != (right in nodes):
             yield BadInput(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.zones import check_joined
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.files.parsing import parsed, read_file, toml_table
 from hetjax.files.tables import as_kind, read_fields, read_record
@@ -22,14 +23,25 @@ _PRESETS = Path(__file__).parent / "presets"
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster file, or the preset of that name; BadInput starts with the path.
 
-    A file comes before a preset of the same name.
+    A file comes before a preset of the same name. Its zones have to be joined.
 
     >>> [f"{node.count} x {node.device}" for node in load_cluster("tiny").nodes]
     ['1 x A100-SXM4-80GB', '2 x V100-SXM2-16GB', '2 x L4']
     """
     if _is_word(str(path)) and not os.path.exists(path):
         path = preset_path(str(path))
+    return read_file(path, _parse_joined, what="cluster file")
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read what is left of a cluster whose nodes may have gone, and their links."""
     return read_file(path, parse_cluster, what="cluster file")
+
+
+def _parse_joined(text: str) -> Cluster:
+    cluster = parse_cluster(text)
+    check_joined(cluster)
+    return cluster
 
 
 def parse_cluster(text: str) -> Cluster:

@@ -23,7 +23,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.cluster_files import cluster_toml, load_cluster
+from hetjax.cluster.cluster_files import cluster_toml, read_cluster
 from hetjax.data.dataset import Dataset
 from hetjax.data.hugging_face import FILES
 from hetjax.data.settings import ingredients
@@ -152,7 +152,7 @@ def read_previous(path: Path) -> Previous | None:
         config=read_config(values["config"], f"{where}: config"),
         dataset=Path(dataset["directory"]),
         hashes=hashes,
-        cluster=load_cluster(path / CLUSTER),
+        cluster=read_cluster(path / CLUSTER),
         plan=read_plan(path / PLAN),
     )
 

@@ -2,11 +2,14 @@
 """Every error in a cluster file says what was got, what is allowed, what to type."""
 
 import json
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import load_cluster, parse_cluster
+from hetjax.costs.network.routes import route
 from hetjax.errors import BadInput
 from hetjax.names import RULE
 
@@ -162,9 +165,16 @@ def test_an_unknown_preset_names_the_nearest():
         ),
         (
             'name = "x"\n' + NODE + LINK,
-            "link between 'n' and 'm': no node or zone is named 'm'",
+            "no node or zone is named 'm': link between 'n' and 'm'",
             "nodes: n; zones: none",
-            "link two of these names, or give nodes a zone of that name",
+            "remove this [[link]], or add a [[node]] named 'm'",
+        ),
+        (
+            'name = "x"\n' + NODE + LINK + LINK.replace('"m"', '"z"'),
+            "no node or zone is named 'm' or 'z': link between 'n' and 'm'; link "
+            "between 'n' and 'z'",
+            "nodes: n; zones: none",
+            "remove these [[link]]s, or add a [[node]] named 'm' and one named 'z'",
         ),
         (
             'name = "x"\n' + NODE + LINK.replace('"m"', '"n"'),
@@ -250,3 +260,65 @@ def test_a_missing_file_and_a_file_that_is_no_text_are_bad_input(tmp_path):
 def test_a_cluster_made_in_python_is_checked_too():
     with pytest.raises(BadInput, match="2 nodes named 'a100-0'"):
         Cluster(name="x", nodes=(Node(name="a100-0", device="H20", count=1),) * 2)
+
+
+def zoned(*zones: str, links: str = "") -> str:
+    nodes = (
+        NODE.replace('"n"', f'"n{i}"') + (f'zone = "{zone}"\n' if zone else "")
+        for i, zone in enumerate(zones)
+    )
+    return 'name = "x"\n' + "".join(nodes) + links
+
+
+def between(left: str, right: str) -> str:
+    return LINK.replace('"n", "m"', f'"{left}", "{right}"')
+
+
+@pytest.mark.parametrize(
+    ("zones", "links", "alone"),
+    [
+        (("a", "b", "c"), (), ["zone 'a' (n0)", "zone 'b' (n1)", "zone 'c' (n2)"]),
+        (("a", "b", "c", "c"), (("a", "b"),), ["zone 'c' (n2, n3)"]),
+        (("a", "b", "b"), (("n1", "n2"),), ["zone 'a' (n0)", "zone 'b' (n1, n2)"]),
+    ],
+)
+def test_zones_that_nothing_joins_are_refused_with_the_lines_to_add(
+    zones: tuple[str, ...],
+    links: tuple[tuple[str, str], ...],
+    alone: list[str],
+    tmp_path: Path,
+):
+    file = tmp_path / "cluster.toml"
+    file.write_text(zoned(*zones, links="".join(between(*ends) for ends in links)))
+    with pytest.raises(BadInput) as caught:
+        load_cluster(file)
+    told = caught.value.got.partition("cluster.toml': ")[2]
+    assert told == "; ".join(alone) + ": no link to any other zone"
+    lines = caught.value.fix.partition("figures of your own:\n")[2]
+    with file.open("a") as more:
+        more.write(lines)
+    cluster = load_cluster(file)
+    for one, other in combinations(cluster.nodes, 2):  # any two can be used
+        route(cluster, (one.name, (0,)), (other.name, (0,)))
+
+
+def test_zones_that_are_joined_by_zones_or_nodes_or_are_one_are_taken(tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    for zones, ends in (
+        (("a", "a"), []),
+        (("", ""), []),
+        (("a", "b"), [("a", "b")]),
+        (("a", "b"), [("n0", "n1")]),
+    ):
+        file.write_text(zoned(*zones, links="".join(between(*each) for each in ends)))
+        load_cluster(file)
+
+
+def test_nodes_without_a_zone_beside_others_with_one_are_refused(tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(zoned("a", "", ""))
+    with pytest.raises(BadInput, match="nodes without a zone .n1, n2.") as caught:
+        load_cluster(file)
+    assert "remove all zone lines" in caught.value.fix
+    file.write_text(file.read_text().replace('zone = "a"\n', ""))
+    load_cluster(file)

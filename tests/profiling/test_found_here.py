@@ -86,9 +86,11 @@ def no_cpu_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         patched.setattr(catalogue, "_FILE", path)
         catalogue.catalogue.cache_clear()
         catalogue._names.cache_clear()
+        catalogue.canonical_name.cache_clear()
         yield
     catalogue.catalogue.cache_clear()
     catalogue._names.cache_clear()
+    catalogue.canonical_name.cache_clear()
 
 
 def test_an_unknown_kind_is_measured_once_and_said_once(tmp_path: Path):
