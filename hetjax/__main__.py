@@ -21,6 +21,7 @@ COMMANDS = {
     "eval": "score a trained model on texts and questions",
     "export": "write a run's weights for transformers",
     "profile": "time a model's layers on what is here",
+    "devices": "list the devices that are known, and those of this machine",
     "doctor": "look for what is wrong with this machine, its packages, a run's places",
     "preempt": "ask a run to save and stop, or to let a node go",
 }

@@ -124,7 +124,17 @@ def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
 @pytest.mark.parametrize(
     "command",
     [
-        *("demo", "doctor", "eval", "export", "plan", "preempt", "profile", "sample"),
+        *(
+            "demo",
+            "devices",
+            "doctor",
+            "eval",
+            "export",
+            "plan",
+            "preempt",
+            "profile",
+            "sample",
+        ),
         *("simulate", "train"),
     ],
 )

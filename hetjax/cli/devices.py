@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `devices`: what the catalogue has, and what this machine has.
+
+Owns its options and its table. Does not own the catalogue (`cluster/catalogue.py`) nor
+looking at this machine (`launch/looking.py`).
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from hetjax.cli.command import main_of
+from hetjax.cli.options import parse_options
+from hetjax.cluster.catalogue import DeviceSpec, candidates, catalogue
+from hetjax.errors import BadInput
+from hetjax.report.progress import working
+
+_PROGRAM = "python -m hetjax.devices"
+_HELP = """List the devices that hetjax knows: the name for a cluster file, memory, peak
+and price of one. With a word, those that it may mean or whose name holds it; without,
+also the accelerators of this machine.
+
+  python -m hetjax.devices "A100 80GB"
+
+Exit codes: 0 done, 2 bad input, as a word that no device has."""
+_ROW = "{:<42} {:>10} {:>9} {:>11}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicesOptions:
+    """Which devices."""
+
+    word: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORD")] = ""
+    """A name, or a part of one; all devices if left out."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print one JSON object in place of the table."""
+
+
+def devices(arguments: Sequence[str]) -> None:
+    """Print what the arguments ask for."""
+    default = DevicesOptions()
+    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    found = meant(options.word)
+    here = None if options.word else _here()
+    if options.json:
+        listed = {spec.name: _values(spec) for spec in found}
+        print(json.dumps({"devices": listed, "here": here}))
+        return
+    print(_ROW.format("device", "memory GiB", "TFLOP/s", "USD an hour"))
+    for spec in found:
+        print(_ROW.format(spec.name, *map(_cell, _values(spec).values())))
+    if here is not None:
+        told = ", ".join(f"{count} x {name}" for name, count in here.items())
+        print(f"\nthis machine: {told or 'no accelerator, the CPU alone'}")
+
+
+def meant(word: str) -> list[DeviceSpec]:
+    """Return the devices that a word may mean, else those whose names hold it."""
+    specs, text = catalogue(), word.lower()
+    names = candidates(word) if word else list(specs)
+    holding = [name for name in specs if text in name.lower()]
+    if not (names or holding):
+        raise BadInput(
+            got=f"no device {word!r}",
+            allowed="a name of the device catalogue, or a part of one",
+            fix="hetjax devices lists all; a cluster file may describe others",
+        )
+    return [specs[name] for name in dict.fromkeys([*names, *holding])]
+
+
+def _values(spec: DeviceSpec) -> dict[str, Any]:
+    return {
+        "memory_gib": spec.memory_gib,
+        "peak_tflops": spec.peak_tflops,
+        "price_per_hour": spec.price_per_hour,
+    }
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _here() -> Mapping[str, int]:
+    """How many accelerators of each kind this machine has."""
+    with working("looking"):
+        from hetjax.cluster.discovery import discover
+        from hetjax.launch.looking import accelerators_here
+
+        here = accelerators_here(os.environ)
+    nodes = discover(here).nodes if here else ()
+    return {node.device: node.count for node in nodes}
+
+
+main = main_of(devices)

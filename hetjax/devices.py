@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m hetjax.devices [WORD]`, which is `hetjax devices`."""
+
+from hetjax.cli.devices import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
