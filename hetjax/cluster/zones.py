@@ -37,12 +37,12 @@ def _fix(zones: Sequence[str], alone: Sequence[str], zoneless: Sequence[str]) ->
     if zoneless:
         return f"{same}; else add a zone to {', '.join(zoneless)}, and links to it"
     pairs = [pair for pair in combinations(zones, 2) if {*pair} & {*alone}]
-    lines = "\n".join(
-        f'[[link]]\nbetween = ["{left}", "{right}"]\n'
-        "bandwidth_gbit_per_s = 5.0\nlatency_ms = 30.0"
+    lines = "; ".join(
+        f'[[link]], between = ["{left}", "{right}"], bandwidth_gbit_per_s = 5.0, '
+        "latency_ms = 30.0"
         for left, right in pairs
     )
-    return f"{same}; else add these lines, with figures of your own:\n{lines}"
+    return f"{same}; else add, line by line and with figures of your own: {lines}"
 
 
 def _shown(zone: str) -> str:

@@ -2,6 +2,7 @@
 """Every error in a cluster file says what was got, what is allowed, what to type."""
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -294,9 +295,9 @@ def test_zones_that_nothing_joins_are_refused_with_the_lines_to_add(
         load_cluster(file)
     told = caught.value.got.partition("cluster.toml': ")[2]
     assert told == "; ".join(alone) + ": no link to any other zone"
-    lines = caught.value.fix.partition("figures of your own:\n")[2]
+    added = caught.value.fix.partition("figures of your own: ")[2]
     with file.open("a") as more:
-        more.write(lines)
+        more.write(re.sub(r"; |, (?=between|bandwidth|latency)", "\n", added))
     cluster = load_cluster(file)
     for one, other in combinations(cluster.nodes, 2):  # any two can be used
         route(cluster, (one.name, (0,)), (other.name, (0,)))
