@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetjax.data import record_files
@@ -79,6 +79,7 @@ _VALUES = st.recursive(
 
 
 @settings(max_examples=60, deadline=None)
+@example([123, 45], 1, True, False)
 @given(st.lists(_VALUES, max_size=8), st.integers(1, 9), st.booleans(), st.booleans())
 def test_values_are_those_of_the_whole_text_wherever_reads_end(
     tmp_path_factory, values, num_bytes, is_array, is_indented

@@ -55,7 +55,7 @@ def test_a_template_that_raises_refuses_the_messages(source, why):
         with pytest.raises(TemplateRefuses, match=why):
             template.render(MESSAGES)
     except BadInput as refused:  # computed while it was compiled
-        assert "chat template that" in refused.got
+        assert "cannot be compiled" in refused.got
 
 
 @pytest.mark.parametrize(
