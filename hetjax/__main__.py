@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from hetjax.cli.command import main_of
-from hetjax.errors import BadInput, did_you_mean
+from hetjax.cli.process import process_main
 
 COMMANDS = {
     "demo": "race planners on a small cluster of unlike cards",
@@ -28,15 +27,30 @@ COMMANDS = {
 
 
 def _run(given: Sequence[str]) -> int:
+    from hetjax.cli.command import main_of  # once signals are heard
+
+    return main_of(_chosen)(given)
+
+
+def _chosen(given: Sequence[str]) -> int:
     """Run the command that comes first with the arguments after it; its exit code."""
-    if not given or given[0] in ("-h", "--help"):
+    if not given or given[0] in ("-h", "--help", "--help-all"):
         print(_help())
         return 0 if given else 2
     name, *rest = given
+    if name == "help":
+        return _chosen([*rest[:1], "--help"])
+    if name == "completion":
+        from hetjax.cli.completion import completion
+
+        print(completion(COMMANDS, rest))
+        return 0
     if name == "--version":
         print(f"hetjax {version('hetjax')}")
         return 0
     if name not in COMMANDS:
+        from hetjax.errors import BadInput, did_you_mean
+
         raise BadInput(
             got=f"command {name!r}",
             allowed=", ".join(COMMANDS),
@@ -51,10 +65,12 @@ def _help() -> str:
 
 {commands}
 
-hetjax COMMAND --help says more; hetjax --version prints the version."""
+hetjax help COMMAND says more; COMMAND --help-all lists every option.
+-q shows results and errors alone; hetjax --version prints the version;
+hetjax completion bash, or zsh, prints what lets a shell complete options."""
 
 
-main = main_of(_run)
+main = process_main(_run)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.profile PRESET [options]`, which is `hetjax profile`."""
 
-from hetjax.cli.profile import main
+from hetjax.cli.process import command_main
+
+main = command_main("profile")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,7 +8,6 @@ from, how a search ends early, and that it shows how it goes. Does not own the c
 """
 
 import math
-import os
 import signal
 import threading
 import warnings
@@ -47,7 +46,7 @@ from hetjax.plans.plan_files import read_plan
 from hetjax.plans.precision import Dtype
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
-from hetjax.report.progress import working
+from hetjax.report.progress import say_at_once, working
 from hetjax.training.config_checks import option
 from hetjax.training.hardware import cluster_of
 from hetjax.training.optimizer import optimizer
@@ -173,13 +172,12 @@ def _nothing_found(search_s: float) -> BadInput:
 
 @contextmanager
 def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
-    """Let the first SIGINT end the search; the second interrupts as usual."""
+    """Let the first SIGINT end the search; the second does as one did before."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         limit.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        # not print: it may be what the signal has interrupted
-        os.write(2, b"\nending with the best plan so far; Ctrl-C again: at once\n")
+        signal.signal(signal.SIGINT, before)
+        say_at_once("ending with the best plan so far; Ctrl-C again: at once")
 
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are not its business

@@ -6,6 +6,7 @@ own the run (`training/run.py`), which is that of `python -m hetjax.train`.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -202,11 +203,14 @@ class Trainer:
         """
         try:
             session = self._session or self._open()
-            with clear_ends(self.config), display(self.config.steps) as shown:
+            with clear_ends(self.config), self._display() as shown:
                 return act(session, shown)
         except BaseException as error:
             self._close(error)
             raise
+
+    def _display(self) -> AbstractContextManager[Display]:
+        return display(self.config.steps, self.config.run_dir / rundir.LOG)
 
     def _open(self) -> Session:
         """Hold the run directory until `close`, or as long as there is a trainer."""
@@ -233,6 +237,6 @@ class Trainer:
         session, self._session = self._session, None
         if session is None:
             return
-        with clear_ends(self.config), display(self.config.steps):
+        with clear_ends(self.config), self._display():
             kind, trace = type(error) if error else None, error and error.__traceback__
             session.__exit__(kind, error, trace)

@@ -11,8 +11,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
+from hetjax.cli.process import INTERRUPTED, TERMINATED, Main
 from hetjax.cluster import catalogue
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.layer_profile import read_profile
@@ -22,12 +26,10 @@ from hetjax.files.writing import naming
 from hetjax.models.named import check_model_name
 from hetjax.plans.plan_files import read_plan
 from hetjax.report.pictures.picture import check_picture
+from hetjax.report.progress import quiet_if
+from hetjax.training.interrupts import Terminated
 
-
-class Main(Protocol):
-    """Runs a command and gives its exit code; without arguments with the process's."""
-
-    def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
+_QUIET = {"-q", "--quiet"}
 
 
 def main_of(
@@ -36,7 +38,8 @@ def main_of(
 ) -> Main:
     """Return the `main` of a command.
 
-    After Ctrl-C it says what the same command would do next, if it `goes_on`.
+    All commands take -q. After Ctrl-C it says what the same command would do next, if
+    it `goes_on`.
 
     >>> main_of(lambda arguments: None)([])
     0
@@ -46,16 +49,18 @@ def main_of(
         warnings.formatwarning = _warning_line
         try:
             _check_system()
-            return command(sys.argv[1:] if arguments is None else arguments) or 0
+            given = sys.argv[1:] if arguments is None else arguments
+            with quiet_if(not _QUIET.isdisjoint(given)):
+                return command([word for word in given if word not in _QUIET]) or 0
         except (BadInput, NoFeasiblePlan, RunFailed) as error:
-            print(f"error\n{error}", file=sys.stderr)
+            _print_error(error)
             return error.exit_code
-        except KeyboardInterrupt:
-            if goes_on is None:
-                print("interrupted", file=sys.stderr)
-            else:
-                print(f"interrupted; the same command {goes_on}")
-            return 1
+        except KeyboardInterrupt as interrupt:
+            then = "" if goes_on is None else f"; the same command {goes_on}"
+            is_term = isinstance(interrupt, Terminated)
+            how = "ended by SIGTERM before the first step" if is_term else "interrupted"
+            print(f"hetjax: {how}{then}", file=sys.stderr)
+            return TERMINATED if is_term else INTERRUPTED
 
     return main
 
@@ -63,6 +68,14 @@ def main_of(
 def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
     """A warning as people read it, without the place in our code."""
     return f"warning: {message}\n"
+
+
+def _print_error(error: Exception) -> None:
+    """Print it on standard error; in colour on a terminal, unless NO_COLOR is set."""
+    text = Text(f"hetjax: error\n{error}")
+    text.highlight_regex("^hetjax: error", "bold red")
+    text.highlight_regex("(?m)^(got|allowed|fix):", "bold")
+    Console(stderr=True).print(text, soft_wrap=True)
 
 
 def _check_system() -> None:
@@ -124,26 +137,32 @@ def check_outputs(options: Any, *names: str) -> None:
 
 
 def write_outputs(
-    options: Any, writers: Mapping[str, tuple[str, Callable[[Path], object]]]
+    options: Any,
+    writers: Mapping[str, tuple[str, Callable[[Path], object]]],
+    show: Callable[[], None],
 ) -> None:
-    """Write the files that are asked for, and print a line on each unless `json`.
+    """Write the files that are asked for, then show the result: whoever reads it may
+    leave. Then print a line on each file, unless `json`.
 
-    `writers` has, by option, the words of that line ("plan: {}") and what writes.
-    BadInput names the options where the system refuses.
+    `writers` has, by option, the words of that line ("plan: {}") and what writes. Where
+    the system refuses a file, the result is shown first; BadInput names the options.
     """
-    for name, (words, write) in writers.items():
-        path = getattr(options, name)
-        if path is None:
-            continue
-        try:
-            with naming(path):
-                write(path)
-        except OSError as error:
-            raise BadInput(
-                got=f"{error.filename}: {error.strerror}",
-                allowed="files that can be written for "
-                f"{', '.join(f'--{name}' for name in writers)}",
-                fix="give another path",
-            ) from error
-        if not options.json:
-            print(words.format(path))
+    lines: list[str] = []
+    try:
+        for name, (words, write) in writers.items():
+            path = getattr(options, name)
+            if path is not None:
+                with naming(path):
+                    write(path)
+                lines.append(words.format(path))
+    except OSError as error:
+        raise BadInput(
+            got=f"{error.filename}: {error.strerror}",
+            allowed="files that can be written for "
+            f"{', '.join(f'--{name}' for name in writers)}",
+            fix="give another path",
+        ) from error
+    finally:
+        show()
+        if lines and not options.json:
+            print("\n".join(lines))

@@ -7,6 +7,7 @@ Owns its options and its help, and the files that it writes. Does not own the ra
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,8 @@ from hetjax.cli.command import (
 from hetjax.cli.options import parse_options
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
-from hetjax.report.race_view import race_view
+from hetjax.report.progress import is_quiet
+from hetjax.report.race_view import LiveView, PlainView, race_view
 from hetjax.training.config_checks import option
 
 if TYPE_CHECKING:  # JAX and solvers take seconds
@@ -84,7 +86,9 @@ def demo(arguments: Sequence[str]) -> None:
     _check_folder(options.output)
     check_inputs(cluster=options.cluster, model=options.model)
     check_devices(options.cluster)
-    with race_view(_title(options), quiet=options.json) as view:
+    with ExitStack() as screen:
+        quiet = options.json or is_quiet()
+        view = screen.enter_context(race_view(_title(options), quiet=quiet))
         from hetjax.api.racing import race_planners  # JAX and solvers take seconds
 
         race = race_planners(
@@ -95,19 +99,30 @@ def demo(arguments: Sequence[str]) -> None:
             search_s=options.search_s,
             view=view,
         )
-        if not options.json:
-            view.show(race, options.seconds)
-    if options.json:
-        print(json.dumps(race.values(), allow_nan=False))
-    write_outputs(
-        options,
-        {
-            "output": ("plans: {}", race.write_plans),
-            "plot": ("picture: {}", lambda path: race.draw().save(path)),
-        },
-    )
+        write_outputs(
+            options,
+            {
+                "output": ("plans: {}", race.write_plans),
+                "plot": ("picture: {}", lambda path: race.draw().save(path)),
+            },
+            lambda: _show(race, view, options, screen),
+        )
     if options.plot is None and not options.json:
         _draw_here(race)
+
+
+def _show(
+    race: "Race",
+    view: PlainView | LiveView,
+    options: DemoOptions,
+    screen: ExitStack,
+) -> None:
+    """Show how the race ended, and leave the screen to what is printed below."""
+    if options.json:
+        print(json.dumps(race.values(), allow_nan=False))
+    else:
+        view.show(race, options.seconds)
+    screen.close()
 
 
 def parse(arguments: Sequence[str]) -> DemoOptions:

@@ -21,6 +21,10 @@ from hetjax.report.progress import now_and_then, say_aside, working
 
 _PROGRAM = "python -m hetjax.eval"
 _USAGE = f"{_PROGRAM} RUN_OR_FOLDER --data FILE, or --choices FILE, or both"
+_COMMON = (
+    *("model", "data", "choices", "column", "window", "batch_size", "step", "on"),
+    *("platform", "json"),
+)
 _HELP = "Score a trained model on texts, and on multiple-choice questions."
 
 
@@ -71,7 +75,13 @@ def evaluate(arguments: Sequence[str]) -> None:
         fix = f"{_PROGRAM} runs/tiny --data text.txt, say"
         raise BadInput(got="no RUN_OR_FOLDER", allowed=_USAGE, fix=fix)
     default = EvalOptions(model=tyro.MISSING)
-    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    options = parse_options(
+        default,
+        arguments,
+        program=_PROGRAM,
+        description=_HELP,
+        common=_COMMON,
+    )
     if options.data is None and options.choices is None:
         raise BadInput(
             got="nothing to score on", allowed=_USAGE, fix="add --data text.txt, say"

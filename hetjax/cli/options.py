@@ -6,7 +6,7 @@ words around them (the commands' own files).
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -21,6 +21,8 @@ from tyro.constructors import (
     PrimitiveTypeInfo,
 )
 
+from hetjax.cli.aliases import in_our_words
+from hetjax.cli.short_help import with_help_of
 from hetjax.errors import BadInput
 from hetjax.training.config_checks import option
 from hetjax.training.presets import PRESETS, Preset, preset
@@ -28,6 +30,9 @@ from hetjax.training.presets import PRESETS, Preset, preset
 T = TypeVar("T")
 _LISTS = ConstructorRegistry()
 _NUM_NEAREST = 3  # options that are named for one that there is not
+_LIKENESS = 0.7  # 1: equal; below it a guess is a riddle
+_SHORT, _ALL = ("-h", "--help"), "--help-all"
+HELP = (*_SHORT, _ALL)
 
 
 def parse_options(
@@ -37,12 +42,19 @@ def parse_options(
     program: str,
     description: str,
     markers: tuple[Any, ...] = (),
+    common: Collection[str] = (),
 ) -> T:
     """Return `default` with the options that were given; `markers` are Tyro's.
 
-    BadInput for an unknown option and for a value of the wrong type. SystemExit after
-    help, which is printed.
+    --help shows the `common` fields, or all, --help-all all. BadInput for an unknown
+    option and for a value of the wrong type. SystemExit after help, which is printed.
     """
+    if common and any(word in arguments for word in _SHORT):
+        default, description = with_help_of(default, common, description)
+    elif _ALL in arguments:
+        arguments = ["--help"]
+    options = [option(name) for name in _names(default)]
+    arguments = in_our_words(arguments, options)
     told = StringIO()
     try:
         with redirect_stderr(told):
@@ -61,7 +73,7 @@ def parse_options(
             raise
         raise _wrong_value(told.getvalue(), program, arguments) from ended
     if unknown:
-        raise _unknown(unknown[0], [option(name) for name in _names(default)], program)
+        raise _unknown(unknown[0], options, program)
     return config
 
 
@@ -137,6 +149,7 @@ def _typed(name: str, arguments: Sequence[str]) -> str:
 
 def _unknown(argument: str, options: list[str], program: str) -> BadInput:
     """An option that there is not, with the nearest that there are."""
+    every = f"{program} {_ALL} lists them all"
     typed = argument.partition("=")[0]
     if not typed.startswith("-"):
         return BadInput(
@@ -146,12 +159,14 @@ def _unknown(argument: str, options: list[str], program: str) -> BadInput:
             "it",
         )
     spelled = typed.replace("_", "-")
-    near = get_close_matches(spelled, options, n=_NUM_NEAREST, cutoff=0.0)
-    alike = get_close_matches(spelled, near, n=1)
+    names = [name.removeprefix("--") for name in (*options, *HELP, "--quiet")]
+    word = spelled.removeprefix("--")
+    alike = get_close_matches(word, names, n=_NUM_NEAREST, cutoff=_LIKENESS)
+    near = [f"--{name}" for name in alike]
     return BadInput(
         got=f"unknown option {typed!r}",
-        allowed=f"{', '.join(near)}, ...: {program} --help lists them all",
-        fix=f"did you mean {alike[0]!r}?" if alike else f"{program} --help",
+        allowed=f"{', '.join(near)}, ...: {every}" if near else f"options: {every}",
+        fix=f"did you mean {near[0]!r}?" if near else f"{program} {_ALL}",
     )
 
 

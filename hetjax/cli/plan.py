@@ -27,9 +27,13 @@ from hetjax.plans.plan_files import write_plan
 from hetjax.report.progress import working
 
 if TYPE_CHECKING:
-    from hetjax.report.found import Ended
+    from hetjax.report.found import Ended, FoundPlan
 
 _PROGRAM = "python -m hetjax.plan"
+_COMMON = (
+    *("model", "cluster", "global_batch", "seq_len", "profile", "objective"),
+    *("search_s", "output", "report", "json"),
+)
 _ENDED: "dict[Ended, str]" = {
     "interrupted": "ended by Ctrl-C",
     "search_s": "ended after --search-s",
@@ -90,9 +94,6 @@ def plan(arguments: Sequence[str]) -> None:
         quiet=options.json,
         **{field.name: getattr(options, field.name) for field in fields(PlanConfig)},
     )
-    print(json.dumps(found.values(), allow_nan=False) if options.json else found)
-    if found.ended is not None and not options.json:
-        print(f"{_ENDED[found.ended]}: the best plan so far")
     command = f"{_PROGRAM} {shlex.join(arguments)}"
     write_outputs(
         options,
@@ -101,10 +102,20 @@ def plan(arguments: Sequence[str]) -> None:
             "plot": ("picture: {}", lambda path: found.draw().save(path)),
             "report": ("report: {}", lambda path: found.write_report(path, command)),
         },
+        lambda: _show(found, options.json),
     )
     bound = found.planned.found.bound
     if bound.is_false:
         raise SystemExit(bound.why)
+
+
+def _show(found: "FoundPlan", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.values(), allow_nan=False))
+        return
+    print(found)
+    if found.ended is not None:
+        print(f"{_ENDED[found.ended]}: the best plan so far")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:
@@ -130,7 +141,12 @@ def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:
         program, description = f"{_PROGRAM} {name}", f"{preset.summary}\n\n{_help()}"
     flags = (tyro.conf.FlagCreatePairsOff,)
     return name, parse_options(
-        default, rest, program=program, description=description, markers=flags
+        default,
+        rest,
+        program=program,
+        description=description,
+        markers=flags,
+        common=_COMMON,
     )
 
 

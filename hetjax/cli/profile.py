@@ -12,6 +12,7 @@ import tyro
 
 from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import (
+    HELP,
     nothing_given,
     parse_options,
     preset_first,
@@ -59,7 +60,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
         raise nothing_given(
             _PROGRAM, got="no preset to profile", allowed=preset_usage(_PROGRAM)
         )
-    if arguments[0] in ("-h", "--help"):
+    if arguments[0] in HELP:
         print(_help())
         raise SystemExit(0)
     name, chosen, rest = preset_first(arguments, program=_PROGRAM)

@@ -21,6 +21,10 @@ from hetjax.report.progress import say_aside, working
 
 _PROGRAM = "python -m hetjax.sample"
 _USAGE = f"{_PROGRAM} RUN_OR_FOLDER --prompt TEXT"
+_COMMON = (
+    *("model", "prompt", "chat", "tokens", "temperature", "top_k", "top_p", "stop"),
+    *("step", "json"),
+)
 _HELP = "Let a trained model go on with a text; it is printed as it comes."
 
 
@@ -34,7 +38,9 @@ class SampleOptions:
     """Text to go on with; empty: the start of a document."""
     chat: bool = False
     """The prompt is what a user says, in the model's chat template."""
-    tokens: int = 64
+    tokens: Annotated[
+        int, tyro.conf.arg(aliases=("--max-new-tokens", "--max-tokens"))
+    ] = 64
     """Most tokens to add."""
     temperature: float = 0.8
     """0 takes the likeliest token, below 1 likely ones more often."""
@@ -71,7 +77,13 @@ def sample(arguments: Sequence[str]) -> None:
         fix = f"{_PROGRAM} runs/tiny --prompt 'Return the', say"
         raise BadInput(got="no RUN_OR_FOLDER", allowed=_USAGE, fix=fix)
     default = SampleOptions(model=tyro.MISSING)
-    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    options = parse_options(
+        default,
+        arguments,
+        program=_PROGRAM,
+        description=_HELP,
+        common=_COMMON,
+    )
     with ExitStack() as stack:
         with working("starting", quiet=options.json) as line:  # JAX takes seconds
             from hetjax.api.trained_model import TrainedModel

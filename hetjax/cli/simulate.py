@@ -24,6 +24,10 @@ from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS, check_plan_or_preset
 
 _PROGRAM = "python -m hetjax.simulate"
+_COMMON = (
+    *("plan", "cluster", "model", "profile", "schedule", "trace", "plot", "output"),
+    "json",
+)
 _HELP = """Predict one training step of a plan before it runs: time, bubble, memory.
 
 Simulates the programs that training would run. Times come from a measured profile, or
@@ -116,7 +120,7 @@ def simulate(arguments: Sequence[str]) -> None:
         lora=options.lora,
         quiet=options.json,
     )
-    print(json.dumps(step.values(), allow_nan=False) if options.json else step)
+    result = json.dumps(step.values(), allow_nan=False) if options.json else step
     trace = "trace: {} (open it at ui.perfetto.dev)"
     write_outputs(
         options,
@@ -125,6 +129,7 @@ def simulate(arguments: Sequence[str]) -> None:
             "plot": ("picture: {}", lambda path: step.draw().save(path)),
             "output": ("plan: {}", lambda path: write_plan(path, step.plan)),
         },
+        lambda: print(result),
     )
 
 
@@ -142,6 +147,7 @@ def parse(arguments: Sequence[str]) -> SimulateOptions:
         program=_PROGRAM,
         description=_HELP,
         markers=(tyro.conf.FlagCreatePairsOff,),
+        common=_COMMON,
     )
 
 

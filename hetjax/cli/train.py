@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetjax.cli.command import check_inputs, main_of
-from hetjax.cli.options import parse_options, preset_first, preset_lines
+from hetjax.cli.options import HELP, parse_options, preset_first, preset_lines
+from hetjax.cli.process import signals_say
 from hetjax.data.settings import ingredients
 from hetjax.models.named import TypedName
 from hetjax.report.progress import working
@@ -19,6 +20,11 @@ from hetjax.training.presets import Preset
 from hetjax.training.rundir import check_start
 
 _PROGRAM = "python -m hetjax.train"
+_COMMON = (
+    *("run_dir", "steps", "cluster", "plan", "launcher", "global_batch", "seq_len"),
+    *("data.path", "optimizer.learning_rate", "checkpoint.every"),
+)
+_GOES_ON = "goes on from the last checkpoint"
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -36,7 +42,9 @@ def train(arguments: Sequence[str]) -> int:
     with working("starting"):  # JAX takes seconds to import
         from hetjax.training.run import run
         from hetjax.training.run_model import run_model
-    return run(config, preset, run_model(config))
+    model = run_model(config)
+    signals_say(f"at once; the same command {_GOES_ON}")
+    return run(config, preset, model)
 
 
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
@@ -45,12 +53,16 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     BadInput for an unknown preset or option and for a value of the wrong type.
     SystemExit after help, which is printed.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(_help())
         raise SystemExit(0 if arguments else 2)
     name, chosen, rest = preset_first(arguments, program=_PROGRAM)
     config = parse_options(
-        chosen.config, rest, program=f"{_PROGRAM} {name}", description=chosen.summary
+        chosen.config,
+        rest,
+        program=f"{_PROGRAM} {name}",
+        description=chosen.summary,
+        common=_COMMON,
     )
     return replace(config, model=TypedName(config.model)), chosen
 
@@ -67,9 +79,9 @@ presets:
 In place of a preset: a folder of Hugging Face, whose weights and tokenizer the run
 begins with; a config.json, or a TOML file with its fields; package.module:function.
 
-{_PROGRAM} PRESET --help lists the options and their values.
+{_PROGRAM} PRESET --help lists the usual options and their values, --help-all all.
 Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,
 4 stopped with state saved."""
 
 
-main = main_of(train, "goes on from the last checkpoint")
+main = main_of(train, _GOES_ON)

@@ -27,6 +27,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from hetjax.files.writing import write_whole
+from hetjax.report.progress import say_at_once
 
 REQUEST = "preempt"  # in the run directory: an operator's request
 GRACE_S, AWS_GRACE_S = 30.0, 120.0
@@ -250,8 +251,8 @@ _RECOVERING = 1 / 3  # share of the grace that a recovery may still take
 class StopRequest:
     """Within `with`, the first SIGINT or SIGTERM sets `reason`.
 
-    A second SIGINT interrupts as usual. `grace_s` is how long the machine stays after
-    the notice that came first, None if nobody said.
+    A second SIGINT does what one did before `with`. `grace_s` is how long the machine
+    stays after the notice that came first, None if nobody said.
     """
 
     def __init__(self) -> None:
@@ -293,21 +294,20 @@ class StopRequest:
         if self.reason is None:
             self._noticed_s, self.grace_s = time.monotonic(), notice.grace_s
             self.reason = notice.source
-            os.write(2, f"\n{notice.source}: saving after this step\n".encode())
+            say_at_once(f"{notice.source}: saving after this step")
 
     def _ask(self, reason: str) -> None:
         """Called by another thread: this machine stays, and there is no hurry."""
         if self.reason is None:
             self.reason = reason
-            os.write(2, f"\n{reason}: saving after this step\n".encode())
+            say_at_once(f"{reason}: saving after this step")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noticed_s = time.monotonic()
         self.grace_s = GRACE_S if number == signal.SIGTERM else None
         self.reason = signal.Signals(number).name
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         again = (
             "; Ctrl-C again: stop at once, unsaved" if number == signal.SIGINT else ""
         )
-        # not print: it may be what the signal has interrupted
-        os.write(2, f"\n{self.reason}: saving after this step{again}\n".encode())
+        say_at_once(f"{self.reason}: saving after this step{again}")

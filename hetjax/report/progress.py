@@ -3,17 +3,18 @@
 
 The live line tells what is being done and for how long; a thread of its own keeps it
 moving, whatever the command waits for. In a notebook it is a line of the cell's output
-that changes in place. Owns the lines, of which those of training show
-the numbers of `metrics.jsonl` under the same names, and the way of warnings to the
-screen. Does not own the numbers (`training/loop.py`).
+that changes in place. Owns live lines, and the way of warnings to the screen. Does not
+own what the lines of training say (`display.py`) nor the log (`run_log.py`).
 """
 
+import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,69 +28,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hetjax.files.writing import naming
+from hetjax.report.display import Display, metrics_line
+from hetjax.report.run_log import logged
 
-_FORMATS = {
-    "loss": ".4f",
-    "val_loss": ".4f",
-    "val_bits_per_byte": ".4f",
-    "grad_norm": ".3f",
-    "learning_rate": ".2e",
-    "tokens_per_s": ",.0f",
-    "mfu": ".1%",
-}
-_TRAINING = "training"
+_TRAINING, _WARNING = "training", "warning: "
 _SILENCE_S = 5.0  # of a log, before it is told what is being done
 _TEXT = TextColumn("{task.description}", markup=False)
-
-
-def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
-    """Return the line of a step or of an evaluation, in columns.
-
-    >>> metrics_line({"step": 7, "loss": 2.5, "tokens": 64, "grad_norm": 0.25}, 100)
-    'step   7/100  loss 2.5000  grad_norm 0.250'
-    """
-    width = len(str(num_steps))
-    shown = [f"{k} {metrics[k]:{f}}" for k, f in _FORMATS.items() if k in metrics]
-    return "  ".join([f"step {metrics['step']:>{width}}/{num_steps}", *shown])
-
-
-class Display:
-    """Where progress is shown: lines on standard output, as in a log.
-
-    Of fast steps only one in `interval_s` is.
-    """
-
-    def __init__(self, num_steps: int, interval_s: float = 2.0) -> None:
-        self._num_steps, self._interval_s = num_steps, interval_s
-        self._next_s = 0.0
-
-    def note(self, line: str) -> None:
-        """Show a line that stays."""
-        with naming("standard output"):
-            print(line, file=sys.stdout, flush=True)
-
-    def doing(self, what: str) -> None:
-        """Show what is being done until something else is shown to be."""
-        self.note(what)
-
-    def compiled(self, done: int, total: int) -> None:
-        """Show that so many of all programs are compiled: the first, then quarters."""
-        if done in (1, total) or done * 4 // total > (done - 1) * 4 // total:
-            self.note(f"compiled {done}/{total} programs")
-
-    def trained(self, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics line of a step."""
-        if self._is_due(metrics):
-            self.note(metrics_line(metrics, self._num_steps))
-
-    def _is_due(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether this step is shown: the last one is, and one in an interval."""
-        now_s = time.monotonic()
-        if now_s < self._next_s and metrics["step"] != self._num_steps:
-            return False
-        self._next_s = now_s + self._interval_s
-        return True
 
 
 class LiveDisplay(Display):
@@ -130,6 +74,14 @@ class LiveDisplay(Display):
         # whatever is there: Ctrl-C may have come before its number was kept
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
+
+
+class QuietDisplay(Display):
+    """Nothing but warnings, on standard error."""
+
+    def note(self, line: str) -> None:
+        if line.startswith(_WARNING):
+            print(line, file=sys.stderr, flush=True)
 
 
 class NotebookLine:
@@ -179,28 +131,60 @@ class NotebookDisplay(Display):
         self._is_step = is_step
 
 
+_is_quiet = False  # a process has one screen
+
+
 @contextmanager
-def display(num_steps: int) -> Iterator[Display]:
-    """Open the display that suits standard output; warnings go to it as well."""
+def quiet_if(asked: bool) -> Iterator[None]:
+    """Within it show no progress if so asked: errors, warnings and results alone."""
+    global _is_quiet
+    before, _is_quiet = _is_quiet, _is_quiet or asked
+    try:
+        yield
+    finally:
+        _is_quiet = before
+
+
+def is_quiet() -> bool:
+    return _is_quiet
+
+
+@contextmanager
+def display(num_steps: int, log: Path | None = None) -> Iterator[Display]:
+    """Open the display that suits standard output; warnings go to it as well.
+
+    What it shows is kept in `log`, too, if there is one.
+    """
+    with ExitStack() as stack:
+        shown = stack.enter_context(_on_screen(num_steps))
+        if log is not None:
+            shown = stack.enter_context(logged(shown, num_steps, log))
+        stack.enter_context(_warnings_to(shown))
+        yield shown
+
+
+@contextmanager
+def _on_screen(num_steps: int) -> Iterator[Display]:
     console = Console()
-    if console.is_jupyter:
-        with _warnings_to(shown := NotebookDisplay(num_steps)):
-            try:
-                yield shown
-            finally:
-                shown.end()
+    if _is_quiet:
+        yield QuietDisplay(num_steps)
+    elif console.is_jupyter:
+        shown = NotebookDisplay(num_steps)
+        try:
+            yield shown
+        finally:
+            shown.end()
     elif is_live(console):
         columns = SpinnerColumn(), _TEXT, BarColumn(bar_width=20)
         clocks = TimeElapsedColumn(), TimeRemainingColumn()
-        bar = Progress(*columns, *clocks, console=console)
-        with bar, _warnings_to(shown := LiveDisplay(bar, num_steps)):
+        with Progress(*columns, *clocks, console=console) as bar:
+            shown = LiveDisplay(bar, num_steps)
             try:
                 yield shown
             finally:
                 shown.end()
     else:
-        with _warnings_to(shown := Display(num_steps)):
-            yield shown
+        yield Display(num_steps)
 
 
 @contextmanager
@@ -211,7 +195,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     alone. A log is told what is being done once it has been silent for a while.
     """
     console = Console(stderr=True)
-    if quiet:
+    if quiet or _is_quiet:
         yield lambda line: None
     elif console.is_jupyter:
         notebook_line = NotebookLine()
@@ -245,8 +229,16 @@ def now_and_then(
 
 
 def say_aside(line: str) -> None:
-    """Say it on standard error, where it is no result."""
-    print(line, file=sys.stderr, flush=True)
+    """Say it on standard error, where it is no result, unless all is to be quiet."""
+    if not _is_quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
+def say_at_once(line: str) -> None:
+    """Say it on standard error from a signal's handler, which may have interrupted a
+    print; to nobody, if the terminal is gone."""
+    with suppress(OSError):
+        os.write(2, f"\n{line}\n".encode())
 
 
 @contextmanager
@@ -270,7 +262,7 @@ def _warnings_to(shown: Display) -> Iterator[None]:
     """Show Python's warnings as notes: on a live terminal they would be overwritten."""
 
     def show(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-        shown.note(f"warning: {message}")
+        shown.note(f"{_WARNING}{message}")
 
     before, warnings.showwarning = warnings.showwarning, show
     try:

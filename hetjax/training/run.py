@@ -48,6 +48,7 @@ from hetjax.training.events import (
 from hetjax.training.goodput import Spent
 from hetjax.training.hardware import choose_hardware, with_needed_launcher
 from hetjax.training.identity import provisional
+from hetjax.training.interrupts import Interrupted, interruptible
 from hetjax.training.leases import Leases
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
@@ -80,16 +81,25 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
     """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
 
     `preset` gives the cluster and the plan to fall back on. Raises BadInput before
-    anything is written, RunFailed where training cannot go on.
+    anything is written, RunFailed where training cannot go on, Interrupted by SIGINT or
+    SIGTERM where there is nothing to save.
     """
     check_config(config)
-    with (
-        clear_ends(config),
-        rundir.locked(config.run_dir),
-        display(config.steps) as shown,
-        Session(config, preset, model) as session,
-    ):
-        return session.fit(shown)
+    code: int | None = None
+    try:
+        with (
+            interruptible(),
+            clear_ends(config),
+            rundir.locked(config.run_dir),
+            display(config.steps, config.run_dir / rundir.LOG) as shown,
+            Session(config, preset, model) as session,
+        ):
+            code = session.fit(shown)
+    except Interrupted:
+        if code is None:
+            raise
+    assert code is not None
+    return code  # whatever has cut short what came after it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,6 +245,7 @@ class Session(ExitStack):
     def _open(self, shown: Display) -> _Open:
         """Make the state ready, once, and write what the run goes on with."""
         if self._opened is not None:
+            shown.begun()
             return self._opened
         start = self._settle(shown)
         storage, run_dir = checkpoint_storage(start.config), start.config.run_dir
@@ -251,6 +262,7 @@ class Session(ExitStack):
         start = self._settle(shown)
         check_reached(driver.at, self._config)
         metrics, events = begin(start, dataset, driver, shown)
+        shown.begun()
         self.enter_context(closing(metrics))
         self.enter_context(closing(events))
         comparison = StepComparison(

@@ -44,11 +44,24 @@ PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
-CHECKPOINTS, LOGS = "checkpoints", "logs"
+CHECKPOINTS = "checkpoints"
+LOG, LOGS = "log.txt", "logs"  # what people are told; what workers print
 _LOCK, LEASE = ".lock", ".lease"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (
-    *(_LOCK, LEASE, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, COMPILED, LOGS),
+    *(
+        _LOCK,
+        LEASE,
+        CLUSTER,
+        PLAN,
+        *FILES,
+        METRICS,
+        EVENTS,
+        PROFILE,
+        COMPILED,
+        LOG,
+        LOGS,
+    ),
 )
 
 
@@ -109,8 +122,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _leave_nothing(path: Path) -> None:
-    if {entry.name for entry in path.iterdir()} <= {_LOCK, LEASE}:
+    if {entry.name for entry in path.iterdir()} <= {_LOCK, LEASE, LOG}:
         _remove_empty(path / LEASE)
+        (path / LOG).unlink(missing_ok=True)
     if [entry.name for entry in path.iterdir()] == [_LOCK]:
         (path / _LOCK).unlink()
         path.rmdir()

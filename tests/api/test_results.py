@@ -248,5 +248,5 @@ def test_the_choices_of_a_search_are_those_of_the_planner(
     assert choices.horizon_s == Questions().horizon_s
     assert choices.remat == REMATS == get_args(Remat)
     with pytest.raises(SystemExit):
-        plan.main(["--help"])
+        plan.main(["--help-all"])
     assert f"up to {MOST_COMPARED} devices" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def check_refused(
     heard = capsys.readouterr().err
     starts = [line.partition(":")[0] for line in heard.splitlines()]
     # a slow machine says before that it starts
-    assert starts[-4:] == ["error", "got", "allowed", "fix"], heard
+    assert starts[-4:] == ["hetjax", "got", "allowed", "fix"], heard
     assert all(word in heard for word in told), heard
 
 

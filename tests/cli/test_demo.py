@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused_in_three_parts(
     assert main([*GIVEN, *arguments]) == code
     out, told = capsys.readouterr()
     parts = [line.partition(":")[0] for line in told.splitlines()[-4:]]
-    assert (parts, out) == (["error", "got", "allowed", "fix"], ""), told
+    assert (parts, out) == (["hetjax", "got", "allowed", "fix"], ""), told
 
 
 @pytest.fixture

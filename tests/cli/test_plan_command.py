@@ -71,7 +71,7 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
     assert main(arguments) == code
     out, text = capsys.readouterr()
     parts = [line.partition(":")[0] for line in text.splitlines()[-4:]]
-    assert (parts, out) == (["error", "got", "allowed", "fix"], ""), text
+    assert (parts, out) == (["hetjax", "got", "allowed", "fix"], ""), text
     return text
 
 
@@ -457,7 +457,7 @@ def test_the_help_tells_options_presets_and_exit_codes(
     capsys: pytest.CaptureFixture[str],
 ):
     with pytest.raises(SystemExit) as ended:
-        main(["--help"])
+        main(["--help-all"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert "--max-usd-per-hour" in text and "--from" in text and "tiny" in text

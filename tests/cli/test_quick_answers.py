@@ -115,7 +115,7 @@ def test_what_cannot_be_is_refused_at_once(words: list[str], tmp_path: Path):
     code, imported, error = told(tmp_path, words)
     assert code == 2
     parts = [line.partition(":")[0] for line in error.splitlines()]
-    assert parts == ["error", "got", "allowed", "fix"], error
+    assert parts == ["hetjax", "got", "allowed", "fix"], error
     assert not SLOW & imported
 
 

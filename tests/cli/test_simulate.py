@@ -96,7 +96,7 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
     assert main(arguments) == code
     out, text = capsys.readouterr()
     parts = [line.partition(":")[0] for line in text.splitlines()]
-    assert (parts, out) == (["error", "got", "allowed", "fix"], ""), text
+    assert (parts, out) == (["hetjax", "got", "allowed", "fix"], ""), text
     return text
 
 

@@ -21,7 +21,7 @@ def test_windows_itself_is_refused_in_three_parts(
     assert main(["train", "tiny"]) == 2
     told = capsys.readouterr().err.splitlines()
     parts = [line.partition(":")[0] for line in told]
-    assert parts == ["error", "got", "allowed", "fix"]
+    assert parts == ["hetjax", "got", "allowed", "fix"]
     assert "WSL 2" in told[2] and "wsl --install" in told[3]
 
 

@@ -63,7 +63,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
     assert main(arguments) == 2
     text = capsys.readouterr().err
     parts = [line.partition(":")[0] for line in text.splitlines()]
-    assert parts == ["error", "got", "allowed", "fix"], text
+    assert parts == ["hetjax", "got", "allowed", "fix"], text
     after = contents(folder)
     changed = {path for path in before | after if before.get(path) != after.get(path)}
     cached = {path for path in changed if str(folder / "cache") in path}

@@ -189,5 +189,5 @@ def test_the_command_says_that_nothing_fits_with_exit_code_3(
         assert main(arguments) == 3
         text = capsys.readouterr().err
         parts = [line.partition(":")[0] for line in text.splitlines()]
-        assert parts == ["error", "got", "allowed", "fix"], text
+        assert parts == ["hetjax", "got", "allowed", "fix"], text
         assert not Path("run").exists()

@@ -26,7 +26,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 2
     out, text = capsys.readouterr()
     parts = [line.partition(":")[0] for line in text.splitlines()]
-    assert (parts, out) == (["error", "got", "allowed", "fix"], ""), text
+    assert (parts, out) == (["hetjax", "got", "allowed", "fix"], ""), text
     return text
 
 

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from hetjax.errors import BadInput, RunFailed
 from hetjax.report import progress
 from hetjax.report.progress import Display, display, metrics_line
 
@@ -64,6 +65,45 @@ def test_without_a_terminal_there_are_plain_lines_and_warnings_among_them(
         "compiled 2/2 programs",
         "warning: the disk is slow",
         metrics_line(STEP, 8),
+    ]
+
+
+def test_a_quiet_run_shows_warnings_alone_and_its_log_has_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    log = tmp_path / "log.txt"
+    error = RunFailed(got="x", allowed="y", fix="z")
+    with progress.quiet_if(True), pytest.raises(RunFailed):
+        with display(8, log) as shown:
+            shown.note("model: small")
+            shown.doing("preparing the programs")
+            assert not log.exists()
+            shown.begun()
+            warnings.warn("the disk is slow", stacklevel=1)
+            shown.trained(STEP)
+            raise error
+    assert capsys.readouterr() == ("", "warning: the disk is slow\n")
+    lines = log.read_text().splitlines()
+    assert [line.partition("+00:00 ")[2] or line for line in lines] == [
+        "model: small",
+        "preparing the programs",
+        "warning: the disk is slow",
+        metrics_line(STEP, 8),
+        "error",
+        *str(error).splitlines(),
+    ]
+    before = log.read_text()
+    with pytest.raises(BadInput), display(8, log) as shown:
+        shown.note("looking for devices")
+        raise BadInput(got="x", allowed="y", fix="z")
+    assert log.read_text() == before
+    with pytest.raises(KeyboardInterrupt), display(8, log) as shown:
+        shown.note("looking for devices")
+        raise KeyboardInterrupt
+    added = log.read_text().removeprefix(before).splitlines()
+    assert [line.partition(" ")[2] for line in added] == [
+        "looking for devices",
+        "interrupted",
     ]
 
 
@@ -238,7 +278,7 @@ def test_ctrl_c_leaves_a_clean_terminal(tmp_path: Path):
     code, screen = typed(arguments_in(tmp_path), stop_at="preparing the programs")
     assert code == 1 and "Traceback" not in screen
     (last,) = screen.rpartition(CURSOR_BACK)[2].splitlines()
-    assert last.startswith("interrupted; the same command goes on")
+    assert last.startswith("hetjax: interrupted; the same command goes on")
 
 
 def test_a_log_is_told_what_is_being_done_only_after_a_silence(

@@ -128,7 +128,7 @@ def test_a_failed_run_has_exit_code_1_and_one_message(
 
     monkeypatch.setattr("hetjax.training.run.run", fail)
     assert main(["tiny"]) == 1
-    assert capsys.readouterr().err == "error\ngot: x\nallowed: y\nfix: z\n"
+    assert capsys.readouterr().err == "hetjax: error\ngot: x\nallowed: y\nfix: z\n"
 
 
 def test_a_run_that_cannot_save_its_end_does_not_claim_success(

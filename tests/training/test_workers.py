@@ -92,8 +92,8 @@ def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path):
     # a worker that imports may have a process of its own for a moment
     assert len(processes_of(tmp_path / "run")) >= 3
     run.send_signal(signal.SIGINT)
-    told, _ = run.communicate(timeout=30)
-    assert run.returncode == 1 and "interrupted" in told
+    _, told = run.communicate(timeout=30)
+    assert run.returncode == 1 and "hetjax: interrupted" in told
     assert not processes_of(tmp_path / "run")
 
 

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options as other programs spell them: transformers, torchtitan, axolotl, nanoGPT.
+
+Owns which of their names are accepted, those that mean the same here, and what to type
+in place of the others. Does not own our own options (`training/config.py`, commands).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from hetjax.errors import BadInput
+
+# Same meaning, same values.
+_SAME = {
+    "optimizer.learning-rate": "lr learning-rate peak-lr max-lr optimizer.lr",
+    "optimizer.name": "optimizer optim",
+    "optimizer.weight-decay": "weight-decay",
+    "optimizer.warmup-steps": "warmup-steps lr-scheduler.warmup-steps",
+    "optimizer.beta1": "adam-beta1 beta1",
+    "optimizer.beta2": "adam-beta2 beta2",
+    "optimizer.clip-norm": "max-grad-norm grad-clip clip-norm training.max-norm",
+    "steps": "max-steps max-iters num-steps train-steps training.steps",
+    "global-batch": "global-batch-size training.global-batch-size",
+    "seq-len": "seq-length sequence-length sequence-len max-seq-length max-seq-len "
+    "max-length block-size model-max-length context-length training.seq-len",
+    "run-dir": "output-dir out-dir save-dir job.dump-folder dump-folder",
+    "seed": "training.seed debug.seed",
+    "data.path": "data data-path train-file train-data",
+    "data.validation": "validation-file val-data eval-data eval-file",
+    "data.tokenizer": "tokenizer tokenizer-path",
+    "data.cache-dir": "cache-dir",
+    "checkpoint.every": "save-steps save-every checkpoint.interval",
+    "evaluation.every": "eval-steps eval-every eval-interval",
+    "lora.rank": "lora-r lora-rank",
+    "lora.alpha": "lora-alpha",
+    "train.label-smoothing": "label-smoothing label-smoothing-factor",
+    "train.z-loss": "z-loss",
+    "platform": "device",
+    "output": "out",
+    "batch-size": "eval-batch-size per-device-eval-batch-size",
+}
+# Flags of others that are a value, or a flag, here; with true after them, or nothing.
+_FLAGS = {
+    "bf16": ("--dtype", "bfloat16"),
+    "fp16": ("--dtype", "float16"),
+    "fp32": ("--dtype", "float32"),
+    "cpu": ("--platform", "cpu"),
+    "use-cpu": ("--platform", "cpu"),
+    "no-cuda": ("--platform", "cpu"),
+    "packing": ("--data.pack", "True"),
+    "sample-packing": ("--data.pack", "True"),
+}
+_BATCH = (
+    "sequences of a step are counted over all devices and microbatches",
+    ("--global-batch N"),
+)
+_EPOCHS = (
+    "a run has so many steps; an epoch is tokens / (seq-len x global-batch)",
+    ("--steps N"),
+)
+_LAYOUT = (
+    "the planner chooses how a model is cut and which devices have what",
+    ("leave it out, or give --plan FILE"),
+)
+_DEVICES = (
+    "a run takes the devices that are here, or those of a cluster file",
+    ("leave it out, or give --cluster FILE"),
+)
+_TRACKED = "every step is a line of metrics.jsonl in the run directory", "leave it out"
+_RESUMES = "the same command goes on from the last checkpoint", "leave it out"
+_MODEL = (
+    "the model comes first, without an option",
+    ("hetjax train FOLDER, with its config.json and weights"),
+)
+_EVERY = (
+    "checkpoints and evaluations come every so many steps",
+    ("--checkpoint.every N --evaluation.every N"),
+)
+_COMPILED = (
+    "every program is compiled, and attention has its device's kernel",
+    ("leave it out"),
+)
+_RATE = "the course of the learning rate has a shape, and an end in parts of its peak"
+_SCHEDULE = _RATE, "--optimizer.schedule cosine --optimizer.final-fraction 0"
+_REMAT = "the planner chooses what is computed again, stage by stage", "leave it out"
+_FROZEN = (
+    "adapters are trained over weights that are kept in fewer bits",
+    ("--lora.rank 16 --lora.frozen nf4"),
+)
+# Other meanings: why, and what to type.
+_UNLIKE = {
+    "batch-size": _BATCH,
+    "train-batch-size": _BATCH,
+    "micro-batch-size": _BATCH,
+    "per-device-train-batch-size": _BATCH,
+    "training.local-batch-size": _BATCH,
+    "gradient-accumulation-steps": _BATCH,
+    "epochs": _EPOCHS,
+    "num-epochs": _EPOCHS,
+    "num-train-epochs": _EPOCHS,
+    "warmup-ratio": ("warm-up is counted in steps", "--optimizer.warmup-steps N"),
+    "lr-scheduler-type": _SCHEDULE,
+    "lr-scheduler": _SCHEDULE,
+    "lr-scheduler.decay-type": _SCHEDULE,
+    "min-lr": _SCHEDULE,
+    "model-name-or-path": _MODEL,
+    "model-name": _MODEL,
+    "base-model": _MODEL,
+    "model.name": _MODEL,
+    "dataset": ("text is read from files", "--data.path FILE"),
+    "dataset-name": ("text is read from files", "--data.path FILE"),
+    "training.dataset": ("text is read from files", "--data.path FILE"),
+    "save-strategy": _EVERY,
+    "eval-strategy": _EVERY,
+    "evaluation-strategy": _EVERY,
+    "save-total-limit": (
+        "the newest checkpoints are kept, and beside them the best",
+        "--checkpoint.keep N",
+    ),
+    "wandb": _TRACKED,
+    "wandb-project": _TRACKED,
+    "use-wandb": _TRACKED,
+    "report-to": _TRACKED,
+    "tensorboard": _TRACKED,
+    "metrics.enable-wandb": _TRACKED,
+    "logging-steps": _TRACKED,
+    "logging-dir": _TRACKED,
+    "resume": _RESUMES,
+    "resume-from-checkpoint": _RESUMES,
+    "load-in-4bit": _FROZEN,
+    "load-in-8bit": _FROZEN,
+    "qlora": _FROZEN,
+    "lora-target-modules": ("targets have the names of layers", "--lora.targets NAMES"),
+    "gradient-checkpointing": _REMAT,
+    "activation-checkpoint.mode": _REMAT,
+    "deepspeed": _LAYOUT,
+    "fsdp": _LAYOUT,
+    "tensor-parallel-size": _LAYOUT,
+    "pipeline-parallel-size": _LAYOUT,
+    "parallelism.tensor-parallel-degree": _LAYOUT,
+    "parallelism.pipeline-parallel-degree": _LAYOUT,
+    "gpus": _DEVICES,
+    "devices": _DEVICES,
+    "num-gpus": _DEVICES,
+    "num-nodes": _DEVICES,
+    "num-processes": _DEVICES,
+    "nproc-per-node": _DEVICES,
+    "compile": _COMPILED,
+    "torch-compile": _COMPILED,
+    "compile.enable": _COMPILED,
+    "flash-attention": _COMPILED,
+    "attn-implementation": ("attention has its device's kernel", "--attention best"),
+    "torch-dtype": ("numbers have their whole names", "--dtype bfloat16"),
+    "dry-run": ("a plan is made, and its step predicted, without a run", "hetjax plan"),
+    "push-to-hub": ("weights are written by another command", "hetjax export"),
+    "config": ("settings are options, and presets are sets of them", "leave it out"),
+}
+_OURS = {theirs: ours for ours, names in _SAME.items() for theirs in names.split()}
+_YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
+
+
+def in_our_words(arguments: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return the arguments with names of other programs in place of ours.
+
+    `options` are the command's own, as --name: they mean what they say. BadInput for a
+    name that has another meaning here, with what to type.
+    """
+    return [*_in_our_words(list(arguments), options)]
+
+
+def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
+    while rest:
+        argument = rest.pop(0)
+        typed, equals, value = argument.partition("=")
+        name = typed.replace("_", "-").removeprefix("--")
+        if not typed.startswith("--") or f"--{name}" in options:
+            yield argument
+        elif (ours := f"--{_OURS.get(name)}") in options:
+            yield f"{ours}{equals}{value}"
+        elif name in _FLAGS and _FLAGS[name][0] in options:
+            if not equals and rest and rest[0].lower() in (*_YES, *_NO):
+                value = rest.pop(0)
+            if value.lower() not in ("", *_YES):
+                raise _unlike(f"{typed} {value}", "it is off unless it is given", "")
+            yield from _FLAGS[name]
+        elif name in _UNLIKE and "--global-batch" in options:  # it trains, or plans
+            raise _unlike(typed, *_UNLIKE[name])
+        else:
+            yield argument
+
+
+def _unlike(typed: str, why: str, fix: str) -> BadInput:
+    return BadInput(
+        got=f"{typed}, an option of other programs",
+        allowed=f"hetjax has its own way: {why}",
+        fix=fix or "leave it out",
+    )

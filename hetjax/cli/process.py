@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a command, from its first import to its exit: signals and streams.
+
+A command takes seconds to import, and a signal meanwhile must not show a traceback, so
+this file imports the standard library alone. Owns what SIGINT, SIGTERM and SIGHUP do
+where a command has no handlers of its own, and what becomes of output whose reader has
+left. Does not own errors and their exit codes (`command.py`).
+"""
+
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from types import FrameType
+from typing import Any, Protocol
+
+INTERRUPTED, TERMINATED = 1, 143  # exit codes after SIGINT and SIGTERM
+_UNDONE = {
+    "train": "before the run began: nothing was done",
+    "profile": "before all was measured: the same command measures what is missing",
+}
+_SHOW_CURSOR = "\x1b[?25h"
+_READER_LEFT = (errno.EPIPE, errno.EIO)  # a pipe's, a terminal's
+_Run = Callable[[Sequence[str]], int]
+
+
+class Main(Protocol):
+    """Runs a command and gives its exit code; without arguments with the process's."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
+
+
+def command_main(name: str) -> Main:
+    """Return the `main` of `python -m hetjax.NAME`."""
+    return process_main(
+        lambda arguments: import_module(f"hetjax.cli.{name}").main(arguments), name
+    )
+
+
+def process_main(run: _Run, name: str | None = None) -> Main:
+    """Return the `main` of a process that runs this command.
+
+    Without a name, the command's comes first among the arguments. A `main` that is
+    given arguments is called from Python, whose signals and streams stay as they are.
+    """
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        if arguments is not None:
+            return run(arguments)
+        first = name or "".join(sys.argv[1:2])
+        signals_say(_UNDONE.get(first, "before it was done"))
+        signals = _Signals()
+        outlive_readers()
+        if os.environ.get("NO_COLOR"):  # which all but the printer of help hear
+            os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
+        code: Any = 1
+        try:
+            code = run(sys.argv[1:])
+        except SystemExit as ended:
+            code = ended.code or 0
+            raise
+        finally:
+            sys.stdout.flush()
+            signals.exit_code = code if isinstance(code, int) else 1
+        return code
+
+    return main
+
+
+_said = ""  # a signal comes to the process, of which there is one
+
+
+def signals_say(how: str) -> None:
+    """From now on, a signal that ends the process says that it was ended like this."""
+    global _said
+    _said = how
+
+
+class _Signals:
+    """Handlers that end the process at once, rather than raise: an exception could come
+    in the middle of an import, or where Python can pass it to nobody and prints it.
+
+    A lost terminal ends nothing: files are still to be written.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None  # once there is nothing left to do but exit
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as in the background
+                signal.signal(number, self._end)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if self.exit_code is not None:
+            os._exit(self.exit_code)
+        name = signal.Signals(number).name
+        cursor = _SHOW_CURSOR if os.isatty(2) else ""  # a live line hides it
+        text = f"{cursor}\nhetjax: ended by {name} {_said}\n"
+        with suppress(OSError):  # not print: the signal may have come in one
+            os.write(2, text.encode())
+        os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+
+
+def outlive_readers() -> None:
+    """Let this process write to pipes and terminals whose reader leaves, in silence.
+
+    Descriptors that were closed from the start become the null device: the next file to
+    be opened would get their numbers, and what is printed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            _silence(descriptor)
+    sys.stdout = _outliving(sys.stdout, 1)
+    sys.stderr = _outliving(sys.stderr, 2)
+
+
+def _silence(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+class _OutlivingFile(io.FileIO):
+    """A descriptor that becomes the null device when its reader has left."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _READER_LEFT:
+                raise
+            _silence(self.fileno())
+            return len(data)
+
+
+def _outliving(stream: Any, descriptor: int) -> io.TextIOWrapper:
+    """The stream, None if it was closed, over such a file."""
+    file = _OutlivingFile(descriptor, "w", closefd=False)
+    is_unbuffered = stream is not None and stream.write_through
+    return io.TextIOWrapper(
+        file if is_unbuffered else io.BufferedWriter(file),  # type: ignore[arg-type]
+        encoding=stream and stream.encoding,
+        errors=stream and stream.errors,
+        line_buffering=descriptor == 2 or file.isatty(),
+        write_through=is_unbuffered,
+    )

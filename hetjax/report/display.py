@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows of its progress, as lines: what is done, and the numbers of steps.
+
+Owns the words and columns, which have the names of `metrics.jsonl`, and which lines are
+shown where there is no live line: in the output of a job, in a log. Does not own live
+lines (`progress.py`) nor the numbers (`training/loop.py`).
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hetjax.files.writing import naming
+
+_FORMATS = {
+    "loss": ".4f",
+    "val_loss": ".4f",
+    "val_bits_per_byte": ".4f",
+    "grad_norm": ".3f",
+    "learning_rate": ".2e",
+    "tokens_per_s": ",.0f",
+    "mfu": ".1%",
+}
+
+
+def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
+    """Return the line of a step or of an evaluation, in columns.
+
+    >>> metrics_line({"step": 7, "loss": 2.5, "tokens": 64, "grad_norm": 0.25}, 100)
+    'step   7/100  loss 2.5000  grad_norm 0.250'
+    """
+    width = len(str(num_steps))
+    shown = [f"{k} {metrics[k]:{f}}" for k, f in _FORMATS.items() if k in metrics]
+    return "  ".join([f"step {metrics['step']:>{width}}/{num_steps}", *shown])
+
+
+class Display:
+    """Where progress is shown: lines on standard output, as in a log.
+
+    Of fast steps only one in `interval_s` is.
+    """
+
+    def __init__(self, num_steps: int, interval_s: float = 2.0) -> None:
+        self._num_steps, self._interval_s = num_steps, interval_s
+        self._next_s = 0.0
+
+    def note(self, line: str) -> None:
+        """Show a line that stays."""
+        with naming("standard output"):
+            print(line, file=sys.stdout, flush=True)
+
+    def begun(self) -> None:
+        """Hear that the run has begun, and has a directory that is its own."""
+
+    def doing(self, what: str) -> None:
+        """Show what is being done until something else is shown to be."""
+        self.note(what)
+
+    def compiled(self, done: int, total: int) -> None:
+        """Show that so many of all programs are compiled: the first, then quarters."""
+        if done in (1, total) or done * 4 // total > (done - 1) * 4 // total:
+            self.note(f"compiled {done}/{total} programs")
+
+    def trained(self, metrics: Mapping[str, Any]) -> None:
+        """Show the metrics line of a step."""
+        if self._is_due(metrics):
+            self.note(metrics_line(metrics, self._num_steps))
+
+    def _is_due(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether this step is shown: the last one is, and one in an interval."""
+        now_s = time.monotonic()
+        if now_s < self._next_s and metrics["step"] != self._num_steps:
+            return False
+        self._next_s = now_s + self._interval_s
+        return True

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help in two lengths, completion in a real shell, colours on a terminal, quiet."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetjax.__main__ import COMMANDS, main
+from hetjax.training.config_checks import option
+from hetjax.training.config_values import flat_values
+from hetjax.training.presets import preset
+
+MANY = [["train", "tiny"], ["plan"], ["simulate"], ["sample"], ["eval"]]
+COLOUR = re.compile("\x1b\\[[0-9;]*3[0-7]")
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        assert main(words) == 0
+    except SystemExit as ended:
+        assert not ended.code
+    return capsys.readouterr().out
+
+
+def options_in(text: str) -> set[str]:
+    """Options that have a row of their own in a box, which -h shares."""
+    return set(re.findall(r"(?m)^(?:│ |  )(--\w[\w.-]*)", text))
+
+
+@pytest.mark.parametrize("words", MANY, ids=" ".join)
+def test_help_lists_ten_options_and_says_where_all_are(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+):
+    short = printed([*words, "--help"], capsys)
+    full = printed([*words, "--help-all"], capsys)
+    assert "--help-all lists them all" in short
+    assert 8 <= len(options_in(short)) <= 10
+    assert options_in(short) < options_in(full)
+
+
+def test_help_on_all_has_every_setting_of_a_run(capsys: pytest.CaptureFixture[str]):
+    shown = options_in(printed(["train", "tiny", "--help-all"], capsys))
+    assert shown == {option(name) for name in flat_values(preset("tiny").config)}
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]):
+    assert printed(["help"], capsys) == printed(["--help"], capsys)
+    helped = printed(["help", "doctor"], capsys)
+    assert helped == printed(["doctor", "--help"], capsys)
+
+
+def test_a_shell_completes_commands_presets_and_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = tmp_path / "script"
+    script.write_text(printed(["completion", "bash"], capsys))
+
+    def completed(*words: str) -> list[str]:
+        typed = (
+            f'COMP_WORDS=({" ".join(words)} ""); COMP_CWORD=$((${{#COMP_WORDS[@]}}-2))'
+        )
+        asked = f'. {script}; {typed}; _hetjax; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True)
+        assert not done.stderr
+        return done.stdout.split()
+
+    assert completed("hetjax", "pr") == ["profile", "preempt"]
+    assert completed("hetjax", "train", "ti") == ["tiny"]
+    assert completed("hetjax", "train", "tiny", "--optimizer.b") == [
+        "--optimizer.beta1",
+        "--optimizer.beta2",
+    ]
+    for name in COMMANDS:
+        assert completed("hetjax", name, "--help") == ["--help", "--help-all"], name
+    assert main(["completion", "powershell"]) == 2
+
+
+def on_terminal(words: list[str], **environment: str) -> str:
+    ours, theirs = os.openpty()
+    env = os.environ | {"TERM": "xterm"} | environment
+    command = [sys.executable, "-m", "hetjax", *words]
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    screen = b""
+    try:
+        while piece := os.read(ours, 65_536):
+            screen += piece
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    child.wait()
+    return screen.decode()
+
+
+@pytest.mark.parametrize("words", [["trian"], ["eval", "--help"]], ids=" ".join)
+def test_a_terminal_has_colours_unless_they_are_unwanted(words: list[str]):
+    assert COLOUR.search(on_terminal(words))
+    assert not COLOUR.search(on_terminal(words, NO_COLOR="1"))
+    assert not COLOUR.search(on_terminal(words, TERM="dumb"))
+
+
+def test_a_quiet_command_prints_its_result_alone(capfd: pytest.CaptureFixture[str]):
+    asked = ["simulate", "tiny"]
+    assert main(asked) == 0
+    result = capfd.readouterr().out
+    assert main([*asked, "-q"]) == 0
+    assert capfd.readouterr() == (result, "")
