@@ -5,14 +5,24 @@ import difflib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+_LONGEST_PART = 4_000  # characters
+
 
 class _InThreeParts(Exception):
     """`got` says what was found (with numbers), `allowed` what would be accepted, `fix`
     what to type or change."""
 
     def __init__(self, *, got: str, allowed: str, fix: str) -> None:
+        got, allowed, fix = map(_printable, (got, allowed, fix))
         super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
         self.got, self.allowed, self.fix = got, allowed, fix
+
+
+def _printable(text: str) -> str:
+    """The text so that any terminal can show it, whatever a file has put into it."""
+    if len(text) > _LONGEST_PART:
+        text = f"{text[:_LONGEST_PART]}..."
+    return text.encode(errors="backslashreplace").decode()
 
 
 class BadInput(_InThreeParts, ValueError):

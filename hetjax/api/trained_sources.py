@@ -6,7 +6,6 @@ end a text go with it. Does not own reading checkpoints (`exporting.py`) nor fol
 (`models/hugging_face/`).
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +28,9 @@ from hetjax.data.messages import ASSISTANT
 from hetjax.data.sandbox import TemplateRefuses
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.reading import read_text
+from hetjax.files.tables import as_kind
 from hetjax.inference.loaded import Read
 from hetjax.models.hugging_face.adapter_config import base_folder, has_adapters
 from hetjax.models.hugging_face.configs import CONFIG
@@ -169,13 +171,18 @@ def _told_ends(folder: Path) -> set[int]:
 def _ends_in(file: Path) -> int | list[int] | None:
     """The tokens that end a text, or nothing said; BadInput for what cannot be."""
     try:
-        found: Any = json.loads(file.read_text()).get(_ENDS)
-    except (OSError, ValueError, AttributeError):
+        told = as_kind(json_value(read_text(file)), "a table", where=str(file))
+    except ValueError:
         raise _bad_settings(f"{str(file)!r}, which is no JSON object") from None
+    found = told.get(_ENDS)
     ids = found if isinstance(found, list) else [found]
-    if found is not None and not all(type(each) is int for each in ids):
+    if found is not None and not all(map(_is_token, ids)):
         raise _bad_settings(f"{_ENDS} = {str(found)[:60]!r} in {str(file)!r}")
     return found
+
+
+def _is_token(found: Any) -> bool:
+    return type(found) is int and 0 <= found < 2**31
 
 
 def _bad_settings(got: str) -> BadInput:

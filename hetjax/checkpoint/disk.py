@@ -20,6 +20,7 @@ from hetjax.checkpoint.format import (
     attempt,
     from_text,
     part_directory,
+    read_manifest_text,
     size_mismatch,
     step_directory,
     step_numbers,
@@ -50,7 +51,7 @@ def replace_text(path: Path, text: str) -> None:
 def read_manifest(part: Path, name: str = MANIFEST) -> Manifest | None:
     """The manifest of the part; None where it is missing or damaged."""
     try:
-        return from_text((part / name).read_text())
+        return from_text(read_manifest_text(part / name))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 

@@ -13,6 +13,7 @@ last, and atomically. Does not own writing (`writer.py`) nor reading (`reader.py
 
 import base64
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ import numpy as np
 
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId, is_id
 from hetjax.checkpoint.signing import signed, unsigned
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.reading import Unreadable, decoded, opened, read_bytes
+from hetjax.files.tables import as_kind
 from hetjax.names import check_relative, inside, is_worker
 
 MANIFEST, VERSION = "manifest.json", 1
@@ -40,6 +45,8 @@ _STEP = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 1 << 20
 _END_OF_STEPS = 2**63
 _DIGEST_BYTES = 32
+_MOST_MANIFEST_BYTES = 256 << 20
+_MOST_DIMS, _MOST_SLICES, _MOST_BYTES = 32, 1024, 1 << 50  # of an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +202,15 @@ def to_text(manifest: Manifest, key: bytes | None = None) -> str:
     }
     if manifest.run != UNIDENTIFIED:
         body["run"] = manifest.run
-    body = json.loads(json.dumps(body))  # as it will be read, tuples and keys too
+    # as it will be read, tuples and keys too
+    body = json_value(json.dumps(body), finite=False)
     return json.dumps(signed({"crc32c": _checksum(body), **body}, key)) + "\n"
+
+
+def read_manifest_text(path: Path) -> str:
+    """The text in a manifest's file; raises OSError, or Unreadable if it is no text."""
+    data = read_bytes(path, what="manifest", most_bytes=_MOST_MANIFEST_BYTES)
+    return decoded(data, str(path))
 
 
 def from_text(text: str, key: bytes | None = None) -> Manifest:
@@ -206,32 +220,29 @@ def from_text(text: str, key: bytes | None = None) -> Manifest:
     damage, not forgery, so the names are checked as well.
     """
     try:
-        body = unsigned(json.loads(text), key)
-        if (version := body["version"]) != VERSION:
-            raise ValueError(f"version {version}, this hetjax reads {VERSION}")
-        if body.pop("crc32c") != _checksum(body):
+        body = unsigned(_object(json_value(text, finite=False), "the manifest"), key)
+        if (version := body.get("version")) != VERSION:
+            shown = str(version)[:80]
+            raise ValueError(f"version {shown}, this hetjax reads {VERSION}")
+        if body.pop("crc32c", None) != _checksum(body):
             raise ValueError("its checksum does not match its content")
+        entries, files = (_object(body[key], key) for key in ("entries", "files"))
         found = Manifest(
             step=body["step"],
             worker=body["worker"],
-            workers=tuple(body["workers"]),
+            workers=tuple(as_kind(body["workers"], "a list", where="workers")),
             state=body["state"],
-            entries=tuple(_entry(name, e) for name, e in body["entries"].items()),
-            files={
-                path: FileRecord(
-                    size_bytes=f["size"],
-                    crc32c=f["crc32c"],
-                    digest=f.get("blake2b", "") if key is None else f["blake2b"],
-                )
-                for path, f in body["files"].items()
-            },
-            host=body["host"],
-            run=body.get("run", UNIDENTIFIED),
+            entries=tuple(_entry(name, e) for name, e in entries.items()),
+            files={path: _record(path, f, key) for path, f in files.items()},
+            host=_object(body["host"], "host"),
+            run=as_kind(body.get("run", UNIDENTIFIED), "a string", where="run"),
         )
         _check_names(found)
         return found
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+    except KeyError as missing:
+        raise ValueError(f"it has no {missing}") from missing
+    except BadInput as bad:
+        raise ValueError(bad.got) from bad
 
 
 def start_of(attempt: str) -> int:
@@ -256,7 +267,7 @@ def record_of_file(path: Path, *, with_digest: bool = False) -> FileRecord:
     """Size and checksum of a file, from reading it, and its digest if asked for."""
     checksum, size_bytes = google_crc32c.Checksum(), 0
     digest = blake2b(digest_size=_DIGEST_BYTES) if with_digest else None
-    with path.open("rb") as file:
+    with opened(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             checksum.update(chunk)
             if digest is not None:
@@ -298,6 +309,8 @@ def mismatch(path: Path, expected: FileRecord) -> str | None:
         found = record_of_file(path, with_digest=bool(expected.digest))
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
+    except Unreadable as unreadable:
+        return unreadable.got
     return _difference(path, found, expected)
 
 
@@ -313,10 +326,12 @@ def read_checked(path: Path, expected: FileRecord) -> bytes:
     if wrong := size_mismatch(path, expected):
         raise NotAsWritten(wrong)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             data = file.read(expected.size_bytes + 1)
     except OSError as error:
         raise NotAsWritten(f"{path} cannot be read ({error.strerror})") from error
+    except Unreadable as unreadable:
+        raise NotAsWritten(unreadable.got) from unreadable
     found = record_of_bytes(data, with_digest=bool(expected.digest))
     if wrong := _difference(path, found, expected):
         raise NotAsWritten(wrong)
@@ -361,10 +376,60 @@ def _entry_record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry(name: str, found: Mapping[str, Any]) -> Entry:
-    dtype = np.dtype(getattr(ml_dtypes, found["dtype"], found["dtype"]))
-    dim, number = found["slices"]
-    return Entry(name, tuple(found["shape"]), dtype, (dim, number))
+def _object(found: Any, where: str) -> dict[str, Any]:
+    return as_kind(found, "a table", where=where)
+
+
+def _record(path: str, found: Any, key: bytes | None) -> FileRecord:
+    """What a manifest says of a file; where it is signed there has to be a digest."""
+    of_file = _object(found, f"file {path[:80]!r}")
+    size, crc32c = of_file["size"], of_file["crc32c"]
+    digest = of_file.get("blake2b", "") if key is None else of_file["blake2b"]
+    if not _is_size(size) or not isinstance(crc32c, str) or not isinstance(digest, str):
+        raise ValueError(f"{str(of_file)[:80]} of file {path[:80]!r}")
+    return FileRecord(size_bytes=size, crc32c=crc32c, digest=digest)
+
+
+def _entry(name: str, found: Any) -> Entry:
+    """What a manifest says of an entry, which has to be an array that there can be."""
+    of_entry, where = _object(found, f"entry {name[:80]!r}"), f"of entry {name[:80]!r}"
+    dtype = _dtype(of_entry["dtype"], where)
+    shape, slices = of_entry["shape"], of_entry["slices"]
+    if not _are_sizes(shape) or len(shape) > _MOST_DIMS:
+        raise ValueError(f"shape {str(shape)[:80]} {where}")
+    if math.prod(shape) * dtype.itemsize > _MOST_BYTES:
+        raise ValueError(f"shape {shape} {where}, which no memory has room for")
+    if not (_are_sizes(slices) and len(slices) == 2 and _divides(slices, shape)):
+        raise ValueError(f"slices {str(slices)[:80]} of shape {shape} {where}")
+    return Entry(name, tuple(shape), dtype, (slices[0], slices[1]))
+
+
+def _dtype(name: Any, where: str) -> np.dtype:
+    """The dtype of that name, of plain numbers."""
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError as error:
+        raise ValueError(f"dtype {str(name)[:80]} {where}") from error
+    if not isinstance(name, str) or dtype.name != name or dtype.hasobject:
+        raise ValueError(f"dtype {str(name)[:80]} {where}")
+    return dtype
+
+
+def _divides(slices: list[int], shape: list[int]) -> bool:
+    """Whether an array of this shape can be cut along that dim into equal slices."""
+    dim, number = slices
+    if number == 1:
+        return dim < max(len(shape), 1)
+    is_dim = dim < len(shape) and 1 < number <= _MOST_SLICES
+    return is_dim and shape[dim] % number == 0
+
+
+def _are_sizes(found: Any) -> bool:
+    return isinstance(found, list) and all(map(_is_size, found))
+
+
+def _is_size(found: Any) -> bool:
+    return type(found) is int and 0 <= found < _END_OF_STEPS
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Self
 
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
-from hetjax.checkpoint.stores.store import Conflict, Store
+from hetjax.checkpoint.stores.store import Conflict, CorruptData, Store
 from hetjax.errors import BadInput, RunFailed
+from hetjax.files.parsing import json_value
+from hetjax.files.tables import read_fields
 
 LEASE_S = 60.0  # without a renewal, by the clock of whoever waits for it, it is over
 RENEW_S = 10.0
@@ -317,15 +319,13 @@ def _held(store: Store, where: str, number: int) -> Held:
 
 def holder_of(store: Store, number: int) -> Holder | None:
     """Who took the lease of this number; None if that cannot be told."""
-    text = store.get_text(_name(number, _HOLDER))
     try:
-        holder = None if text is None else Holder(**json.loads(text))
-    except (TypeError, ValueError):
+        text = store.get_text(_name(number, _HOLDER))
+        if text is None:
+            return None
+        return Holder(**read_fields(json_value(text), Holder, where="holder"))
+    except (CorruptData, ValueError):
         return None
-    if holder is None or type(holder.pid) is not int:
-        return None
-    words = (value for name, value in asdict(holder).items() if name != "pid")
-    return holder if all(isinstance(word, str) for word in words) else None
 
 
 def _own(held_for: HeldFor) -> str:

@@ -33,6 +33,7 @@ from hetjax.checkpoint.format import (
     attempt,
     from_text,
     read_checked,
+    read_manifest_text,
     size_mismatch,
     split_leaves,
     step_directory,
@@ -279,11 +280,12 @@ def _complete_save(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 def _manifest(path: Path, file: Path, key: bytes | None) -> Manifest:
     try:
-        manifest = from_text(file.read_text(), key)
+        manifest = from_text(read_manifest_text(file), key)
     except NotSigned as unsigned:
         raise _not_trusted(path, f"{file}: {unsigned}") from unsigned
     except (OSError, ValueError) as error:
-        raise _damaged(path, f"{file} cannot be used: {error}") from error
+        why = error.got if isinstance(error, BadInput) else error
+        raise _damaged(path, f"{file} cannot be used: {why}") from error
     if file.parent != step_directory(path.parent, manifest.step) / manifest.worker:
         what = f"{file} is of step {manifest.step}, worker {manifest.worker}"
         raise _damaged(path, what)

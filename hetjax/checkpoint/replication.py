@@ -27,6 +27,7 @@ from hetjax.checkpoint.format import (
     Manifest,
     from_text,
     part_directory,
+    read_manifest_text,
     record_of_bytes,
 )
 from hetjax.checkpoint.run_identity import RunIdentity, is_ours
@@ -127,7 +128,7 @@ class PeerReplication:
         Steps `also`, two at most, are kept there as they are here. Raises StoreError
         naming a peer that has no copy.
         """
-        text = (part / MANIFEST).read_text()
+        text = read_manifest_text(part / MANIFEST)
         names = sorted(from_text(text).files)
         for name, link in self._to.items():
             self._answers.pop((name, step), None)
@@ -239,7 +240,7 @@ class PeerReplication:
 
 def _manifest_text(part: Path) -> str | None:
     try:
-        return (part / MANIFEST).read_text()
+        return read_manifest_text(part / MANIFEST)
     except FileNotFoundError:
         return None
 

@@ -47,7 +47,10 @@ from hetjax.checkpoint.run_identity import (
 )
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.checkpoint.stores.store import CorruptData, Store
-from hetjax.names import inside, is_worker
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.tables import as_kind
+from hetjax.names import UnsafeName, inside, is_worker
 
 COMMIT = "COMMIT"
 _NUM_THREADS = 8
@@ -97,7 +100,7 @@ def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifes
     With a key all of them must be signed with it. Raises FileNotFoundError where the
     step has no COMMIT, CorruptData where a manifest is not the one that was committed.
     """
-    commit = store.get_text(object_name(step, COMMIT))
+    commit = _text(store, object_name(step, COMMIT))
     if commit is None:
         raise FileNotFoundError(f"{store}: step {step} has no {COMMIT}")
     found = []
@@ -120,7 +123,7 @@ def committed_lease(store: Store, step: int) -> int:
 
     0 is that of a COMMIT without one.
     """
-    return _read_commit(store, step, lambda body: int(body.get("lease", 0)), -1)
+    return _read_commit(store, step, _lease_of, -1)
 
 
 def committed_run(store: Store, step: int) -> RunId:
@@ -128,21 +131,27 @@ def committed_run(store: Store, step: int) -> RunId:
 
     For choosing among steps: what is used of one is checked by `manifests`.
     """
-    found = lambda body: str(body.get("run", UNIDENTIFIED))  # noqa: E731
-    return _read_commit(store, step, found, UNIDENTIFIED)
+    return _read_commit(store, step, _run_of, UNIDENTIFIED)
+
+
+def _lease_of(body: dict[str, Any]) -> int:
+    return as_kind(body.get("lease", 0), "an integer", where="lease")
+
+
+def _run_of(body: dict[str, Any]) -> RunId:
+    return as_kind(body.get("run", UNIDENTIFIED), "a string", where="run")
 
 
 def _read_commit(
     store: Store, step: int, read: Callable[[dict[str, Any]], _T], missing: _T
 ) -> _T:
-    text = store.get_text(object_name(step, COMMIT))
+    text = _text(store, object_name(step, COMMIT))
     if text is None:
         return missing
     try:
-        return read(json.loads(text))
-    except (ValueError, TypeError, AttributeError) as error:
-        name = object_name(step, COMMIT)
-        raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
+        return read(as_kind(json_value(text), "a table", where=COMMIT))
+    except ValueError as error:
+        raise _unusable(store, step, error) from error
 
 
 def commit(
@@ -212,20 +221,37 @@ def _committed_workers(
 ) -> tuple[RunId, dict[str, str]]:
     """The run that COMMIT names, and the checksum of each worker's manifest."""
     try:
-        body = unsigned(json.loads(commit), key)
+        found = as_kind(json_value(commit), "a table", where=COMMIT)
+        body = unsigned(found, key)
         if (body["version"], body["step"]) != (_VERSION, step):
             raise ValueError(f"version {body['version']}, step {body['step']}")
-        checksums = dict(sorted(body["manifests"].items()))
+        checksums = as_kind(body["manifests"], "a table", where="manifests")
         if strangers := [name for name in checksums if not is_worker(name)]:
             raise ValueError(f"{strangers[0][:80]!r} is no name of a worker")
-        return body.get("run", UNIDENTIFIED), checksums
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        name = object_name(step, COMMIT)
-        raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
+        for name, crc32c in checksums.items():
+            as_kind(crc32c, "a string", where=f"manifests.{name}")
+        if not checksums:
+            raise ValueError("it names no manifest")
+        return _run_of(body), dict(sorted(checksums.items()))
+    except (KeyError, ValueError) as error:
+        raise _unusable(store, step, error) from error
+
+
+def _unusable(store: Store, step: int, error: Exception) -> CorruptData:
+    why = error.got if isinstance(error, BadInput) else repr(error)
+    return CorruptData(f"{store}: {object_name(step, COMMIT)} cannot be used: {why}")
 
 
 def _manifest_text(store: Store, step: int, worker: str) -> str | None:
-    return store.get_text(object_name(step, worker, MANIFEST))
+    return _text(store, object_name(step, worker, MANIFEST))
+
+
+def _text(store: Store, name: str) -> str | None:
+    """The text of an object; CorruptData where a link leads out of the store."""
+    try:
+        return store.get_text(name)
+    except UnsafeName as unsafe:
+        raise CorruptData(unsafe.got) from unsafe
 
 
 def _parse(
@@ -259,15 +285,31 @@ def fetch_newest(
     key: bytes | None = None,
     run: RunIdentity | None = None,
 ) -> FetchResult | None:
-    """Complete the run's newest committed step on the disk; None if none is after
-    `after`.
+    """Complete the run's newest sound step on the disk; None if the store has none.
 
-    Files that are here are read and checked. Raises OSError where the store fails.
+    Only steps after `after` count: those up to it are here. Files that are here are
+    read and checked. A damaged step is passed over with a warning, unless it leaves
+    nothing at all: then CorruptData is raised. Raises OSError where the store fails.
     """
+    damages: list[OSError] = []
     committed = committed_steps(store, run)
-    if not committed or committed[-1] <= after:
-        return None
-    return fetch(store, directory, committed[-1], key)
+    for step in reversed([step for step in committed if step > after]):
+        try:
+            found = fetch(store, directory, step, key)
+        except (CorruptData, FileNotFoundError) as damage:
+            damages.append(damage)
+        else:
+            _warn_of(damages)
+            return found
+    if damages and after < 0:
+        raise damages[0]
+    _warn_of(damages)
+    return None
+
+
+def _warn_of(damages: Iterable[OSError]) -> None:
+    for damage in damages:
+        warnings.warn(f"passed over: {damage}", stacklevel=3)
 
 
 def fetch(

@@ -44,6 +44,7 @@ from hetjax.checkpoint.format import (
     attempt,
     leaf_tree,
     part_directory,
+    read_manifest_text,
     record_of_file,
     split_leaves,
     step_numbers,
@@ -57,6 +58,7 @@ from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunIdentity, named
 from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
 
 _MAX_CAUSE_CHARS = 400
 _OVERTAKEN = "a later start of this worker has saved meanwhile"
@@ -135,7 +137,7 @@ class CheckpointWriter:
             worker=self._worker,
             workers=tuple(workers) or (self._worker,),
             entries=tuple(entry for entry, _ in found),
-            host=json.loads(json.dumps(host)),
+            host=json_value(json.dumps(host), finite=False),
             run=UNIDENTIFIED if self._run is None else self._run.id,
         )
         write = self._thread.submit(
@@ -267,7 +269,7 @@ class CheckpointWriter:
             raise OSError(why)
         undo = partial(remove_part, part)
         if before and _save_of(before) == safe and len(manifest.workers) > 1:
-            replace_text(part / EARLIER, (part / MANIFEST).read_text())
+            replace_text(part / EARLIER, read_manifest_text(part / MANIFEST))
             fsync(part)
         with nullcontext() if self._fence is None else self._fence.around(undo):
             replace_text(part / MANIFEST, to_text(whole, self._key))

@@ -8,7 +8,6 @@ to these peaks, nor routes between devices (both `costs/`).
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.device_names import meant
 from hetjax.errors import BadInput
+from hetjax.files.parsing import toml_table
 
 Backend = Literal["cpu", "gpu", "tpu"]  # XLA's, by what it compiles for
 # the same, and the one kind for which it was seen to lay arrays out as for no other
@@ -70,7 +70,7 @@ class DeviceSpec:
 @cache
 def catalogue() -> Mapping[str, DeviceSpec]:
     """Return all known devices by name, in file order."""
-    raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    raw = toml_table(_FILE.read_text(encoding="utf-8"))
     specs = {
         name: _spec(name, entry, raw["sources"])
         for name, entry in raw["device"].items()

@@ -17,6 +17,7 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import device_name, discover
 from hetjax.cluster.told_memory import with_told_memory
+from hetjax.files.parsing import json_value
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 VISIBLE_AMD = "HIP_VISIBLE_DEVICES"  # indices into ROCR_VISIBLE_DEVICES, which stays
@@ -60,7 +61,7 @@ def devices_json(devices: Iterable[LocalDevice]) -> str:
 
 def read_devices(text: str) -> list[LocalDevice]:
     """Return the devices of such a text."""
-    return [LocalDevice(**told) for told in json.loads(text)]
+    return [LocalDevice(**told) for told in json_value(text)]
 
 
 def is_one_kind(devices: Sequence[LocalDevice]) -> bool:

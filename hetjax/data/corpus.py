@@ -26,6 +26,7 @@ from hetjax.data.forms import TEXT_COLUMN, Format, Seen
 from hetjax.data.readers import ALLOWED, PATH, first_row, rows, text_files
 from hetjax.data.rows import Row
 from hetjax.errors import BadInput
+from hetjax.files.reading import opened
 
 # Import name -> distribution that carries its version.
 _PACKAGES = {
@@ -136,7 +137,7 @@ def _unreadable(path: Path, error: OSError, option: str) -> BadInput:
 
 def content_hash(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
+    with opened(path, what="text") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

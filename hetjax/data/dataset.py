@@ -38,6 +38,9 @@ from hetjax.data.tokenizer import Tokenizer, check_vocab_size
 from hetjax.data.tokenizer import load as load_tokenizer
 from hetjax.data.tokens import Rows, Tokens
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.reading import Unreadable, read_bytes
+from hetjax.names import check_relative
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -162,16 +165,18 @@ def load(directory: Path) -> Dataset:
     Raises DamagedDataset where a file is missing, changed or of another format.
     """
     try:
-        manifest = json.loads((directory / _MANIFEST).read_bytes())
+        manifest = json_value(read_bytes(directory / _MANIFEST))
         hashes = {name: manifest["sha256"][name] for name in _ARTEFACTS}
         hashes |= manifest["sha256"]
+        for name in hashes:
+            check_relative(name)
         sizes, counts = manifest["bytes"], manifest["tokens"]
         counts = manifest.get("learnt", counts)
         splits = [_sources_of(split, hashes) for split in ("train", "validation")]
         num_bytes, num_tokens = (
             sum(of[name] for name in splits[1]) for of in (sizes, counts)
         )
-        bytes_per_token = num_bytes / num_tokens
+        bytes_per_token = float(num_bytes / num_tokens)
         found_format = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         what = f"{_MANIFEST}: {type(error).__name__}: {error}"
@@ -223,8 +228,8 @@ def _tokenizer(directory: Path, names: Container[str]) -> Tokenizer:
 def _check_hash(directory: Path, name: str, expected: str) -> None:
     try:
         found = corpus.content_hash(directory / name)
-    except OSError as error:
-        raise _damaged(directory, f"{name}: {error.strerror}") from error
+    except (OSError, Unreadable) as error:
+        raise _damaged(directory, f"{name}: {error}") from error
     if found != expected:
         raise _damaged(
             directory, f"{name} has SHA-256 {found[:12]}, not the manifest's"

@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from hetjax.files.parsing import json_value
+
 _MIN_DOCSTRING_CHARS = 200
 _MOST_PROCESSES = 4  # more would wait for the disk
 _Owner = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -55,7 +57,7 @@ def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[
         if process.wait():
             raise ChildProcessError("the reader of docstrings failed: see above")
         told.seek(0)
-        return json.loads(told.read())
+        return json_value(told.read())
 
     return answer
 
@@ -93,7 +95,7 @@ def _owners(tree: ast.Module) -> Iterator[_Owner]:
 
 def main() -> None:
     """Answer standard input, a list of paths, with the docstrings of each."""
-    paths = json.loads(sys.stdin.buffer.read())
+    paths = json_value(sys.stdin.buffer.read())
     answer = json.dumps([of_file(Path(path)) for path in paths])
     sys.stdout.buffer.write(answer.encode())
 

@@ -5,7 +5,6 @@ Owns which of the folder's files matter and what they say. Does not own encoding
 (`tokenizer.py`) nor the rendering of templates (`chat_template.py`).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ import tokenizers
 from hetjax.data.chat_template import ChatTemplate
 from hetjax.data.tokenizer import Tokenizer, own_tokenizer, panics_refused
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.reading import decoded, read_bytes
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
@@ -37,7 +38,11 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
     core, config = _core(folder), _json(folder / CONFIG)
     if (folder / SPECIAL).exists():
         config = _json(folder / SPECIAL) | config
-    special = {name: _name(config[name]) for name in _SPECIAL if config.get(name)}
+    special = {
+        name: _special(config[name], name, folder)
+        for name in _SPECIAL
+        if config.get(name)
+    }
     with panics_refused():
         opening, closing = _around(core)
     end = closing[-1] if closing else _id(core, special, "eos_token", folder)
@@ -138,10 +143,9 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     found = config.get("chat_template")
     if found is None or isinstance(found, str):
         return found
-    try:
-        named = {entry["name"]: entry["template"] for entry in found}
-    except (TypeError, KeyError) as error:
-        raise _broken(folder / CONFIG, "chat_template is no template") from error
+    if not isinstance(found, list) or not all(map(_is_named_template, found)):
+        raise _broken(folder / CONFIG, "chat_template is no template")
+    named = {entry["name"]: entry["template"] for entry in found}
     if "default" not in named:
         raise BadInput(
             got=f"{folder / CONFIG} with chat templates {', '.join(sorted(named))}",
@@ -151,16 +155,25 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return named["default"]
 
 
-def _name(token: Any) -> str:
-    return token["content"] if isinstance(token, Mapping) else str(token)
+def _is_named_template(entry: Any) -> bool:
+    if not isinstance(entry, Mapping):
+        return False
+    return all(isinstance(entry.get(key), str) for key in ("name", "template"))
+
+
+def _special(token: Any, name: str, folder: Path) -> str:
+    """The text of a special token, which may be an object with more about it."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise _broken(folder / CONFIG, f"{name} = {str(token)[:60]}")
+    return text
 
 
 def _json(path: Path) -> dict[str, Any]:
+    text = _read(path)
     try:
-        found = json.loads(_read(path))
+        found = json_value(text)
     except ValueError as error:
-        if isinstance(error, BadInput):
-            raise
         raise _broken(path, str(error)) from error
     if not isinstance(found, dict):
         raise _broken(path, f"{type(found).__name__}, not an object")
@@ -169,9 +182,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise _broken(path, "not UTF-8") from error
+        data = read_bytes(path, what="tokenizer's file")
     except OSError as error:
         raise BadInput(
             got=f"{path} cannot be read ({error.strerror})",
@@ -180,6 +191,7 @@ def _read(path: Path) -> str:
             fix="correct --data.tokenizer, or save the tokenizer there with "
             "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)",
         ) from error
+    return decoded(data, f"tokenizer's file {str(path)!r}")
 
 
 def _broken(path: Path, what: str) -> BadInput:

@@ -5,7 +5,6 @@ Owns the forms of such a row and what is said of one that has none of them. Does
 how a choice is judged (`hetjax/inference/choice_score.py`).
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 from hetjax.data.readers import decoded
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.reading import read_bytes
 
 _CONTEXT, _GOLD = ("context", "query"), ("gold", "answer")
 _ALLOWED = (
@@ -33,7 +34,7 @@ class Question:
 def read_questions(path: Path) -> list[Question]:
     """Read all questions of a file; BadInput names the line, or says there are none."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path, what="questions").splitlines()
     except OSError as error:
         raise BadInput(
             got=f"{path} cannot be read ({error.strerror})",
@@ -56,8 +57,8 @@ def _questions(path: Path, lines: list[bytes]) -> Iterator[Question]:
 
 def _object(text: str, where: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_value(text)
+    except ValueError as error:
         raise _bad(f"{where} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise _bad(f"{where} is a {type(found).__name__}, not an object")

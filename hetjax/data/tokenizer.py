@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hetjax.errors import BadInput
+from hetjax.files.reading import read_text
 
 END_OF_DOCUMENT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # every byte and the end of a document
@@ -153,9 +154,8 @@ def save(tokenizer: Tokenizer, path: Path) -> None:
 
 def load(path: Path) -> Tokenizer:
     """Read what `save` wrote."""
-    return own_tokenizer(
-        tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    )
+    text = read_text(path, what="tokenizer")
+    return own_tokenizer(tokenizers.Tokenizer.from_str(text))
 
 
 def own_tokenizer(core: tokenizers.Tokenizer) -> Tokenizer:

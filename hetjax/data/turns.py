@@ -18,6 +18,7 @@ from typing import Any
 from hetjax.data.messages import Message, is_learnt, turn
 from hetjax.data.rows import Conversation
 from hetjax.data.sandbox import Span, Template, TemplateRefuses
+from hetjax.files.parsing import Malformed, json_value
 
 # Stands for the end of a message while it is looked for; no template changes a word
 _END = "HETJAX7END7OF7MESSAGE"
@@ -108,8 +109,8 @@ def _with_arguments(call: Any, arguments: Any) -> Any:
 
 def _as_object(arguments: Any) -> Any:
     try:
-        found = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
+        found = json_value(arguments) if isinstance(arguments, str) else arguments
+    except Malformed:
         return arguments
     return found if isinstance(found, dict) else arguments
 

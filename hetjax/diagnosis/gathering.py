@@ -5,7 +5,6 @@ Side effects at the edge: every question has a limit, and is given up after it. 
 questions. Does not own what follows from the answers (`checks.py`).
 """
 
-import json
 import os
 import platform
 import shutil
@@ -38,6 +37,7 @@ from hetjax.diagnosis.facts import (
 )
 from hetjax.diagnosis.peers import ask, listen
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
 from hetjax.mesh.accelerators import visible_accelerator
 from hetjax.mesh.driver import driver_cards
 from hetjax.training.rundir import locked
@@ -125,7 +125,7 @@ def start_devices(
     if not lines:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return Started(error=said[-1])
-    told = json.loads(lines[-1].removeprefix(MARK))
+    told = json_value(lines[-1].removeprefix(MARK))
     if "error" in told:
         return Started(error=told["error"])
     return Started(devices=tuple(Seen(**one) for one in told["devices"]))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.files.tables import read_fields
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.commit import StepCommit
@@ -75,7 +76,8 @@ class LossScaling:
     def go_on(self, restored: Restored) -> None:
         """Go on from a state; what workers had in memory is that of now."""
         if _NAME in restored.host:
-            self.now = LossScale(**restored.host[_NAME])
+            told = read_fields(restored.host[_NAME], LossScale, where=_NAME)
+            self.now = LossScale(**told)
         elif restored.host or not restored.step:
             self.now = LossScale(self._first, restored.step)
 

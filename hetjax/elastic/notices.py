@@ -26,6 +26,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from hetjax.files.parsing import json_value
+from hetjax.files.reading import Unreadable, read_bytes
 from hetjax.files.writing import write_whole
 from hetjax.report.progress import say_at_once
 
@@ -144,12 +146,13 @@ def operator(run_dir: Path) -> Looks:
         notice = None
         try:
             path.replace(taken)  # before it is read: another may come meanwhile
-            node = _node(taken.read_text(encoding="utf-8", errors="replace"))
+            text = read_bytes(taken, what="request").decode(errors="replace")
+            node = _node(text)
             taken.unlink()
             notice = Notice(source="operator", grace_s=GRACE_S, node=node)
         except FileNotFoundError:
             pass
-        except OSError as error:
+        except (OSError, Unreadable) as error:
             warnings.warn(f"cannot look for {path}: {error}", stacklevel=1)
         yield notice
 
@@ -173,7 +176,9 @@ def _node(text: str) -> str | None:
     node = _table(text).get("node", ...)
     if node is None or isinstance(node, str):
         return node
-    warnings.warn(f"{REQUEST}: no node in {text!r}, so the whole run", stacklevel=1)
+    warnings.warn(
+        f"{REQUEST}: no node in {text[:200]!r}, so the whole run", stacklevel=1
+    )
     return None
 
 
@@ -204,8 +209,8 @@ def _grace_s(moment: Any, date: str) -> float:
 
 def _table(text: str) -> dict[str, Any]:
     """The JSON object in the text, an empty one if there is none."""
-    with suppress(ValueError, RecursionError):
-        return told if isinstance(told := json.loads(text), dict) else {}
+    with suppress(ValueError):
+        return told if isinstance(told := json_value(text), dict) else {}
     return {}
 
 

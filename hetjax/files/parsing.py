@@ -124,7 +124,12 @@ def parsed(
 
 
 def _malformed(error: Exception) -> Malformed:
-    return error if isinstance(error, Malformed) else Malformed(str(error)[:200])
+    if isinstance(error, Malformed):
+        return error
+    if isinstance(error, json.JSONDecodeError):
+        line = f"line {error.lineno} " if "\n" in error.doc else ""
+        return Malformed(f"{error.msg} at {line}column {error.colno}")
+    return Malformed(str(error)[:200])
 
 
 def _check_nesting(text: str, token: re.Pattern[str]) -> None:
@@ -172,7 +177,7 @@ def _check_strings(value: Any) -> None:
         try:
             "".join(strings).encode()
         except UnicodeEncodeError as error:
-            raise Malformed("half of a character (a lone surrogate)") from error
+            raise Malformed("half a surrogate pair, which is no character") from error
         level = [
             inner
             for one in level

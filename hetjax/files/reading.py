@@ -7,12 +7,13 @@ much of them, and their encoding. Does not own what the text means: JSON and TOM
 """
 
 import codecs
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from hetjax.errors import BadInput
 
@@ -23,6 +24,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
 }
 _MARKS = (  # the longer ones first: UTF-16's mark begins UTF-32's
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -37,12 +39,19 @@ class Unreadable(BadInput):
 
 
 @contextmanager
-def opened(path: str | Path, *, what: str = "file") -> Iterator[BinaryIO]:
+def opened(path: str | Path, *, what: str = "file") -> Iterator[BufferedReader]:
     """Open a plain file for reading; never waits for whoever writes to a FIFO.
 
-    Raises Unreadable for a FIFO, a socket or a device, and OSError as `open` does.
+    Raises Unreadable for a FIFO, a socket, a device, a folder or a link to itself, and
+    OSError as `open` does.
     """
-    _check_plain(os.stat(path).st_mode, path, what)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _of_a_kind("a link that leads to itself", path, what) from error
+    _check_plain(mode, path, what)
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         _check_plain(os.fstat(descriptor).st_mode, path, what)  # it may be another now
@@ -123,11 +132,15 @@ def _other_encoding(data: bytes) -> str | None:
 def _check_plain(mode: int, path: str | Path, what: str) -> None:
     kind = _KINDS.get(stat.S_IFMT(mode))
     if kind is not None:
-        raise Unreadable(
-            got=f"{what} {str(path)!r}: {kind}",
-            allowed="a plain file",
-            fix=f"write its content to a file and name that: cat {path} > FILE",
-        )
+        raise _of_a_kind(kind, path, what)
+
+
+def _of_a_kind(kind: str, path: str | Path, what: str) -> Unreadable:
+    return Unreadable(
+        got=f"{what} {str(path)!r}: {kind}",
+        allowed="a plain file",
+        fix="name a plain file; what a pipe gives is one by: cat PIPE > FILE",
+    )
 
 
 def _too_large(path: str | Path, what: str, most_bytes: int) -> Unreadable:

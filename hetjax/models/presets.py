@@ -7,13 +7,13 @@ import of that file would be. Does not own what a run adds to a model (data, pla
 optimizer).
 """
 
-import tomllib
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetjax.errors import BadInput
+from hetjax.files.parsing import toml_table
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, Routing
 from hetjax.models.hugging_face.configs import config_of
 
@@ -112,7 +112,7 @@ MIXTRAL_8X7B = replace(
     rope_theta=1_000_000.0,
     routing=Routing(num_experts=8, top_k=2),
 )
-_OF_HUB = tomllib.loads((Path(__file__).parent / "published.toml").read_text())
+_OF_HUB = toml_table((Path(__file__).parent / "published.toml").read_text())
 PUBLISHED = {name: str(fields["_name_or_path"]) for name, fields in _OF_HUB.items()}
 MODEL_CONFIGS: dict[str, DecoderConfig] = {
     config.name: config

@@ -23,6 +23,7 @@ from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
 from hetjax.profiling.found_here import cluster_here
 
 _MARK = "hetjax found: "  # libraries print, too
@@ -96,7 +97,7 @@ def _told(node: Node, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     if not lines:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise _no_answer(node, said[-1])
-    return json.loads(lines[-1].removeprefix(_MARK))
+    return json_value(lines[-1].removeprefix(_MARK))
 
 
 def _no_answer(node: Node, why: str) -> BadInput:

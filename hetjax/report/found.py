@@ -6,7 +6,6 @@ and the keys of JSON. Does not own the words and figures (`plan_rows.py`), the p
 (`html/plan_page.py`), the drawing (`pictures/layout.py`) nor the search (`planner/`).
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetjax.errors import NoFeasiblePlan
+from hetjax.files.parsing import json_value
 from hetjax.files.writing import write_whole
 from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.model.seating import idle_devices
@@ -125,7 +125,7 @@ class FoundPlan:
             },
             "idle": [_idle_values(idle) for idle in planned.idle],
             "without": [_without_values(without) for without in planned.without],
-            "plan": json.loads(plan_json(self.plan)),
+            "plan": json_value(plan_json(self.plan), finite=False),
         }
         return told | _answers(planned) | {"ended": self.ended}
 
@@ -239,7 +239,7 @@ def _judged_values(judged: Predicted | NoFeasiblePlan) -> dict[str, Any]:
         "tokens_per_s": judged.tokens_per_s,
         "usd_per_million_tokens": judged.usd_per_million_tokens,
         "num_devices": num_devices(judged.plan),
-        "plan": json.loads(plan_json(SimulatedStep(judged).plan)),
+        "plan": json_value(plan_json(SimulatedStep(judged).plan), finite=False),
     }
 
 
@@ -249,7 +249,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
         "usd_per_hour": best.usd_per_hour,
         "goodput": expected_goodput(best, found.request.cluster, found.objective),
         "gap": found.gap,
-        "plan": json.loads(plan_json(found_plan(found))),
+        "plan": json_value(plan_json(found_plan(found)), finite=False),
     }
 
 

@@ -6,7 +6,6 @@ Owns the order, and what is said and written of it. Does not own who takes part
 drawing (`pictures/race_picture.py`).
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import NoFeasiblePlan
+from hetjax.files.parsing import json_value
 from hetjax.planner.search.contest import ALONE, EVEN, OURS, Judged
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json, write_plan
@@ -204,7 +204,7 @@ class Race:
             "times_even": self.factor(entry),
             "num_devices": entry.num_devices,
             **about,
-            "plan": json.loads(plan_json(entry.plan)),
+            "plan": json_value(plan_json(entry.plan), finite=False),
         }
 
 

@@ -22,6 +22,7 @@ from typing import IO
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import NoFeasiblePlan
+from hetjax.files.parsing import json_value
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
@@ -69,7 +70,7 @@ class Planning:
                 warnings.warn(f"no plans ahead: {why}", stacklevel=2)
         whole, newline, _ = _text(self._answers, self._read_bytes).rpartition("\n")
         self._read_bytes += len((whole + newline).encode())
-        answers = map(json.loads, whole.splitlines())
+        answers = map(json_value, whole.splitlines())
         return [(self._clusters[n], parse_plan(text)) for n, text in answers]
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ def main() -> None:
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    request = json.load(sys.stdin)
+    request = json_value(sys.stdin.read())
     config = read_config(request["config"], "settings")
     config = replace(config, model=TypedName(config.model))  # by our own controller
     model, current = run_model(config), parse_plan(request["current"])

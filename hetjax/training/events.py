@@ -213,8 +213,8 @@ def finish(
         return PREEMPTED
     event(events, "finished", step)
     lines = read_journal(run_dir / rundir.METRICS)
-    last = next(line for line in reversed(lines) if "val_loss" in line)
-    speeds = [line["tokens_per_s"] for line in lines if "loss" in line]
+    last = next(line for line in reversed(lines) if "val_bits_per_byte" in line)
+    speeds = [line["tokens_per_s"] for line in lines if "tokens_per_s" in line]
     # no step's line is there if metrics.jsonl was lost after the last step
     speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
     shown.note(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetjax.errors import BadInput
+from hetjax.files.tables import as_kind
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import flat_values
 
@@ -59,7 +60,7 @@ def check_identity(
     `found` is what it says besides its state, `own` are the settings and hashes that
     those of this run have.
     """
-    found = found.get("run", {})
+    found = as_kind(found.get("run", {}), "a table", where=f"run in {where}")
     unlike = [name for name in own if name in found and found[name] != own[name]]
     if not unlike:
         return

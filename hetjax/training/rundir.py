@@ -37,6 +37,7 @@ from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.training.config import RunConfig
 from hetjax.training.config_checks import option
 from hetjax.training.config_values import config_values, flat_values, read_config
+from hetjax.training.journal_lines import OF_AN_EVENT, wrong_with
 from hetjax.training.run_settings import kept_names
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
@@ -44,6 +45,7 @@ PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
+_JOURNAL_BYTES = 1 << 30
 CHECKPOINTS = "checkpoints"
 LOG, LOGS = "log.txt", "logs"  # what people are told; what workers print
 _LOCK, LEASE = ".lock", ".lease"
@@ -379,18 +381,18 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = read_text(path, what="journal of the run").split("\n")[:-1]
-    numbered = enumerate(lines, start=1)
-    return [_line(line, f"{path}, line {n}") for n, line in numbered if line]
+    text = read_text(path, what="journal of the run", most_bytes=_JOURNAL_BYTES)
+    numbered = enumerate(text.split("\n")[:-1], start=1)
+    required = OF_AN_EVENT if path.name == EVENTS else ()
+    return [_line(line, f"{path}, line {n}", required) for n, line in numbered if line]
 
 
-def _line(text: str, where: str) -> dict[str, Any]:
+def _line(text: str, where: str, required: tuple[str, ...]) -> dict[str, Any]:
     allowed = "lines as hetjax wrote them: JSON objects with a 'step'"
     fix = "remove or restore that line, or give another --run-dir"
     line = parsed(text, json_value, what=f"JSON in {where}", allowed=allowed, fix=fix)
-    if not (isinstance(line, dict) and type(line.get("step")) is int):
-        got = f"{where}: no JSON object with a 'step'"
-        raise BadInput(got=got, allowed=allowed, fix=fix)
+    if wrong := wrong_with(line, required):
+        raise BadInput(got=f"{where}: {wrong}", allowed=allowed, fix=fix)
     return line
 
 

@@ -13,8 +13,14 @@ import pytest
 
 from hetjax.checkpoint.format import record_of_bytes, record_of_file
 from hetjax.checkpoint.storage import open_store
+from hetjax.checkpoint.stores import local
 from hetjax.checkpoint.stores.local import FileStore
-from hetjax.checkpoint.stores.store import Store, StoreError, TimeLimitedStore
+from hetjax.checkpoint.stores.store import (
+    CorruptData,
+    Store,
+    StoreError,
+    TimeLimitedStore,
+)
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
@@ -108,13 +114,23 @@ def test_every_call_ends_and_says_what_it_waited_for(call: str, tmp_path: Path):
     assert public == CALLED
 
 
-def test_a_file_that_cannot_be_opened_is_given_up(tmp_path: Path):
-    """A pipe that nobody writes to: opening it blocks, as a dead mount does."""
-    os.mkfifo(tmp_path / "x")
+def test_a_file_that_cannot_be_opened_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a dead mount opening a file blocks."""
+    let_go = threading.Event()
+    monkeypatch.setattr(local, "read_bytes", lambda *_, **__: let_go.wait() and b"")
     with pytest.raises(StoreError, match="reading x of"):
         TimeLimitedStore(FileStore(tmp_path)).get_text("x")
-    with (tmp_path / "x").open("w"):
-        pass  # lets the thread go
+    let_go.set()
+
+
+def test_a_fifo_in_a_store_is_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(CorruptData, match="a FIFO"):
+        FileStore(tmp_path).get_text("x")
+    with pytest.raises(StoreError, match="a FIFO"):
+        FileStore(tmp_path).get("x", tmp_path / "y", record_of_bytes(b""))
 
 
 def test_what_a_store_says_itself_is_passed_on(tmp_path: Path):

@@ -187,10 +187,10 @@ def test_a_file_without_read_permission_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("text")
 
-    def refuse(self: Path, mode: str) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+    def refuse(path: Path, flags: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)  # chmod would not stop root
+    monkeypatch.setattr(os, "open", refuse)  # chmod would not stop root
     assert _message(path) == (
         f"got: {path} cannot be read (Permission denied)\n{_ALLOWED}"
         "fix: make it readable (chmod u+r FILE) or choose another --data.path"
@@ -211,14 +211,14 @@ def test_an_empty_corpus_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("line", "got"),
     [
-        ('{"text": "a"', "is not JSON: Expecting ',' delimiter: line 1 column 13"),
-        ("plain text", "is not JSON: Expecting value: line 1 column 1"),
+        ('{"text": "a"', "is not JSON: Expecting ',' delimiter at column 13"),
+        ("plain text", "is not JSON: Expecting value at column 1"),
         pytest.param("[" * 100_000, "is not JSON: nested deeper than 64\n", id="deep"),
         ('["text"]', "is a list, not an object\n"),
         ('{"id": 1, "body": "a"}', "has no field 'text' (its fields: 'id', 'body')\n"),
         ("{}", "has no field 'text' (its fields: none)\n"),
         ('{"text": 5}', "holds int in 'text', not a string\n"),
-        ('{"text": "\\ud800"}', "is not JSON: half of a character (a lone surrogate)"),
+        ('{"text": "\\ud800"}', "is not JSON: half a surrogate pair"),
         ('{"text": "a", "text": "b"}', "is not JSON: key 'text' 2 times in one object"),
     ],
 )

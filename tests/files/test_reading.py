@@ -48,6 +48,13 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
             read_text(tmp_path / "f", what="plan file")
 
 
+def test_folders_and_links_to_themselves_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").symlink_to("f")
+    for path, kind in ((tmp_path, "a folder"), (tmp_path / "f", "leads to itself")):
+        with pytest.raises(Unreadable, match=kind):
+            read_bytes(path)
+
+
 def test_devices_and_sockets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="a device"):
         read_bytes("/dev/zero")
@@ -86,7 +93,7 @@ def test_a_file_without_a_size_is_read() -> None:
     assert read_text("/proc/self/stat").startswith(f"{os.getpid()} ")
 
 
-@pytest.mark.parametrize("name", ["missing", ".", "nul\0in it"])
+@pytest.mark.parametrize("name", ["missing", "nul\0in it"])
 def test_what_cannot_be_opened_is_bad_input(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput) as refused:
         read_text(tmp_path / name, what="plan file")

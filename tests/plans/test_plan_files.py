@@ -165,7 +165,7 @@ STAGE = "replicas[0].stages[1]"
         (
             '"seq_len": 8,',
             '"seq_len" 8,',
-            "broken JSON: Expecting ':' delimiter: line 2 column 43 (char 43)",
+            "broken JSON: Expecting ':' delimiter at line 2 column 43",
             "JSON: one object with version, model, replicas, ...",
             "correct the file there",
         ),

@@ -333,7 +333,7 @@ def test_a_damaged_journal_of_the_run_is_refused_with_its_line(
     assert f"{name}, line 1: no JSON object" in refused(folder, capsys, "small")
     path.unlink()
     path.mkdir()
-    assert "Is a directory" in refused(folder, capsys, "small")
+    assert f"{name}': a folder" in refused(folder, capsys, "small")
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(

@@ -44,6 +44,7 @@ from hetjax.checkpoint.stores.store import (
     check_source,
     receive,
     retry,
+    text_of,
 )
 from hetjax.errors import BadInput
 
@@ -124,7 +125,7 @@ class GcsStore:
             )
 
         with suppress(FileNotFoundError):
-            return self._retry(name, download).decode()
+            return text_of(self._retry(name, download), f"{self}/{name}")
 
     def names(self, prefix: str) -> list[str]:
         def attempt() -> list[str]:

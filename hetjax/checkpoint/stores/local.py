@@ -25,9 +25,11 @@ from hetjax.checkpoint.stores.store import (
     check_source,
     receive,
     retry,
+    text_of,
     within,
 )
 from hetjax.errors import BadInput
+from hetjax.files.reading import Unreadable, opened, read_bytes
 from hetjax.names import inside
 
 _BUILDING = ".parts"  # next to the objects, so that a link can put them in place
@@ -82,8 +84,13 @@ class FileStore:
         retry(str(source), attempt, self._pause_s)
 
     def get_text(self, name: str) -> str | None:
-        with suppress(FileNotFoundError):
-            return inside(self._directory, name).read_text()
+        path = inside(self._directory, name)
+        try:
+            return text_of(read_bytes(path, what="object"), str(path))
+        except FileNotFoundError:
+            return None
+        except Unreadable as error:
+            raise CorruptData(error.got) from error
 
     def names(self, prefix: str) -> list[str]:
         folder = prefix.rpartition("/")[0]
@@ -180,12 +187,16 @@ def open_directory(
 
 
 def _copy(source: Path, target: Path, limit: BandwidthLimit) -> None:
-    with source.open("rb") as reader, target.open("wb") as writer:
-        while chunk := reader.read(_CHUNK_BYTES):
-            limit.take(len(chunk))
-            writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
+    """Copy a plain file; raises StoreError for another kind."""
+    try:
+        with opened(source, what="object") as reader, target.open("wb") as writer:
+            while chunk := reader.read(_CHUNK_BYTES):
+                limit.take(len(chunk))
+                writer.write(chunk)
+            writer.flush()
+            os.fsync(writer.fileno())
+    except Unreadable as error:
+        raise StoreError(error.got) from error
 
 
 def _make(directory: Path) -> None:

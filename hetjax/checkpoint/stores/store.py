@@ -145,6 +145,14 @@ def receive(path: Path, record: FileRecord, download: Callable[[Path], None]) ->
         part.unlink(missing_ok=True)
 
 
+def text_of(data: bytes, where: str) -> str:
+    """The text of an object, which is UTF-8 as it was written; raises CorruptData."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptData(f"{where} is no text at byte {error.start}") from error
+
+
 def check_source(path: Path, record: FileRecord) -> None:
     """Raise before bytes that are not what the record says go anywhere."""
     if not path.exists():

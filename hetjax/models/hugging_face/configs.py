@@ -7,8 +7,6 @@ Owns which families are known, and what their fields mean, in the words of trans
 name. Does not own weights (`tensor_names.py`).
 """
 
-import json
-import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value, toml_table
+from hetjax.files.reading import Unreadable, decoded, read_bytes
 from hetjax.models.configs import (
     DecoderConfig,
     GPTConfig,
@@ -53,9 +53,11 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
             fix=f"hetjax train {adapters.base} --init {path}",
         )
     file = path / CONFIG if path.is_dir() else path
+    parse = toml_table if file.suffix == ".toml" else json_value
     try:
-        text = file.read_text()
-        raw = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+        raw = parse(decoded(read_bytes(file, what="model"), f"model {str(path)!r}"))
+    except Unreadable:
+        raise
     except (OSError, ValueError) as error:
         raise BadInput(
             got=f"model {str(path)!r}: {getattr(error, 'strerror', None) or error}",

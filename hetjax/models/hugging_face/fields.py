@@ -5,7 +5,6 @@ Owns what is said of one that is missing, that is of another kind, or that asks 
 our models do not do. Does not own what fields mean (`configs.py`).
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -13,19 +12,25 @@ from hetjax.errors import BadInput
 
 _SHOWN = 60  # characters of a value
 FULL, WINDOW = "full_attention", "sliding_attention"
-_COUNTS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("max_position_embeddings", "sliding_window", "sliding_window_pattern"),
-    *("_sliding_window_pattern", "max_window_layers", "num_experts"),
-    *("num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("n_embd", "n_layer", "n_head", "n_positions"),
-)
+# The most of each: above what any model has, and checked and built within seconds
+_COUNTS = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000),
+    **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), 10_000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 1 << 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "head_dim"), 1 << 16),
+    **dict.fromkeys(("num_experts_per_tok",), 1 << 16),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "n_embd"), 1 << 20),
+    **dict.fromkeys(("moe_intermediate_size",), 1 << 20),
+    **dict.fromkeys(("vocab_size",), 1 << 24),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 1 << 31),
+    **dict.fromkeys(("sliding_window",), 1 << 31),
+}
 _NUMBERS = (
     *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
     *("factor", "low_freq_factor", "high_freq_factor"),
     "original_max_position_embeddings",
 )
+_MOST = 1e18  # of a number
 _FLAGS = ("tie_word_embeddings", "use_sliding_window", "norm_topk_prob")
 _OBJECTS = ("text_config", "rope_parameters", "rope_scaling", FULL, WINDOW)
 
@@ -74,16 +79,17 @@ class Fields:
         )
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int
+def _count(most: int, least: int = 1) -> "_Kind":
+    allowed = f"a whole number from {least} to {most:,}"
+    return lambda value: type(value) is int and least <= value <= most, allowed
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
+    return type(value) in (int, float) and 0 < value <= _MOST
 
 
 def _is_coefficient(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
+    return type(value) in (int, float) and 0 <= value <= _MOST
 
 
 def _are_kinds(value: Any) -> bool:
@@ -92,8 +98,9 @@ def _are_kinds(value: Any) -> bool:
 
 _Kind = tuple[Callable[[Any], bool], str]
 _KINDS: Mapping[str, _Kind] = {
-    **dict.fromkeys(_COUNTS, (_is_count, "a whole number")),
-    **dict.fromkeys(_NUMBERS, (_is_number, "a number above 0")),
+    **{name: _count(most) for name, most in _COUNTS.items()},
+    "max_window_layers": _count(10_000, least=0),
+    **dict.fromkeys(_NUMBERS, (_is_number, f"a number above 0, up to {_MOST:g}")),
     **dict.fromkeys(_FLAGS, (lambda value: type(value) is bool, "true or false")),
     **dict.fromkeys(
         _OBJECTS, (lambda value: isinstance(value, Mapping), "an object with fields")

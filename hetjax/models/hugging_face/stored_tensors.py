@@ -6,7 +6,6 @@ a tensor that is stored twice has one value. Does not own which tensors a model 
 (`tensors.py`). Imports no JAX.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,9 +18,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hetjax.errors import BadInput
+from hetjax.files.parsing import read_json
+from hetjax.files.reading import Unreadable
+from hetjax.files.tensor_header import tensor_header
 
 WHOLE = "model.safetensors"  # all weights in one file, or in those of an index
 INDEX = "model.safetensors.index.json"
+_LONGEST_NAME = 255  # bytes
 _NAMED = 3  # of many tensors, so many are named
 _COMPARED_BYTES = 2**24  # of each of two tensors at once
 # names as other exporters write them -> as the tables have them
@@ -134,8 +137,11 @@ def has_weights(folder: Path) -> bool:
 def opened(path: Path) -> Any:
     """Open a file of safetensors; BadInput if it is none, or not whole."""
     try:
+        tensor_header(path)
         return safe_open(path, framework="np")
-    except (OSError, SafetensorError) as error:
+    except Unreadable:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
         raise BadInput(
             got=f"{str(path)!r}: {error}",
             allowed="a whole file of safetensors",
@@ -185,15 +191,22 @@ def _index(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if not index.is_file():
         return {}
-    try:
-        told = json.loads(index.read_text())["weight_map"]
-        return {name: Path(file).name for name, file in told.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    fix = "fetch the folder again"
+    found = read_json(index, what="index of weights", fix=fix)
+    files = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
         raise BadInput(
-            got=f"{str(index)!r} that cannot be read",
+            got=f"{str(index)!r} without a weight_map of tensors to files",
             allowed="the index of a model's weights, as Hugging Face writes it",
-            fix="fetch the folder again",
-        ) from None
+            fix=fix,
+        )
+    return {name: Path(file).name for name, file in files.items()}
+
+
+def _is_file_name(found: Any) -> bool:
+    """Whether it may be the name of a file, by what most file systems allow."""
+    is_text = isinstance(found, str) and found.isprintable()
+    return is_text and len(found.encode()) <= _LONGEST_NAME
 
 
 def _no_weights(folder: Path) -> BadInput:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import numpy as np
 
+from hetjax.files.parsing import json_value
 from hetjax.runtime.rpc.schema import Message, Request
 
 VERSION = 2  # of the protocol: both sides must have the same
@@ -40,8 +41,8 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
     So does one that is none of the `expected` class.
     """
     try:
-        frame = json.loads(data.tobytes())
-    except (ValueError, RecursionError) as error:
+        frame = json_value(data.tobytes(), finite=False)
+    except ValueError as error:
         raise BadMessage(f"no JSON: {error}") from error
     if not isinstance(frame, dict) or frame.get("version") != VERSION:
         raise BadMessage(f"{quoted(frame)} is not of version {VERSION}")

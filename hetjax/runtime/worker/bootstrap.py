@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.tls import Tls
+from hetjax.files.parsing import json_value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class WorkerBootstrap:
 
 def read_bootstrap(text: str) -> WorkerBootstrap:
     """Inverse of `WorkerBootstrap.text`."""
-    fields = json.loads(text)
+    fields = json_value(text)
     tls = fields["tls"] and Tls(**fields["tls"])
     secret = bytes.fromhex(fields["secret"])
     return WorkerBootstrap(**(fields | {"secret": secret, "tls": tls}))

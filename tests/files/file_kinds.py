@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of file that hetjax reads: how to make a sound one, and who reads it.
+
+A kind is `hashed` where the file says by a checksum or a signature what it was: then no
+other reading of it may be believed, and the step before it takes its place. Does not
+own changes to files (`mutations.py`).
+"""
+
+import base64
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from hetjax.api.trained_sources import find_trained
+from hetjax.checkpoint.disk import read_manifest
+from hetjax.checkpoint.lease import Held, take
+from hetjax.checkpoint.reader import Checkpoint, newest, partial_checkpoints, steps
+from hetjax.checkpoint.stored_steps import committed_lease, fetch_newest, in_store
+from hetjax.checkpoint.stores.local import FileStore
+from hetjax.checkpoint.stores.store import CorruptData
+from hetjax.checkpoint.uploader import Uploader
+from hetjax.checkpoint.writer import CheckpointWriter
+from hetjax.cluster.cluster_files import load_cluster, preset_path
+from hetjax.costs.measured.compiled import read_compiled, write_compiled
+from hetjax.costs.measured.layer_profile import read_profile, write_profile
+from hetjax.costs.measured.sailor import sailor_profile
+from hetjax.data.dataset import load, prepare
+from hetjax.data.hugging_face import read_tokenizer
+from hetjax.data.questions import read_questions
+from hetjax.data.readers import rows
+from hetjax.data.settings import Ingredients
+from hetjax.elastic.notices import operator
+from hetjax.files.reading import read_bytes
+from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.hugging_face.stored_tensors import Tensors
+from hetjax.models.hugging_face.tensors import FolderWeights
+from hetjax.plans.plan_files import read_plan
+from hetjax.report.journals import Events, Metrics
+from hetjax.report.run_record import RunRecord
+from hetjax.report.run_report import RunReport
+from hetjax.runtime.rpc.encoding import decode, encode
+from hetjax.runtime.rpc.schema import Train
+from hetjax.training import rundir
+from hetjax.training.best import BestCheckpoint
+from hetjax.training.config import RunConfig
+from hetjax.training.config_values import config_values, flat_values
+from hetjax.training.starting import evaluated, last_saved
+from tests.checkpoint.values import state_of
+from tests.files.mutations import KINDS_OF_FILE
+
+ROOT = Path(__file__).parents[2]
+_MODELS = ROOT / "tests/models/hugging_face/fixtures"
+_TOKENIZER = ROOT / "tests/data/tokenizers/chatml"
+_KEY = b"k" * 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileKind:
+    """`make` fills a folder, `read` gives what is in it, as text that can be compared.
+
+    `target` is the file that is changed, also to another of the `kinds_of_file`; `seal`
+    puts the checksums of its JSON right.
+    """
+
+    make: Callable[[Path], object]
+    target: str
+    read: Callable[[Path], Any]
+    hashed: bool = False
+    seal: Callable[[Any], Any] | None = None
+    kinds_of_file: Sequence[str] = KINDS_OF_FILE
+
+
+def _written(target: str, value: Any) -> Callable[[Path], object]:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return lambda folder: (folder / target).write_text(text)
+
+
+def _copied(source: Path, *names: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        for name in names:
+            shutil.copyfile(source / name, folder / name)
+
+    return make
+
+
+def _run(folder: Path) -> None:
+    config = RunConfig(
+        model="tiny", run_dir=folder, steps=10, seq_len=64, global_batch=48
+    )
+    values = {
+        "config": config_values(config),
+        "dataset": {"directory": str(folder), "sha256": {"train.npy": "00"}},
+    }
+    (folder / rundir.CONFIG).write_text(json.dumps(values, indent=2))
+    shutil.copyfile(preset_path("tiny"), folder / rundir.CLUSTER)
+    shutil.copyfile(ROOT / "hetjax/training/plans/tiny.json", folder / rundir.PLAN)
+    lines = [
+        {"step": n, "loss": 2.5, "tokens": 9, "step_time_s": 0.5, "tokens_per_s": 18.0}
+        for n in range(1, 4)
+    ]
+    lines.append({"step": 3, "val_loss": 2.25, "val_bits_per_byte": 1.5})
+    _lines(folder / rundir.METRICS, lines)
+    time = {"time": "2026-08-01T09:30:00+00:00"}
+    events: list[dict[str, Any]] = [
+        {"event": "started", "step": 0, "plan": "preset"},
+        {"event": "saved", "step": 2},
+        {
+            "event": "recovered",
+            "step": 2,
+            "reason": "a is gone",
+            "gone": ["a"],
+            "lost_steps": 1,
+            "bytes": {"memory": 512},
+            "tier_s": {"memory": 0.5},
+            "seconds": {"restore": 1.5},
+        },
+        {"event": "goodput", "step": 3, "productive_s": 1.5, "lost_s": 0.5},
+        {"event": "finished", "step": 3},
+    ]
+    _lines(folder / rundir.EVENTS, [event | time for event in events])
+
+
+def _lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _read_run(folder: Path) -> Any:
+    """What `train` looks at when it resumes, and what a notebook and a page show."""
+    previous = rundir.read_previous(folder)
+    if previous is None:
+        return "no run"
+    metrics = rundir.read_journal(folder / rundir.METRICS)
+    events = rundir.read_journal(folder / rundir.EVENTS)
+    record = RunRecord(
+        run_dir=folder,
+        settings=flat_values(previous.config),
+        cluster=previous.cluster,
+        plan=previous.plan,
+        metrics=metrics,
+        events=events,
+        predicted=None,
+        why_not_predicted="not asked",
+        is_simulated=True,
+        usd_per_hour=None,
+    )
+    return (
+        *(previous, last_saved(events), evaluated(folder)),
+        *(str(Metrics(metrics)), str(Events(events)), Events(events)._repr_html_()),
+        BestCheckpoint.before(metrics, events, 2).step,
+        *(RunReport(record).values(), len(RunReport(record)._repr_html_())),
+    )
+
+
+def _saved(folder: Path, key: bytes | None = None, step: int = 0) -> None:
+    """Two steps on a disk and in a store."""
+    store = FileStore(folder / "store")
+    uploader = Uploader(store, folder / "disk", "a", key=key)
+    with CheckpointWriter(folder / "disk", "a", uploader=uploader, key=key) as writer:
+        for step in (10, 20):
+            host = {"run": {"seed": 1}, "loss_scale": {"value": 8.0, "since": 3}}
+            writer.save(step, state_of(step, num_entries=1), host)
+            writer.wait()
+            uploader.wait()
+        for name in ("disk", "store"):
+            assert (folder / name / "step_00000020").exists()
+
+
+def _on_disk(key: bytes | None = None) -> Callable[[Path], Any]:
+    def read(folder: Path) -> Any:
+        """The newest sound step: there is always one, whatever became of the other."""
+        found = newest(folder / "disk", key)
+        assert found is not None
+        read_manifest(folder / "disk/step_00000020/a")
+        partial_checkpoints(folder / "disk", key)
+        assert found.step in steps(folder / "disk", key)
+        return found.step, _values(found), dict(found.host)
+
+    return read
+
+
+def _in_store(key: bytes | None = None) -> Callable[[Path], Any]:
+    def read(folder: Path) -> Any:
+        """The newest sound step of the store, fetched to where nothing is."""
+        store = FileStore(folder / "store")
+        saves = [one.save for one in in_store(store, key)]
+        with suppress(CorruptData):
+            committed_lease(store, 20)
+        shutil.rmtree(folder / "here", ignore_errors=True)
+        fetched = fetch_newest(store, folder / "here", -1, key)
+        found = newest(folder / "here", key)
+        assert fetched is not None and found is not None
+        assert saves[-1][0] == fetched.step == found.step
+        return found.step, _values(found), dict(found.host)
+
+    return read
+
+
+def _values(found: Checkpoint) -> bytes:
+    """Its values, or the damage that keeps them from being read."""
+    return b"".join(
+        found.read(entry).tobytes() for entry, _ in state_of(found.step, num_entries=1)
+    )
+
+
+def _sealed(body: dict[str, Any]) -> dict[str, Any]:
+    """With the checksum that belongs to it, as only one who forges it writes."""
+    rest = {key: value for key, value in body.items() if key != "crc32c"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    checksum = google_crc32c.Checksum(canonical).digest()
+    return {"crc32c": base64.b64encode(checksum).decode(), **rest}
+
+
+def _leased(folder: Path) -> None:
+    take(FileStore(folder / "store"), "it", renew_s=1e6)  # never given back
+
+
+def _read_lease(folder: Path) -> Any:
+    """Whose it is: taken over, or refused by name."""
+    try:
+        take(FileStore(folder / "store"), "it", lease_s=0.02, renew_s=9.0).release()
+    except Held as held:
+        return held.got
+    finally:
+        shutil.rmtree(folder / "store/lease/0000000002", ignore_errors=True)
+    return "taken"
+
+
+def _tokenizer(folder: Path) -> None:
+    for path in _TOKENIZER.iterdir():
+        shutil.copyfile(path, folder / path.name)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"chat_template": (folder / "chat_template.jinja").read_text()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink()
+    (folder / "special_tokens_map.json").write_text('{"unk_token": {"content": "!"}}')
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    found = read_tokenizer(folder)
+    return found.ids.encode("hello, world"), found.ids.end_of_document, found.template
+
+
+def _model(folder: Path) -> None:
+    _tokenizer(folder)
+    _copied(_MODELS / "llama3", "config.json", "model.safetensors")(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+
+
+def _chats(folder: Path) -> None:
+    """A model that has a row for each token of its tokenizer; weights do not matter."""
+    _model(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 4096}))
+
+
+def _in_shards(folder: Path) -> None:
+    _model(folder)
+    names = Tensors(folder).places
+    shutil.move(folder / "model.safetensors", folder / "a.safetensors")
+    found = {"weight_map": {name: "a.safetensors" for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(found))
+
+
+def _read_weights(folder: Path) -> Any:
+    weights = FolderWeights(folder)
+    tensors = weights.tensors
+    return [(name, tensors.read(name).tobytes()) for name in sorted(tensors.places)]
+
+
+def _dataset(folder: Path) -> None:
+    (folder / "text.txt").write_text("some words of a text\n\n\nothers\n\n\n" * 400)
+    wanted = Ingredients(path=folder / "text.txt")
+    shutil.move(prepare(folder / "cache", wanted, 300).directory, folder / "dataset")
+
+
+def _read_dataset(folder: Path) -> Any:
+    found = load(folder / "dataset")
+    assert math.isfinite(found.bytes_per_token)
+    return found.bytes_per_token, found.num_tokens, dict(found.hashes)
+
+
+def _profile(folder: Path) -> None:
+    _written("times.json", _TIMES)(folder)
+    write_profile(folder / "profile.json", _read_sailor(folder))
+
+
+def _read_sailor(folder: Path) -> Any:
+    return sailor_profile(
+        folder / "times.json", model="OPT", device="GH-96", seq_len=2048
+    )
+
+
+def _asked(folder: Path) -> Any:
+    """Whom an operator asks to leave; a damaged request is heard as one to the run."""
+    return next(operator(folder))
+
+
+_TIMES = {
+    size: {"1": {str(layer): [0.5, 1.0, 0.25] for layer in range(4)}} for size in "12"
+}
+_CLUSTER = ROOT / "hetjax/cluster/presets/lab.toml"
+_ROWS = """{"text": "one"}
+{"prompt": "a", "completion": "b"}
+{"messages": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}
+"""
+_QUESTIONS = """{"context": "one", "choices": ["a", "b"], "gold": 1}
+{"query": "two", "choices": ["c", "d", "e"], "answer": 0}
+"""
+_MESSAGE = Train(step=3, turn=1, traced=False)
+_MANIFEST = "step_00000020/a/manifest.json"
+_TOML = """
+model_type = "llama"
+vocab_size = 64
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 4
+max_position_embeddings = 64
+rope_parameters = { rope_type = "default", rope_theta = 10_000.0 }
+"""
+_CONFIGS = ("llama3", "gemma3", "gpt2", "qwen3_moe", "qwen2_window", "mixtral")
+
+KINDS: Mapping[str, FileKind] = {
+    "cluster": FileKind(
+        make=lambda folder: shutil.copyfile(_CLUSTER, folder / "c.toml"),
+        target="c.toml",
+        read=lambda folder: load_cluster(folder / "c.toml"),
+    ),
+    "plan": FileKind(
+        make=_run,
+        target="plan.json",
+        read=lambda folder: read_plan(folder / "plan.json"),
+    ),
+    "profile": FileKind(
+        make=_profile,
+        target="profile.json",
+        read=lambda folder: read_profile(folder / "profile.json"),
+    ),
+    "Sailor's times": FileKind(make=_profile, target="times.json", read=_read_sailor),
+    "compiled programs": FileKind(
+        make=lambda folder: write_compiled(
+            folder / "c.json", {"p": {"F": 10, "UPDATE": 9}}
+        ),
+        target="c.json",
+        read=lambda folder: read_compiled(folder / "c.json"),
+    ),
+    **{
+        f"run's {name}": FileKind(make=_run, target=name, read=_read_run)
+        for name in ("config.json", "metrics.jsonl", "events.jsonl")
+    },
+    "request to leave": FileKind(
+        make=_written("preempt", '{"node": "a"}'), target="preempt", read=_asked
+    ),
+    "manifest": FileKind(
+        make=_saved, target=f"disk/{_MANIFEST}", read=_on_disk(), hashed=True
+    ),
+    "manifest, sealed": FileKind(
+        make=_saved, target=f"disk/{_MANIFEST}", read=_on_disk(), seal=_sealed
+    ),
+    "manifest, signed": FileKind(
+        make=lambda folder: _saved(folder, _KEY),
+        target=f"disk/{_MANIFEST}",
+        read=_on_disk(_KEY),
+        hashed=True,
+    ),
+    "stored manifest": FileKind(
+        make=_saved, target=f"store/{_MANIFEST}", read=_in_store(), hashed=True
+    ),
+    "COMMIT": FileKind(
+        make=_saved, target="store/step_00000020/COMMIT", read=_in_store(), hashed=True
+    ),
+    "COMMIT, signed": FileKind(
+        make=lambda folder: _saved(folder, _KEY),
+        target="store/step_00000020/COMMIT",
+        read=_in_store(_KEY),
+        hashed=True,
+    ),
+    "holder of a lease": FileKind(
+        make=_leased, target="store/lease/0000000001/holder", read=_read_lease
+    ),
+    **{
+        f"config of {family}": FileKind(
+            make=_copied(_MODELS / family, "config.json"),
+            target="config.json",
+            read=read_config,
+        )
+        for family in _CONFIGS
+    },
+    "config in TOML": FileKind(
+        make=_written("m.toml", _TOML),
+        target="m.toml",
+        read=lambda f: read_config(f / "m.toml"),
+    ),
+    **{
+        name: FileKind(make=_tokenizer, target=name, read=_read_tokenizer)
+        for name in (
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        )
+    },
+    "generation_config.json": FileKind(
+        make=_chats,
+        target="generation_config.json",
+        read=lambda folder: find_trained(folder).ends,
+    ),
+    "safetensors": FileKind(
+        make=_model, target="model.safetensors", read=_read_weights
+    ),
+    "index of safetensors": FileKind(
+        make=_in_shards, target="model.safetensors.index.json", read=_read_weights
+    ),
+    "rows": FileKind(
+        kinds_of_file=("a FIFO", "a device"),
+        make=_written("r.jsonl", _ROWS),
+        target="r.jsonl",
+        read=lambda f: [*rows(f / "r.jsonl", "text")],
+    ),
+    "text": FileKind(
+        kinds_of_file=("a FIFO", "a device"),
+        make=_written("r.txt", "one\n\n\ntwo\n"),
+        target="r.txt",
+        read=lambda f: [*rows(f / "r.txt", "text")],
+    ),
+    "questions": FileKind(
+        make=_written("q.jsonl", _QUESTIONS),
+        target="q.jsonl",
+        read=lambda f: read_questions(f / "q.jsonl"),
+    ),
+    "dataset": FileKind(
+        make=_dataset, target="dataset/manifest.json", read=_read_dataset
+    ),
+    "message": FileKind(
+        kinds_of_file=(),
+        make=lambda folder: (folder / "m").write_bytes(encode(_MESSAGE).tobytes()),
+        target="m",
+        read=lambda f: decode(np.frombuffer(read_bytes(f / "m"), np.uint8), Train),
+    ),
+}
