@@ -123,7 +123,11 @@ class Checkpoint:
         value = np.empty(saved.shape, dtype or saved.dtype)
         parts = replace(saved, dtype=value.dtype)
         for name, part in split_leaves(parts, value):
-            part[...] = self.read_leaves([name])[0]
+            (found,) = self.read_leaves([name])
+            if found.shape != part.shape:
+                wrong = f"the slice {name} is {found.shape}, not {part.shape}"
+                raise _damaged(self.path, wrong)
+            part[...] = found
         return value
 
     def read_leaves(self, names: Sequence[str]) -> list[np.ndarray]:
@@ -139,8 +143,11 @@ class Checkpoint:
             raise _damaged(self.path, str(wrong)) from wrong
         spec = {"driver": "zarr3"}
         opened = [ts.open(spec, kvstore=one, open=True, read=True) for one in checked]
-        reads = [array.result().read() for array in opened]
-        return [value.result() for value in reads]
+        try:
+            reads = [array.result().read() for array in opened]
+            return [value.result() for value in reads]
+        except ValueError as error:  # checked files that are no array, or not all of it
+            raise _damaged(self.path, f"{names[0]}: {error}") from error
 
     def check_same_kind(self, expected: Iterable[Entry]) -> None:
         """Raise BadInput if one of these has another shape or dtype here."""
