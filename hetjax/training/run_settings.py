@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
 from hetjax.files.tables import as_kind
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import flat_values
@@ -34,7 +35,7 @@ def settings_to_compare(config: RunConfig) -> dict[str, Any]:
     """All settings that say what a run computes, by name, as JSON has them."""
     passing = (*PASSING, *_PLACES)
     values = {n: v for n, v in flat_values(config).items() if n not in passing}
-    return json.loads(json.dumps(values))
+    return json_value(json.dumps(values), finite=False)
 
 
 def kept_settings(config: RunConfig) -> dict[str, Any]:
