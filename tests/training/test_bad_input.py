@@ -210,7 +210,7 @@ def test_broken_json_and_toml_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     (folder / "bad.json").write_text('{"version": 1,')
-    assert "line 1" in refused(folder, capsys, "small", "--plan", "bad.json")
+    assert "column 15" in refused(folder, capsys, "small", "--plan", "bad.json")
     (folder / "bad.toml").write_text("name = [")
     text = refused(folder, capsys, "small", "--cluster", "bad.toml")
     assert "broken TOML" in text
@@ -327,7 +327,8 @@ def test_a_damaged_journal_of_the_run_is_refused_with_its_line(
 ):
     shutil.copytree(two_steps, folder, dirs_exist_ok=True)
     path = folder / "run" / name
-    path.write_text('{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n')
+    whole = '{"step": 1, "event": "saved", "time": "2026-08-01T09:30:00+00:00"}\n'
+    path.write_text(whole + '{"step": 2, "lo\n' + whole)
     assert f"{name}, line 2" in refused(folder, capsys, "small")
     path.write_text("[1]\n")
     assert f"{name}, line 1: no JSON object" in refused(folder, capsys, "small")
