@@ -29,7 +29,7 @@ if run_dir.parent.name.startswith("run"):
     with (run_dir / "logs" / "east.log").open("w") as log:
         worker = [sys.executable, "-c", "import time; time.sleep(60)"]
         subprocess.run(worker, stdout=log)
-finished = {"event": "finished", "step": 1}
+finished = {"event": "finished", "step": 1, "time": "2026-08-01T09:30:00+00:00"}
 (run_dir / "events.jsonl").write_text(json.dumps(finished) + "\\n")
 print("last words", file=sys.stderr)
 sys.exit(code)
