@@ -43,7 +43,6 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.control.recovery_decisions import is_kept, safe_save, still_saved
 from hetjax.runtime.execution.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -374,10 +373,7 @@ class Driver:
         if restored is None:
             self._begin_anew(held)
         elif controller.saved is not None:
-            has_store = self._terms.storage.cloud is not None
-            controller.saved = still_saved(controller.saved, restored, has_store)
-            controller.is_kept = is_kept(controller.saved, restored)
-            controller.safe = safe_save(controller.safe, controller.saved, restored)
+            recovery.remember_saved(controller, restored, self._terms.storage)
         if leaving:
             controller.dismiss(leaving)
             controller.connect(self._terms.transport)  # or they would be missed

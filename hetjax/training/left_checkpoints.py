@@ -10,15 +10,32 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from hetjax.checkpoint.lease import last_number
 from hetjax.checkpoint.reader import partial_checkpoints
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
-from hetjax.checkpoint.run_identity import RunIdentity, named
-from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.run_identity import RunIdentity, named, new_id
+from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.plans.worker_map import file_name, node_of
+from hetjax.training.config import RunConfig
 from hetjax.training.identity import Claim, decide, saved_runs
-from hetjax.training.run_settings import check_identity
+from hetjax.training.run_settings import check_identity, settings_to_compare
+from hetjax.training.rundir import LEASE, Previous
+
+
+def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
+    """What a start says of the run that it is of, before it has a lease."""
+    lease = last_number(lease_folder(config.run_dir / LEASE))
+    return Claim(
+        run_dir=str(config.run_dir),
+        own=None if previous is None else previous.run,
+        is_new=previous is None,
+        lease=lease + 1,
+        fresh=new_id(),
+        settings=settings_to_compare(config),
+        adopt=config.adopt,
+    )
 
 
 def identify(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run whose directory is removed while it goes on.
 
-Owns noticing that, also where another run has begun there since, and the errors. Does
-not own what is written again (`run.py`).
+Owns noticing that, also where another run has begun there since, writing it again, and
+the errors. Does not own the files (`rundir.py`).
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hetjax.checkpoint.run_identity import RunIdentity, named
+from hetjax.data.dataset import Dataset
+from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, RunFailed
-from hetjax.training.rundir import CONFIG, read_identity
+from hetjax.report.progress import Display
+from hetjax.training.events import event
+from hetjax.training.rundir import CONFIG, Journal, read_identity, write_start
+from hetjax.training.starting import Start
 
 
 def was_removed(run_dir: Path, run: RunIdentity) -> bool:
@@ -51,3 +56,27 @@ def rewriting(run_dir: Path) -> Iterator[None]:
             "it goes on from what is in --checkpoint.local folders or the store, if "
             "the run has any, and else begins anew",
         ) from error
+
+
+def write_again_if_removed(
+    start: Start,
+    dataset: Dataset,
+    driver: Driver,
+    metrics: Journal,
+    events: Journal,
+    shown: Display,
+) -> bool:
+    """Write the run's files again if its directory was removed; tell whether so."""
+    run_dir, run = start.config.run_dir, driver.run or start.run
+    if not was_removed(run_dir, run):
+        return False
+    with rewriting(run_dir):
+        if start.leases is not None:
+            start.leases.assert_again()
+        config, cluster, plan = start.config, driver.cluster, driver.plan
+        write_start(run_dir, run, config, dataset, cluster, plan)
+        metrics.write_again()
+        events.write_again()
+    event(events, "rewritten", driver.at)
+    shown.note(f"{run_dir} was removed: its files are written again")
+    return True

@@ -20,8 +20,7 @@ from hetjax.checkpoint.lease import LeaseLost
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import seconds_at_peak
 from hetjax.data.batches import Batch
-from hetjax.data.dataset import Dataset, load, prepare
-from hetjax.data.settings import ingredients
+from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
 from hetjax.elastic.recovered import Recovered, Rerouted, RolledBack
@@ -50,12 +49,13 @@ from hetjax.training.hardware import choose_hardware, with_needed_launcher
 from hetjax.training.identity import provisional
 from hetjax.training.interrupts import Interrupted, interruptible
 from hetjax.training.leases import Leases
+from hetjax.training.left_checkpoints import claim_of
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.packed import check_balance_loss, with_packing
 from hetjax.training.placement import choose_plan
 from hetjax.training.presets import Preset
-from hetjax.training.removed_directory import rewriting, was_removed
+from hetjax.training.removed_directory import write_again_if_removed
+from hetjax.training.run_data import run_dataset, with_packing
 from hetjax.training.run_model import warn_of_other_model, warn_of_random_base
 from hetjax.training.run_reports import write_report
 from hetjax.training.rundir import Journal, read_journal
@@ -64,7 +64,6 @@ from hetjax.training.starting import (
     best_so_far,
     check_reached,
     checkpoint_storage,
-    claim_of,
     driver_of,
     evaluated,
     identified_here,
@@ -253,7 +252,7 @@ class Session(ExitStack):
         leases = Leases(run_dir, storage, self, shown.note, start.run.id, asks)
         self._settled = start = replace(start, leases=leases)
         with self._prepared.on("data"):
-            dataset = _dataset(start, shown)
+            dataset = run_dataset(start.config, start.model, start.previous, shown)
         describe(start, dataset, shown)
         shown.doing("preparing the programs")
         told = SimpleQueue[Notice]()
@@ -351,7 +350,11 @@ class Session(ExitStack):
             spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
             compared=partial(record_comparison, found.comparison, found.events, shown),
             remark=partial(event, found.events),
-            mend=partial(_mend, found, shown),
+            mend=partial(
+                write_again_if_removed,
+                *(found.start, found.dataset, driver),
+                *(found.metrics, found.events, shown),
+            ),
         )
 
         def heard(what: Recovered | Rerouted) -> None:
@@ -382,26 +385,6 @@ class Session(ExitStack):
                 loop.forget_after(back.step)
 
 
-def _mend(found: _Open, shown: Display) -> bool:
-    """Write the run's files again if its directory was removed; tell whether so."""
-    run_dir, driver = found.start.config.run_dir, found.driver
-    run = driver.run or found.start.run
-    if not was_removed(run_dir, run):
-        return False
-    with rewriting(run_dir):
-        if found.start.leases is not None:
-            found.start.leases.assert_again()
-        rundir.write_start(
-            *(run_dir, run, found.start.config, found.dataset),
-            *(driver.cluster, driver.plan),
-        )
-        found.metrics.write_again()
-        found.events.write_again()
-    event(found.events, "rewritten", driver.at)
-    shown.note(f"{run_dir} was removed: its files are written again")
-    return True
-
-
 def _hear(
     driver: Driver, stop: StopRequest, events: Journal, shown: Display, notice: Notice
 ) -> None:
@@ -414,21 +397,3 @@ def _hear(
     if node is not None:
         then = "goes on without it after this step" if goes_on else "stops"
         shown.note(f"{source}: node {node!r} goes in {grace_s:g} s; the run {then}")
-
-
-def _dataset(start: Start, shown: Display) -> Dataset:
-    """Open the run's own data, also if its source has changed since; else prepare."""
-    config, previous = start.config, start.previous
-    shown.doing("opening the text")
-    wanted, cache_dir = ingredients(config.data), config.data.cache_dir.expanduser()
-    is_same = previous is not None and wanted == ingredients(previous.config.data)
-    if previous is not None and is_same and previous.dataset.exists():
-        dataset = load(previous.dataset)
-    else:
-        vocab_size = start.model.vocab_size
-        dataset = prepare(cache_dir, wanted, vocab_size, shown.note, shown.doing)
-    if previous is not None:
-        rundir.check_same_data(previous, dataset, config.run_dir)
-    if dataset.has_rows and not config.data.pack:
-        check_balance_loss(start.model)
-    return dataset

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.checkpoint.format import AttemptNames, step_directory
-from hetjax.checkpoint.lease import last_number
 from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
@@ -22,8 +21,8 @@ from hetjax.checkpoint.reader import (
     steps,
 )
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
-from hetjax.checkpoint.run_identity import RunIdentity, new_id
-from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
@@ -97,20 +96,6 @@ def checkpoint_storage(
         key_file=None if key_file is None else str(key_file.absolute()),
         run=run,
         is_local=config.checkpoint.local is not None,
-    )
-
-
-def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
-    """What a start says of the run that it is of, before it has a lease."""
-    lease = last_number(lease_folder(config.run_dir / rundir.LEASE))
-    return Claim(
-        run_dir=str(config.run_dir),
-        own=None if previous is None else previous.run,
-        is_new=previous is None,
-        lease=lease + 1,
-        fresh=new_id(),
-        settings=settings_to_compare(config),
-        adopt=config.adopt,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.training.packed import check_balance_loss, with_packing
+from hetjax.training.run_data import check_balance_loss, with_packing
 from tests.runtime.random_plans import random_case
 from tests.training.small import MODEL, small_preset
 

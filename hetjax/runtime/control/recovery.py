@@ -34,8 +34,11 @@ from hetjax.runtime.control.recovery_decisions import (
     Restored,
     after_round,
     committed_step,
+    is_kept,
     kept_save,
     next_save,
+    safe_save,
+    still_saved,
 )
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
@@ -43,6 +46,16 @@ from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
 _NUM_NAMED = 3  # slices that an error spells out
+
+
+def remember_saved(
+    controller: Controller, restored: Restored, storage: CheckpointStorage
+) -> None:
+    """Correct what the controller knows to be saved by what a recovery has found."""
+    has_store = storage.cloud is not None
+    controller.saved = still_saved(controller.saved, restored, has_store)
+    controller.is_kept = is_kept(controller.saved, restored)
+    controller.safe = safe_save(controller.safe, controller.saved, restored)
 
 
 def finish_step(

@@ -66,9 +66,7 @@ class HeldState(Message):
 class FoundSave:
     """What a disk has of a save, and what its manifest says besides.
 
-    `absent` took part in it, and have no part there. `run` is the identity of the run
-    that saved it.
-    """
+    `absent` took part in it, and have no part there; `run` is whose save it is."""
 
     save: Save
     leaves: Sequence[str]

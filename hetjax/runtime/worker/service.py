@@ -11,21 +11,16 @@ above.
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from hetjax.checkpoint.format import Entry, leaf_names
-from hetjax.checkpoint.lease import Lease
-from hetjax.checkpoint.replication import PeerReplication
-from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.data.batches import Batch, num_targets
-from hetjax.plans.worker_map import WorkerMap, file_name
+from hetjax.plans.worker_map import WorkerMap
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.execution.use import StagesInUse
@@ -34,6 +29,7 @@ from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Json, Message
 from hetjax.runtime.worker.background import Background
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
+from hetjax.runtime.worker.checkpoint_folder import CheckpointFolder
 from hetjax.runtime.worker.duties import Progress, begun, committed, done, rerouted
 from hetjax.runtime.worker.host_group import HostGroup
 from hetjax.runtime.worker.state_inventory import (
@@ -92,9 +88,7 @@ class WorkerService:
         self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
         self._progress = Progress()
         self._inventory = StateInventory()
-        self._writer: CheckpointWriter | None = None
-        self._copies: PeerReplication | None = None  # of what others save
-        self._held: Lease | None = None  # on the folder of checkpoints
+        self._folder = CheckpointFolder(worker)
         self._server: PullServer | None = None  # once made, for as long as the process
         silence_s = SILENCE_S if bootstrap is None else bootstrap.silence_s
         self.host_group = HostGroup(
@@ -110,12 +104,10 @@ class WorkerService:
 
     def close(self) -> None:
         """Finish what is being written, and let go of everything."""
-        with ExitStack() as stack:  # the folder is held to the very end
-            if self._held is not None:
-                stack.callback(self._held.release)
-            for part in (self._copies, self._writer, self._work):
-                if part is not None:
-                    stack.callback(part.close)
+        with ExitStack() as stack:
+            stack.callback(self._folder.close)
+            if self._work is not None:
+                stack.callback(self._work.close)
 
     def _coordinate(self, request: schema.Coordinate) -> schema.Address:
         return schema.Address(address=self.host_group.coordinate())
@@ -204,7 +196,7 @@ class WorkerService:
 
     def _drop(self, request: schema.DropState) -> None:
         self._inventory.forget()
-        self._writer_to(request.storage).give_up_after(request.kept)
+        self._folder.give_up_after(request.storage, request.kept)
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
         return schema.Reached(
@@ -224,11 +216,10 @@ class WorkerService:
         )
 
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
-        if self._writer is not None:
-            self._writer.keep_all()
-        self._hold_folder(request.storage)
-        where = self._directory(request.storage), self._needed(), request.storage.key()
-        found = self._inventory.look(*where, request.storage.run)
+        self._folder.keep_all()
+        self._folder.hold(request.storage)
+        storage, path = request.storage, self._folder.path(request.storage)
+        found = self._inventory.look(path, self._needed(), storage.key(), storage.run)
         return schema.FoundSaves(saves=[*found])
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
@@ -240,12 +231,9 @@ class WorkerService:
             storage = request.storage
             store, key = storage.store(is_tried=False), storage.key()
             assert store is not None
-            step, directory = request.save[0], self._directory(storage)
+            step, directory = request.save[0], self._folder.path(storage)
             self._inventory.fetch_from(store, step, directory, key, storage.run)
         return collect_leaves(request, self._inventory, self.peers, self._needed())
-
-    def _directory(self, storage: CheckpointStorage) -> Path:
-        return storage.at(file_name(self._worker))
 
     def _place(self, request: schema.PlaceState) -> None:
         if self._progress.at != request.step:
@@ -304,62 +292,20 @@ class WorkerService:
         return use_schema.Continued(logits=text)
 
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
-        writer, saves = self._writer, self._runtime.saves
-        if writer is None:
-            return schema.SavingState(saves=saves)
-        return schema.SavingState(
-            saves=saves,
-            busy=writer.busy,
-            storing=writer.is_storing,
-            newest=writer.newest,
-            not_finite=writer.not_finite,
-        )
+        return self._folder.state(self._runtime.saves)
 
     def _keep_copies(self, request: schema.KeepCopies) -> schema.Address:
-        if self._copies is None:
-            own, name = self._told, file_name(self._worker)
-            self._copies = PeerReplication(
-                name, own.host, own.secret, own.silence_s, own.incarnation, own.tls
-            )
-        storage = request.storage
-        self._hold_folder(storage)
-        self._copies.store_in(self._directory(storage), storage.keep, storage.run)
-        return schema.Address(address=self._copies.address)
+        address = self._folder.keep_copies(request.storage, self._told)
+        return schema.Address(address=address)
 
     def _send_copies(self, request: schema.SendCopies) -> None:
-        assert self._copies is not None, "keep copies first"
-        self._copies.send_to(request.to)
+        self._folder.send_copies(request)
 
     def _save(self, request: schema.SaveState) -> None:
-        name, entries = file_name(self._worker), [*self._runtime.entries()]
-        if name not in request.workers:
-            return
-        started = self._writer_to(request.storage).save(
-            request.step,
-            entries,
-            request.host,
-            request.workers,
-            request.safe,
-            request.is_stored,
-            request.best,
-        )
-        assert started, "the controller asks who is busy first"
-
-    def _writer_to(self, storage: CheckpointStorage) -> CheckpointWriter:
-        if self._writer is None:
-            self._hold_folder(storage)
-            name = file_name(self._worker)
-            self._writer = storage.writer(name, self._copies, self._held)
-        return self._writer
-
-    def _hold_folder(self, storage: CheckpointStorage) -> None:
-        """Keep other runs out of the folder of checkpoints, until the end."""
-        if self._held is None:
-            self._held = storage.hold(file_name(self._worker))
+        self._folder.save(request, [*self._runtime.entries()])
 
     def _await_saved(self, request: schema.AwaitSaved) -> None:
-        if self._writer is not None:
-            self._writer.wait()
+        self._folder.wait()
 
     @property
     def _told(self) -> WorkerBootstrap:

@@ -1,18 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run packs its sequences, and what models are not for.
+"""A run's data: opened or prepared, and whether its sequences are packed.
 
-Owns what is taken where nobody said. Does not own how documents are packed
-(`data/packing.py`) nor what stages make of them (`stage/function.py`).
+Owns what is taken where nobody said, and which models rows are not for. Does not own
+how documents are packed (`data/packing.py`) nor what stages make of them
+(`stage/function.py`).
 """
 
 from dataclasses import replace
 
 from hetjax.data.corpus import holds_rows
+from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.data.settings import ingredients
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, can_pack
+from hetjax.report.progress import Display
 from hetjax.training.config import RunConfig
-from hetjax.training.rundir import Previous
+from hetjax.training.rundir import Previous, check_same_data
+
+
+def run_dataset(
+    config: RunConfig, model: Model, previous: Previous | None, shown: Display
+) -> Dataset:
+    """Open the run's own data, also if its source has changed since; else prepare."""
+    shown.doing("opening the text")
+    wanted, cache_dir = ingredients(config.data), config.data.cache_dir.expanduser()
+    is_same = previous is not None and wanted == ingredients(previous.config.data)
+    if previous is not None and is_same and previous.dataset.exists():
+        dataset = load(previous.dataset)
+    else:
+        vocab_size = model.vocab_size
+        dataset = prepare(cache_dir, wanted, vocab_size, shown.note, shown.doing)
+    if previous is not None:
+        check_same_data(previous, dataset, config.run_dir)
+    if dataset.has_rows and not config.data.pack:
+        check_balance_loss(model)
+    return dataset
 
 
 def with_packing(

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's folder of checkpoints: what it writes there, and what peers have copied.
+
+Owns the lease that keeps other runs out, the writer and the copies, each made when it
+is first needed and kept to the end. Does not own what is written (`checkpoint/`), nor
+what is found there (`state_inventory.py`).
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from hetjax.checkpoint.format import Entry
+from hetjax.checkpoint.lease import Lease
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.writer import CheckpointWriter
+from hetjax.plans.worker_map import file_name
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
+
+
+class CheckpointFolder:
+    """The folder of one worker; `hold` and whatever writes raise if it is another's."""
+
+    def __init__(self, worker: str) -> None:
+        self._name = file_name(worker)
+        self._lease: Lease | None = None
+        self._writer: CheckpointWriter | None = None
+        self._copies: PeerReplication | None = None  # of what others save
+
+    def close(self) -> None:
+        """Finish what is being written; the folder is held to the very end."""
+        with ExitStack() as stack:
+            if self._lease is not None:
+                stack.callback(self._lease.release)
+            for part in (self._copies, self._writer):
+                if part is not None:
+                    stack.callback(part.close)
+
+    def path(self, storage: CheckpointStorage) -> Path:
+        """Where this worker's checkpoints are."""
+        return storage.at(self._name)
+
+    def hold(self, storage: CheckpointStorage) -> None:
+        """Keep other runs out of the folder, until the end."""
+        if self._lease is None:
+            self._lease = storage.hold(self._name)
+
+    def keep_all(self) -> None:
+        """Remove no checkpoint until another one is whole."""
+        if self._writer is not None:
+            self._writer.keep_all()
+
+    def give_up_after(self, storage: CheckpointStorage, kept: int | None) -> None:
+        """Remove what was saved after the step `kept`."""
+        self._writer_to(storage).give_up_after(kept)
+
+    def state(self, saves: bool) -> schema.SavingState:
+        """Return how far saving is; `saves` says whether this worker takes part."""
+        writer = self._writer
+        if writer is None:
+            return schema.SavingState(saves=saves)
+        return schema.SavingState(
+            saves=saves,
+            busy=writer.busy,
+            storing=writer.is_storing,
+            newest=writer.newest,
+            not_finite=writer.not_finite,
+        )
+
+    def keep_copies(self, storage: CheckpointStorage, own: WorkerBootstrap) -> str:
+        """Take copies of what peers save; return the address to send them to."""
+        if self._copies is None:
+            self._copies = PeerReplication(
+                self._name,
+                own.host,
+                own.secret,
+                own.silence_s,
+                own.incarnation,
+                own.tls,
+            )
+        self.hold(storage)
+        self._copies.store_in(self.path(storage), storage.keep, storage.run)
+        return self._copies.address
+
+    def send_copies(self, request: schema.SendCopies) -> None:
+        """Send copies of what this worker saves to a peer."""
+        assert self._copies is not None, "keep copies first"
+        self._copies.send_to(request.to)
+
+    def save(
+        self, request: schema.SaveState, entries: Iterable[tuple[Entry, np.ndarray]]
+    ) -> None:
+        """Begin to write a checkpoint, if this worker takes part in it."""
+        if self._name not in request.workers:
+            return
+        started = self._writer_to(request.storage).save(
+            request.step,
+            entries,
+            request.host,
+            request.workers,
+            request.safe,
+            request.is_stored,
+            request.best,
+        )
+        assert started, "the controller asks who is busy first"
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _writer_to(self, storage: CheckpointStorage) -> CheckpointWriter:
+        if self._writer is None:
+            self.hold(storage)
+            self._writer = storage.writer(self._name, self._copies, self._lease)
+        return self._writer
