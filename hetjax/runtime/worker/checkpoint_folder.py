@@ -54,7 +54,7 @@ class CheckpointFolder:
         if self._writer is not None:
             self._writer.keep_all()
 
-    def give_up_after(self, storage: CheckpointStorage, kept: int | None) -> None:
+    def give_up_after(self, storage: CheckpointStorage, kept: int) -> None:
         """Remove what was saved after the step `kept`."""
         self._writer_to(storage).give_up_after(kept)
 
