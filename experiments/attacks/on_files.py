@@ -27,7 +27,7 @@ from experiments.attacks.runs import (
     unharmed,
 )
 from experiments.attacks.victim import CALL_S
-from hetjax.checkpoint.format import record_of_bytes
+from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.plans.plan import Replica
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.rundir import CHECKPOINTS, METRICS

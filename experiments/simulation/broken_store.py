@@ -13,7 +13,8 @@ from typing import Any
 
 from experiments.simulation.breaking import breaks, function, method
 from hetjax.checkpoint import stored_steps
-from hetjax.checkpoint.format import MANIFEST, Manifest, record_of_bytes
+from hetjax.checkpoint.file_records import record_of_bytes
+from hetjax.checkpoint.format import MANIFEST, Manifest
 from hetjax.checkpoint.stored_steps import COMMIT, object_name
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.runtime.control import recovery, recovery_decisions

@@ -16,7 +16,7 @@ from typing import TypeVar
 from experiments.simulation.disk import TORN
 from experiments.simulation.threads import sleep
 from experiments.simulation.world import World
-from hetjax.checkpoint.format import FileRecord, record_of_bytes
+from hetjax.checkpoint.file_records import FileRecord, record_of_bytes
 from hetjax.checkpoint.stores.store import (
     CALL_S,
     BandwidthLimit,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from experiments.simulation.object_store import Bucket
 from experiments.simulation.truth import Truth
 from experiments.simulation.world import Violation
-from hetjax.checkpoint.format import record_of_bytes
+from hetjax.checkpoint.file_records import record_of_bytes
 
 
 @dataclass

@@ -20,10 +20,11 @@ from typing import Any, Literal
 import numpy as np
 
 from hetjax.api.written_beside import write_beside
+from hetjax.checkpoint.fetching import fetch, fetch_newest
 from hetjax.checkpoint.format import WEIGHTS
 from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.checkpoint.storage import LEASES, CheckpointStorage
-from hetjax.checkpoint.stored_steps import committed_steps, fetch, fetch_newest
+from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.checkpoint.stores.store import Store
 from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
 from hetjax.errors import BadInput

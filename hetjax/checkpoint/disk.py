@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hetjax.checkpoint.file_records import size_mismatch
 from hetjax.checkpoint.format import (
     EARLIER,
     MANIFEST,
@@ -21,7 +22,6 @@ from hetjax.checkpoint.format import (
     from_text,
     part_directory,
     read_manifest_text,
-    size_mismatch,
     step_directory,
     step_numbers,
 )

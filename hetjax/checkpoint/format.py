@@ -11,25 +11,23 @@ one. A worker's part of a step is valid once its manifest is in place: it is wri
 last, and atomically. Does not own writing (`writer.py`) nor reading (`reader.py`).
 """
 
-import base64
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import ml_dtypes
 import numpy as np
 
+from hetjax.checkpoint.file_records import FileRecord, record_of_bytes
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId, is_id
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
-from hetjax.files.reading import Unreadable, decoded, opened, read_bytes
+from hetjax.files.reading import decoded, read_bytes
 from hetjax.files.tables import as_kind
 from hetjax.names import check_relative, inside, is_worker
 
@@ -42,9 +40,7 @@ WEIGHTS = "params."  # how names of entries begin that are weights
 _ATTEMPT = re.compile("[0-9a-f]{16}")
 _ATTEMPTS = 2**32  # of one start, at most
 _STEP = re.compile(r"step_(\d{8,})")
-_CHUNK_BYTES = 1 << 20
 _END_OF_STEPS = 2**63
-_DIGEST_BYTES = 32
 _MOST_MANIFEST_BYTES = 256 << 20
 _MOST_DIMS, _MOST_SLICES, _MOST_BYTES = 32, 1024, 1 << 50  # of an entry
 
@@ -155,18 +151,6 @@ def leaf_tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileRecord:
-    """A file as written; `crc32c` is the base64 text that object stores report too.
-
-    Where manifests are signed there is also a `digest`, which cannot be met on purpose.
-    """
-
-    size_bytes: int
-    crc32c: str
-    digest: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """One worker's part of a step.
 
@@ -263,89 +247,6 @@ def attempt(host: Mapping[str, Any]) -> str:
     return str(host.get("attempt", ""))
 
 
-def record_of_file(path: Path, *, with_digest: bool = False) -> FileRecord:
-    """Size and checksum of a file, from reading it, and its digest if asked for."""
-    checksum, size_bytes = google_crc32c.Checksum(), 0
-    digest = blake2b(digest_size=_DIGEST_BYTES) if with_digest else None
-    with opened(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            checksum.update(chunk)
-            if digest is not None:
-                digest.update(chunk)
-            size_bytes += len(chunk)
-    return FileRecord(
-        size_bytes=size_bytes,
-        crc32c=_base64(checksum.digest()),
-        digest="" if digest is None else digest.hexdigest(),
-    )
-
-
-def record_of_bytes(data: bytes, *, with_digest: bool = False) -> FileRecord:
-    """Size and checksum of a file with these bytes, and its digest if asked for."""
-    digest = blake2b(data, digest_size=_DIGEST_BYTES) if with_digest else None
-    return FileRecord(
-        size_bytes=len(data),
-        crc32c=_base64(google_crc32c.Checksum(data).digest()),
-        digest="" if digest is None else digest.hexdigest(),
-    )
-
-
-def size_mismatch(path: Path, expected: FileRecord) -> str | None:
-    """How the file differs at a glance: it is missing, or has another size."""
-    try:
-        size_bytes = path.stat().st_size
-    except OSError as error:
-        return f"{path} cannot be read ({error.strerror})"
-    if size_bytes != expected.size_bytes:
-        return f"{path} has {size_bytes} bytes, not {expected.size_bytes}"
-    return None
-
-
-def mismatch(path: Path, expected: FileRecord) -> str | None:
-    """How the file differs from its record, after reading all of it."""
-    if wrong := size_mismatch(path, expected):
-        return wrong
-    try:
-        found = record_of_file(path, with_digest=bool(expected.digest))
-    except OSError as error:
-        return f"{path} cannot be read ({error.strerror})"
-    except Unreadable as unreadable:
-        return unreadable.got
-    return _difference(path, found, expected)
-
-
-class NotAsWritten(ValueError):
-    """A file that is not what its record says."""
-
-
-def read_checked(path: Path, expected: FileRecord) -> bytes:
-    """The bytes of the file, which are those that were checked: it is read once.
-
-    Raises NotAsWritten.
-    """
-    if wrong := size_mismatch(path, expected):
-        raise NotAsWritten(wrong)
-    try:
-        with opened(path) as file:
-            data = file.read(expected.size_bytes + 1)
-    except OSError as error:
-        raise NotAsWritten(f"{path} cannot be read ({error.strerror})") from error
-    except Unreadable as unreadable:
-        raise NotAsWritten(unreadable.got) from unreadable
-    found = record_of_bytes(data, with_digest=bool(expected.digest))
-    if wrong := _difference(path, found, expected):
-        raise NotAsWritten(wrong)
-    return data
-
-
-def _difference(path: Path, found: FileRecord, expected: FileRecord) -> str | None:
-    if found != expected:
-        return f"{path} has crc32c {found.crc32c}, not {expected.crc32c}"
-    if found.digest != expected.digest:
-        return f"{path} is not what was signed"
-    return None
-
-
 def _check_names(found: Manifest) -> None:
     """Raise ValueError where a name would not lead to a place in the step's folder."""
     if type(found.step) is not int or not 0 <= found.step < _END_OF_STEPS:
@@ -435,7 +336,3 @@ def _is_size(found: Any) -> bool:
 def _checksum(body: Mapping[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return record_of_bytes(canonical.encode()).crc32c
-
-
-def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()

@@ -23,28 +23,25 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from hetjax.checkpoint.file_records import (
+    FileRecord,
+    NotAsWritten,
+    read_checked,
+    size_mismatch,
+)
 from hetjax.checkpoint.format import (
     EARLIER,
     MANIFEST,
     Entry,
-    FileRecord,
     Manifest,
-    NotAsWritten,
     attempt,
     from_text,
-    read_checked,
     read_manifest_text,
-    size_mismatch,
     split_leaves,
     step_directory,
     step_numbers,
 )
-from hetjax.checkpoint.run_identity import (
-    UNIDENTIFIED,
-    RunId,
-    RunIdentity,
-    is_ours,
-)
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId, RunIdentity, is_ours
 from hetjax.checkpoint.signing import NotSigned
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside

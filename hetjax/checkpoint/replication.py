@@ -22,13 +22,13 @@ from hetjax.checkpoint.disk import (
     replace_text,
     retain,
 )
+from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.checkpoint.format import (
     MANIFEST,
     Manifest,
     from_text,
     part_directory,
     read_manifest_text,
-    record_of_bytes,
 )
 from hetjax.checkpoint.run_identity import RunIdentity, is_ours
 from hetjax.checkpoint.stores.store import StoreError

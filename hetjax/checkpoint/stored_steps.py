@@ -1,40 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in a store: which are complete, and fetching what is missing here.
+"""Steps in a store: which are complete, and what they have.
 
     <store>/step_00000010/<worker>/...  as on disk, the manifest last
     <store>/step_00000010/COMMIT        once the manifests of all its workers are there
 
 Owns the names of a step's objects, COMMIT (which run it is of, and a checksum of each
-worker's manifest), which steps and manifests it vouches for, and which files are
-fetched: those that are missing here or not as written, and nothing else. Does not own
-who uploads what when (`uploader.py`), the stores (`stores/`) nor reading what is then
-complete (`reader.py`).
+worker's manifest), and which steps and manifests it vouches for. Does not own who
+uploads what when (`uploader.py`), who fetches it (`fetching.py`) nor the stores
+(`stores/`).
 """
 
 import json
-import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from hetjax.checkpoint.disk import replace_text
+from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.checkpoint.format import (
     MANIFEST,
-    FileRecord,
     Manifest,
     from_text,
-    mismatch,
-    part_directory,
-    record_of_bytes,
     step_directory,
     step_of,
-    to_text,
 )
 from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.reader import DamagedCheckpoint, merge
@@ -43,17 +31,15 @@ from hetjax.checkpoint.run_identity import (
     UNIDENTIFIED,
     RunId,
     RunIdentity,
-    is_ours,
 )
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.checkpoint.stores.store import CorruptData, Store
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.files.tables import as_kind
-from hetjax.names import UnsafeName, inside, is_worker
+from hetjax.names import UnsafeName, is_worker
 
 COMMIT = "COMMIT"
-_NUM_THREADS = 8
 _VERSION = 1
 _NUM_COMMITS = 3
 _T = TypeVar("_T")
@@ -268,73 +254,6 @@ def _parse(
     return manifest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FetchResult:
-    """A step that is now complete on the disk, and how much came from where."""
-
-    step: int
-    disk_bytes: int
-    cloud_bytes: int
-    seconds: float
-
-
-def fetch_newest(
-    store: Store,
-    directory: Path,
-    after: int = -1,
-    key: bytes | None = None,
-    run: RunIdentity | None = None,
-) -> FetchResult | None:
-    """Complete the run's newest sound step on the disk; None if the store has none.
-
-    Only steps after `after` count: those up to it are here. Files that are here are
-    read and checked. A damaged step is passed over with a warning, unless it leaves
-    nothing at all: then CorruptData is raised. Raises OSError where the store fails.
-    """
-    damages: list[OSError] = []
-    committed = committed_steps(store, run)
-    for step in reversed([step for step in committed if step > after]):
-        try:
-            found = fetch(store, directory, step, key)
-        except (CorruptData, FileNotFoundError) as damage:
-            damages.append(damage)
-        else:
-            _warn_of(damages)
-            return found
-    if damages and after < 0:
-        raise damages[0]
-    _warn_of(damages)
-    return None
-
-
-def _warn_of(damages: Iterable[OSError]) -> None:
-    for damage in damages:
-        warnings.warn(f"passed over: {damage}", stacklevel=3)
-
-
-def fetch(
-    store: Store, directory: Path, step: int, key: bytes | None = None
-) -> FetchResult:
-    """Complete a committed step on the disk, each worker's manifest last."""
-    start_s = time.perf_counter()
-    found = manifests(store, step, key)
-    files = [(m, name, record) for m in found for name, record in m.files.items()]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        sources = list(pool.map(lambda file: _complete(store, directory, *file), files))
-    for manifest in found:
-        part = part_directory(directory, step, manifest.worker)
-        replace_text(part / MANIFEST, to_text(manifest, key))
-    num_bytes = {True: 0, False: 0}
-    for was_here, (_, _, record) in zip(sources, files, strict=True):
-        num_bytes[was_here] += record.size_bytes
-    return FetchResult(
-        step=step,
-        disk_bytes=num_bytes[True],
-        cloud_bytes=num_bytes[False],
-        seconds=time.perf_counter() - start_s,
-    )
-
-
 def in_store(store: Store | None, key: bytes | None = None) -> list[PartialSnapshot]:
     """What the store has of each committed step; nothing if there is no store.
 
@@ -360,48 +279,3 @@ def in_store(store: Store | None, key: bytes | None = None) -> list[PartialSnaps
             )
         )
     return found
-
-
-class StoredStep:
-    """A committed step of a store whose slices are fetched one by one.
-
-    Files are put into `directory`, which should hold nothing else. Raises
-    FileNotFoundError and CorruptData as `manifests` does, CorruptData also where the
-    step is of another run than `run`.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        step: int,
-        directory: Path,
-        key: bytes | None = None,
-        run: RunIdentity | None = None,
-    ) -> None:
-        self._store = store
-        path = step_directory(directory, step)
-        self.checkpoint = merge(path, manifests(store, step, key))
-        if not is_ours(run, self.checkpoint.run):
-            raise CorruptData(f"{store}: step {step} is of another run")
-
-    def read(self, leaf: str) -> np.ndarray:
-        """The value of a slice; raises OSError where the store fails."""
-        found = self.checkpoint.leaf(leaf)
-        for path, record in found.files.items():
-            name = str(path.relative_to(self.checkpoint.path))
-            self._store.get(object_name(self.checkpoint.step, name), path, record)
-        (value,) = self.checkpoint.read_leaves([leaf])
-        shutil.rmtree(found.path)
-        return value
-
-
-def _complete(
-    store: Store, directory: Path, manifest: Manifest, name: str, record: FileRecord
-) -> bool:
-    """Whether the file was here; fetch it otherwise."""
-    part = part_directory(directory, manifest.step, manifest.worker)
-    path = inside(part, name)
-    if mismatch(path, record) is None:
-        return True
-    store.get(object_name(manifest.step, manifest.worker, name), path, record)
-    return False

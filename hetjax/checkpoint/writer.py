@@ -33,19 +33,18 @@ from hetjax.checkpoint.disk import (
     replace_text,
     retain,
 )
+from hetjax.checkpoint.file_records import FileRecord, record_of_file
 from hetjax.checkpoint.format import (
     EARLIER,
     MANIFEST,
     STATES,
     WEIGHTS,
     Entry,
-    FileRecord,
     Manifest,
     attempt,
     leaf_tree,
     part_directory,
     read_manifest_text,
-    record_of_file,
     split_leaves,
     step_numbers,
     to_text,

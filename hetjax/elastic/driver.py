@@ -372,7 +372,7 @@ class Driver:
             self._terms.check_begins(held, controller.workers, step)
         if restored is None:
             self._begin_anew(held)
-        elif controller.saved is not None:
+        else:
             recovery.remember_saved(controller, restored, self._terms.storage)
         if leaving:
             controller.dismiss(leaving)

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from hetjax.checkpoint.fetching import fetch_newest
 from hetjax.checkpoint.format import AttemptNames, step_directory
 from hetjax.checkpoint.reader import (
     Checkpoint,
@@ -23,7 +24,6 @@ from hetjax.checkpoint.reader import (
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.batches import Batch, weights

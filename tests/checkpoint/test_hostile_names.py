@@ -12,16 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.checkpoint.format import (
-    MANIFEST,
-    Manifest,
-    part_directory,
-    record_of_bytes,
-    to_text,
-)
+from hetjax.checkpoint.fetching import StoredStep, fetch
+from hetjax.checkpoint.file_records import record_of_bytes
+from hetjax.checkpoint.format import MANIFEST, Manifest, part_directory, to_text
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
 from hetjax.checkpoint.replication import PeerReplication
-from hetjax.checkpoint.stored_steps import StoredStep, fetch, in_store, manifests
+from hetjax.checkpoint.stored_steps import in_store, manifests
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.comm.connections import Connection
 from hetjax.comm.handshake import dial

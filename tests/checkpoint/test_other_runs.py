@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetjax.checkpoint.fetching import StoredStep, fetch_newest
 from hetjax.checkpoint.format import MANIFEST, from_text, to_text
 from hetjax.checkpoint.lease import Fence, Held, holder_of, take
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
@@ -19,10 +20,8 @@ from hetjax.checkpoint.signing import NotSigned
 from hetjax.checkpoint.storage import LEASES, CheckpointStorage, lease_folder
 from hetjax.checkpoint.stored_steps import (
     COMMIT,
-    StoredStep,
     committed_run,
     committed_steps,
-    fetch_newest,
     in_store,
     manifests,
     object_name,

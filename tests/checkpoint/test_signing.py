@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.checkpoint.fetching import fetch, fetch_newest
 from hetjax.checkpoint.format import MANIFEST, from_text, part_directory, to_text
 from hetjax.checkpoint.reader import (
     Checkpoint,
@@ -21,7 +22,7 @@ from hetjax.checkpoint.reader import (
 )
 from hetjax.checkpoint.signing import read_key
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.checkpoint.stored_steps import fetch, fetch_newest, in_store, manifests
+from hetjax.checkpoint.stored_steps import in_store, manifests
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import CorruptData
 from hetjax.errors import BadInput
@@ -127,7 +128,7 @@ def test_a_forged_step_of_a_store_is_refused(
     if name in FORGERIES:
         FORGERIES[name](step / "a", key)
         text = (step / "a" / MANIFEST).read_text()
-        from hetjax.checkpoint.format import record_of_bytes
+        from hetjax.checkpoint.file_records import record_of_bytes
 
         commit["manifests"] = {"a": record_of_bytes(text.encode()).crc32c}
     elif name == "commit changed":
@@ -159,11 +160,11 @@ def test_weights_with_the_checksum_of_others_are_refused(
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
-    monkeypatch.setattr("hetjax.checkpoint.format._base64", lambda digest: "same")
+    monkeypatch.setattr("hetjax.checkpoint.file_records._base64", lambda digest: "same")
     with pytest.raises(DamagedCheckpoint):
         found.read(entry)
     monkeypatch.setattr(
-        "hetjax.checkpoint.format.FileRecord.__eq__", lambda self, other: True
+        "hetjax.checkpoint.file_records.FileRecord.__eq__", lambda self, other: True
     )
     with pytest.raises(DamagedCheckpoint, match="is not what was signed"):
         found.read(entry)

@@ -10,7 +10,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from hetjax.checkpoint.format import FileRecord, record_of_file
+from hetjax.checkpoint.file_records import FileRecord, record_of_file
 from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.format import record_of_bytes, record_of_file
+from hetjax.checkpoint.file_records import record_of_bytes, record_of_file
 from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.stores import local
 from hetjax.checkpoint.stores.local import FileStore

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.format import (
-    FileRecord,
-    Manifest,
-    record_of_file,
-    to_text,
-)
+from hetjax.checkpoint.file_records import FileRecord, record_of_file
+from hetjax.checkpoint.format import Manifest, to_text
 from hetjax.checkpoint.stored_steps import (
     commit,
     committed_steps,

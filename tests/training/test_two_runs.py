@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from hetjax.api.exporting import open_checkpoint, run_config
-from hetjax.checkpoint.format import MANIFEST, from_text, record_of_bytes, to_text
+from hetjax.checkpoint.file_records import record_of_bytes
+from hetjax.checkpoint.format import MANIFEST, from_text, to_text
 from hetjax.checkpoint.lease import Held
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import LEASES, lease_folder, open_store

@@ -32,7 +32,7 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from hetjax.checkpoint.format import FileRecord, record_of_bytes
+from hetjax.checkpoint.file_records import FileRecord, record_of_bytes
 from hetjax.checkpoint.stores.store import (
     AccessDenied,
     BandwidthLimit,

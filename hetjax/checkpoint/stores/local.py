@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hetjax.checkpoint.disk import fsync
-from hetjax.checkpoint.format import FileRecord, record_of_bytes, record_of_file
+from hetjax.checkpoint.file_records import FileRecord, record_of_bytes, record_of_file
 from hetjax.checkpoint.stores.store import (
     CALL_S,
     BandwidthLimit,

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hetjax.checkpoint.format import FileRecord, mismatch
+from hetjax.checkpoint.file_records import FileRecord, mismatch
 from hetjax.errors import BadInput
 
 NUM_ATTEMPTS = 10

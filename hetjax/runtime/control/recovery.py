@@ -52,6 +52,8 @@ def remember_saved(
     controller: Controller, restored: Restored, storage: CheckpointStorage
 ) -> None:
     """Correct what the controller knows to be saved by what a recovery has found."""
+    if controller.saved is None:
+        return
     has_store = storage.cloud is not None
     controller.saved = still_saved(controller.saved, restored, has_store)
     controller.is_kept = is_kept(controller.saved, restored)

@@ -23,11 +23,11 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from hetjax.checkpoint.fetching import StoredStep
 from hetjax.checkpoint.format import Entry, join_leaves, leaf_names, split_leaves
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, partial_checkpoints
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.run_identity import RunIdentity, is_ours
-from hetjax.checkpoint.stored_steps import StoredStep
 from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
