@@ -105,7 +105,11 @@ def test_three_steps_are_traced_past_the_warm_up_or_else_the_last(
 
 def test_training_that_diverges_stops_and_keeps_the_last_checkpoint(tmp_path: Path):
     wild = OptimizerConfig(
-        name="sgd", learning_rate=1e6, warmup_steps=0, clip_norm=float("inf")
+        name="sgd",
+        learning_rate=1e6,
+        weight_decay=0.0,
+        warmup_steps=0,
+        clip_norm=float("inf"),
     )
     preset = but(
         small_preset(tmp_path), optimizer=wild, checkpoint=CheckpointConfig(every=1)
