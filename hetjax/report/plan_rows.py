@@ -21,6 +21,7 @@ from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan
+from hetjax.report.assumed_links import guess_lines, link_lines
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.layout_rows import spelled
 from hetjax.report.prediction import (
@@ -55,6 +56,7 @@ def sentences(planned: Planned) -> Iterator[str]:
     yield binding_line(binding(planned.best))
     yield from idle_lines(planned)
     yield from dtype_lines(planned)
+    yield from link_lines(planned.request.cluster)
 
 
 def warning_lines(planned: Planned) -> Iterator[str]:
@@ -70,6 +72,7 @@ def warning_lines(planned: Planned) -> Iterator[str]:
             f"warning: the devices in use compute at {mfu:.1%} of their peak (MFU); "
             "what binds is said below"
         )
+    yield from guess_lines(planned.request.cluster)
 
 
 def mfu_of(planned: Planned) -> float | None:

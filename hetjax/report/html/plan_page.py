@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.comparison import Planned
+from hetjax.report.assumed_links import link_lines
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
@@ -42,7 +43,11 @@ def plan_page(planned: Planned, command: str = "") -> str:
         command=command,
         figures=list(_figures(planned)),
         warnings=list(warning_lines(planned)),
-        sentences=[*search_lines(planned), binding_line(binding(best))],
+        sentences=[
+            *search_lines(planned),
+            binding_line(binding(best)),
+            *link_lines(cluster),
+        ],
         idle=[*idle_lines(planned), *dtype_lines(planned)],
         plan=plan_view(best.plan, cluster, best),
         runners_up_header=BASELINES[:-1],

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan assumes of the network where the cluster file says nothing.
+
+Owns which nodes' cards that are, the figures and where they are from, and the warning
+where a figure is a guess. Does not own the figures (`cluster/devices.toml`) nor what a
+message passes (`costs/network/routes.py`).
+"""
+
+from collections.abc import Iterator
+
+from hetjax.cluster.catalogue import DeviceSpec, device_spec
+from hetjax.cluster.cluster import Cluster, Node
+
+_FIELD = "network_gbit_per_s"
+_MOST_NAMES = 4
+
+
+def link_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield a line per kind whose nodes' network cards have the catalogue's figure."""
+    for spec, names in _assumed(cluster).items():
+        yield (
+            f"network assumed: {spec.network_gbit_per_s:g} Gbit/s for each host of "
+            f"{_listed(names)} ({spec.name}: {_source(spec)})"
+        )
+
+
+def guess_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield a warning if some of these figures are guesses."""
+    names = [
+        name
+        for spec, those in _assumed(cluster).items()
+        if _FIELD in spec.sources[_FIELD]  # which asks for the figure by its name
+        for name in those
+    ]
+    if names:
+        yield (
+            f"warning: the network of {_listed(names)} is a guess, and plans depend on "
+            f"it: give {_FIELD} of each in the cluster file, or a [[link]] between them"
+        )
+
+
+def _assumed(cluster: Cluster) -> dict[DeviceSpec, list[str]]:
+    """The nodes whose cards carry something at a speed that nobody gave, by kind."""
+    found: dict[DeviceSpec, list[str]] = {}
+    for node in cluster.nodes:
+        spec = device_spec(node)
+        is_given = node.network_gbit_per_s is not None
+        if not is_given and _needs_its_card(cluster, node, spec):
+            found.setdefault(spec, []).append(node.name)
+    return found
+
+
+def _needs_its_card(cluster: Cluster, node: Node, spec: DeviceSpec) -> bool:
+    """Whether hosts of a node, or two nodes without a link of their own, talk by it."""
+    if node.hosts > 1 and not spec.links_span_hosts:
+        return True
+    own_links = [link.between for link in cluster.links if node.name in link.between]
+    linked = {node.name, *(end for ends in own_links for end in ends)}
+    return any(other.name not in linked for other in cluster.nodes)
+
+
+def _source(spec: DeviceSpec) -> str:
+    """Where the figure is from, without the advice to give a better one."""
+    return spec.sources[_FIELD].partition(f": give {_FIELD}")[0]
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
