@@ -37,6 +37,9 @@ class PlanConfig:
     spot nodes vanish (goodput)."""
     max_usd_per_hour: float | None = None
     """The nodes in use may not cost more than this; each is rented whole."""
+    usd_per_kwh: float | None = None
+    """What electricity costs: nodes without a price, or with one of 0, then cost that
+    of their devices."""
     deadline_hours: float | None = None
     """The plan has to get through --tokens in this time."""
     tokens: float | None = None

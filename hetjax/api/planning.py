@@ -19,8 +19,13 @@ from types import FrameType
 from typing import Any, TypeVar, get_args
 
 from hetjax.api.plan_config import PlanConfig, plan_config
-from hetjax.cluster.catalogue import device_price_per_hour, is_priced_on_demand
 from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.prices import (
+    device_price_per_hour,
+    device_watts,
+    is_priced_on_demand,
+    pays_electricity,
+)
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
@@ -56,6 +61,10 @@ from hetjax.training.presets import preset as preset_of
 
 T = TypeVar("T")
 _NONE = "none"
+_MOST_USD_PER_KWH = 10.0
+_TELLS_PRICE = (
+    "price_per_hour = ... (USD, of the whole node) in the cluster file tells one"
+)
 
 
 def find_plan(
@@ -261,6 +270,7 @@ def _request(
         remats=config.remat,
         offloads=OFFLOADS[config.offload],
         unequal_tensor=config.unequal_tensor,
+        usd_per_kwh=config.usd_per_kwh,
     )
 
 
@@ -298,6 +308,7 @@ def _objective(config: PlanConfig, cluster: Cluster) -> Objective:
         _check_positive(name, getattr(config, name))
     for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
         _check_positive(name, getattr(config, name), zero=True)
+    _check_usd_per_kwh(config.usd_per_kwh)
     least, given = None, {"deadline_hours": "240", "tokens": "300e9"}
     missing = [name for name in given if getattr(config, name) is None]
     if len(missing) == 1:
@@ -317,7 +328,7 @@ def _objective(config: PlanConfig, cluster: Cluster) -> Objective:
         checkpoint_every_s=config.checkpoint_every_s,
         node_back_s=config.node_back_s,
     )
-    _check_prices(found, cluster)
+    _check_prices(found, cluster, config.usd_per_kwh)
     return found
 
 
@@ -331,39 +342,74 @@ def _check_positive(name: str, value: float | None, *, zero: bool = False) -> No
         )
 
 
-def _check_prices(objective: Objective, cluster: Cluster) -> None:
+def _check_usd_per_kwh(value: float | None) -> None:
+    if value is not None and not 0 < value <= _MOST_USD_PER_KWH:
+        raise BadInput(
+            got=f"{option('usd_per_kwh')} {value:g}",
+            allowed=f"USD per kilowatt-hour, above 0, at most {_MOST_USD_PER_KWH:g}",
+            fix=f"give {option('usd_per_kwh')} 0.3, say",
+        )
+
+
+def _check_prices(
+    objective: Objective, cluster: Cluster, usd_per_kwh: float | None
+) -> None:
     """A wish about money needs a price of some device."""
-    asked = "--objective cost" if objective.wish == "cost" else None
+    asked = None
+    if usd_per_kwh is not None:
+        asked = f"{option('usd_per_kwh')} {usd_per_kwh:g}"
+        _warn_of_watts(asked, cluster)
+    needs_price = objective.wish == "cost" or objective.max_usd_per_hour is not None
+    if objective.wish == "cost":
+        asked = "--objective cost"
     if objective.max_usd_per_hour is not None:
         asked = f"--max-usd-per-hour {objective.max_usd_per_hour:g}"
-    if asked and not any(
-        device_price_per_hour(node) is not None for node in cluster.nodes
-    ):
+    if asked is None:
+        return
+    prices = [device_price_per_hour(node, usd_per_kwh) for node in cluster.nodes]
+    if needs_price and not any(price is not None for price in prices):
         raise BadInput(
             got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
             allowed="devices whose price the catalogue or the cluster file tells",
             fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
         )
-    if asked:
-        _warn_of_prices(asked, cluster)
+    if needs_price:
+        unknown = {
+            node.device
+            for node, price in zip(cluster.nodes, prices, strict=True)
+            if price is None
+        }
+        _warn_of_prices(asked, cluster, sorted(unknown))
 
 
-def _warn_of_prices(asked: str, cluster: Cluster) -> None:
+def _warn_of_prices(asked: str, cluster: Cluster, unknown: list[str]) -> None:
     """Name the kinds that have no price, or none for spot nodes."""
-    unknown = sorted(
-        {n.device for n in cluster.nodes if device_price_per_hour(n) is None}
-    )
     on_demand = sorted({n.device for n in cluster.nodes if is_priced_on_demand(n)})
-    fix = "price_per_hour = ... (USD, of the whole node) in the cluster file tells one"
     if unknown:
         warnings.warn(
-            f"{asked}: no price for {', '.join(unknown)}: planned without; {fix}",
+            f"{asked}: no price for {', '.join(unknown)}: planned without; "
+            f"{_TELLS_PRICE}",
             stacklevel=2,
         )
     if on_demand:
         warnings.warn(
             f"{asked}: no spot price for {', '.join(on_demand)}: the price on demand "
-            f"counts; {fix}",
+            f"counts; {_TELLS_PRICE}",
+            stacklevel=2,
+        )
+
+
+def _warn_of_watts(asked: str, cluster: Cluster) -> None:
+    """Name the kinds whose electricity is to count and is not known."""
+    unknown = {
+        node.device
+        for node in cluster.nodes
+        if pays_electricity(node) and device_watts(node) is None
+    }
+    if unknown:
+        warnings.warn(
+            f"{asked}: no watts for {', '.join(sorted(unknown))}: its electricity is "
+            f"not counted; {_TELLS_PRICE}",
             stacklevel=2,
         )
 

@@ -20,14 +20,14 @@ from hetjax.errors import BadInput
 from hetjax.report.progress import working
 
 _PROGRAM = "python -m hetjax.devices"
-_HELP = """List the devices that hetjax knows: the name for a cluster file, memory, peak
-and price of one. With a word, those that it may mean or whose name holds it; without,
-also the accelerators of this machine.
+_HELP = """List the devices that hetjax knows: the name for a cluster file, and memory,
+peak, watts and prices of one. With a word, those that it may mean or whose name holds
+it; without, also the accelerators of this machine.
 
   python -m hetjax.devices "A100 80GB"
 
 Exit codes: 0 done, 2 bad input, as a word that no device has."""
-_ROW = "{:<42} {:>10} {:>9} {:>11}"
+_ROW = "{:<42} {:>10} {:>9} {:>6} {:>11} {:>11}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,11 @@ def devices(arguments: Sequence[str]) -> None:
         listed = {spec.name: _values(spec) for spec in found}
         print(json.dumps({"devices": listed, "here": here}))
         return
-    print(_ROW.format("device", "memory GiB", "TFLOP/s", "USD an hour"))
+    print(
+        _ROW.format(
+            "device", "memory GiB", "TFLOP/s", "watts", "USD an hour", "USD if spot"
+        )
+    )
     for spec in found:
         print(_ROW.format(spec.name, *map(_cell, _values(spec).values())))
     if here is not None:
@@ -76,7 +80,9 @@ def _values(spec: DeviceSpec) -> dict[str, Any]:
     return {
         "memory_gib": spec.memory_gib,
         "peak_tflops": spec.peak_tflops,
+        "watts": spec.watts,
         "price_per_hour": spec.price_per_hour,
+        "spot_price_per_hour": spec.spot_price_per_hour,
     }
 
 

@@ -2,8 +2,9 @@
 """The device catalogue: what one device of each kind can do at best, and its price.
 
 Owns the reading of `devices.toml`, the names of devices and what a node's own figures
-change. Does not own which devices are there (`discovery.py`), how near a program comes
-to these peaks, nor routes between devices (both `costs/`).
+change. Does not own which devices are there (`discovery.py`), what a node's devices
+cost (`prices.py`), how near a program comes to these peaks, nor routes between devices
+(both `costs/`).
 """
 
 import difflib
@@ -47,7 +48,8 @@ class DeviceSpec:
     `attention` is the kernel that computes it there, if any; `gb` are 1e9 bytes,
     `gbit` 1e9 bits; both bandwidths count one direction: `intra_node_gb_per_s` of one
     device, `network_gbit_per_s` of one host. `links_span_hosts` if the links inside a
-    node join its hosts too. `sources` tells by field where a figure is from.
+    node join its hosts too. `watts` is the board's power, without the host's. `sources`
+    tells by field where a figure is from.
     """
 
     name: str
@@ -59,6 +61,7 @@ class DeviceSpec:
     fp32_tflops: float | None = None
     price_per_hour: float | None = None
     spot_price_per_hour: float | None = None
+    watts: float | None = None
     bf16_native: bool = True
     fp16_native: bool = True
     attention: Literal["cudnn", "splash"] | None = None
@@ -187,32 +190,6 @@ def unlike_memory_gib(device: str, told_gib: float) -> float | None:
     if known and abs(told_gib - known.memory_gib) <= _UNLIKE * known.memory_gib:
         return None
     return round(told_gib, 2)
-
-
-def device_price_per_hour(node: Node) -> float | None:
-    """Return USD per hour of one device of the node, None if nobody tells.
-
-    The node's own price, which is for the whole node, comes first. A spot node without
-    a known spot price counts with the price on demand, which is an upper bound.
-    """
-    if node.price_per_hour is not None:
-        return node.price_per_hour / node.count
-    spec = catalogue().get(canonical_name(node.device))
-    if spec is None:
-        return None
-    if node.spot and spec.spot_price_per_hour is not None:
-        return spec.spot_price_per_hour
-    return spec.price_per_hour
-
-
-def is_priced_on_demand(node: Node) -> bool:
-    """Say whether a spot node counts with the price on demand, for want of another."""
-    if not node.spot or node.price_per_hour is not None:
-        return False
-    spec = catalogue().get(canonical_name(node.device))
-    if spec is None or spec.price_per_hour is None:
-        return False
-    return spec.spot_price_per_hour is None
 
 
 def _spec(name: str, entry: dict[str, Any], sources: dict[str, str]) -> DeviceSpec:

@@ -15,10 +15,10 @@ from hetjax.cluster.catalogue import (
     Precision,
     canonical_name,
     compiler_of,
-    device_price_per_hour,
 )
 from hetjax.cluster.cluster import Cluster, Link
 from hetjax.cluster.memory_budget import node_plan_bytes
+from hetjax.cluster.prices import device_price_per_hour
 from hetjax.costs.costs import (
     Costs,
     Group,
@@ -181,14 +181,17 @@ def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
     return replace(cluster, links=tuple(links.values()))
 
 
-def usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
+def usd_per_hour(
+    plan: Plan, cluster: Cluster, usd_per_kwh: float | None = None
+) -> float | None:
     """The price of the nodes in use, None if that of any is unknown.
 
-    A node is rented whole, however few of its devices the plan uses.
+    A node is rented whole, however few of its devices the plan uses; of one that nobody
+    rents out (`cluster/prices.py`) the electricity of all its devices counts.
     """
     used = plan.nodes
     nodes = [node for node in cluster.nodes if node.name in used]
-    prices = [(device_price_per_hour(node), node.count) for node in nodes]
+    prices = [(device_price_per_hour(node, usd_per_kwh), node.count) for node in nodes]
     known = [price * count for price, count in prices if price is not None]
     return math.fsum(known) if len(known) == len(prices) else None
 

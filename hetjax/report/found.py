@@ -100,6 +100,8 @@ class FoundPlan:
             "usd_per_hour": best.usd_per_hour,
             "lower_bound_s": found.lower_bound_s,
             "gap": found.gap,
+            "least_usd_per_million_tokens": found.least_usd,
+            "cost_gap": found.cost_gap,
             "why_no_bound": found.bound.why or None,
             "model_time_s": found.model_time_s,
             "model_bound_s": found.model_bound_s,
@@ -249,6 +251,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
         "usd_per_hour": best.usd_per_hour,
         "goodput": expected_goodput(best, found.request.cluster, found.objective),
         "gap": found.gap,
+        "cost_gap": found.cost_gap,
         "plan": json_value(plan_json(found_plan(found)), finite=False),
     }
 

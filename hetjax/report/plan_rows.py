@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from hetjax.cluster.catalogue import (
     Precision,
     best_precision,
+    canonical_name,
     device_spec,
     native_precisions,
 )
+from hetjax.cluster.prices import Price, device_price
 from hetjax.costs.utilization import seconds_at_peak
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
+from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan
 from hetjax.report.assumed_links import guess_lines, link_lines
@@ -100,6 +103,7 @@ def search_lines(planned: Planned) -> Iterator[str]:
     """Yield what is known of better plans, and how this one was found."""
     found = planned.found
     yield bound_line(found)
+    yield from cost_lines(planned)
     model = ""
     if found.model_time_s is not None and found.model_gap is not None:
         told = f"{ms(found.model_time_s)} ms (model gap {found.model_gap:.1%}), "
@@ -112,6 +116,42 @@ def search_lines(planned: Planned) -> Iterator[str]:
             f"to get there, nodes fetch {planned.moved.moved_bytes / GIB:.2f} GiB in "
             f"{planned.moved.move_s:.1f} s"
         )
+
+
+def cost_lines(planned: Planned) -> Iterator[str]:
+    """Yield how much cheaper any plan could be, where cost is what is wished, and which
+    prices are spot prices, which change, or electricity."""
+    found, request = planned.found, planned.request
+    if planned.objective.wish == "cost":
+        yield cost_bound_line(found)
+    told: dict[str, Price] = {}
+    for node in request.cluster.nodes:
+        price = device_price(node, request.usd_per_kwh)
+        if price and node.name in found.best.plan.nodes:
+            told[f"{price.basis} price of {canonical_name(node.device)}"] = price
+    for name, price in told.items():
+        if price.basis in ("spot", "electricity"):
+            yield (
+                f"{name}: {price.usd_per_hour:.4g} USD an hour for one device "
+                f"({price.source})"
+            )
+
+
+def cost_bound_line(found: Found) -> str:
+    """Return the bound on cost in a line, or that there is none."""
+    least, gap = found.least_usd, found.cost_gap
+    if least is None or gap is None:
+        return "no bound of cost is known"
+    if gap < 0:
+        return (
+            f"internal error: the plan is cheaper than the bound on cost, {least:.3g} "
+            "USD per million tokens, which is false: please report it with model, "
+            "cluster and options"
+        )
+    return (
+        f"cost gap {gap:.1%}: no plan of these choices costs less than {least:.3g} USD "
+        "per million tokens, which is what computing alone costs where it is cheapest"
+    )
 
 
 def step_line(best: Predicted) -> str:
@@ -212,10 +252,11 @@ def wish_rows(planned: Planned) -> list[Row]:
     """Return a row per wish: its best plan, and what that is by the other wishes."""
     rows = []
     for found in planned.pareto:
-        best, gap = found.best, found.gap
+        best, wish = found.best, found.objective.wish
+        gap = found.cost_gap if wish == "cost" else found.gap
         share = expected_goodput(best, planned.request.cluster, found.objective)
         row = (
-            found.objective.wish,
+            wish,
             ms(best.simulation.step_time_s),
             f"{best.tokens_per_s:,.0f}",
             _figure(best.usd_per_million_tokens, ".3g"),

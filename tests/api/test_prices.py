@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of prices that nobody knows, where money is asked for."""
+"""Which prices a plan counts, and what is said of those that nobody knows."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hetjax.api import planning
 from hetjax.api.planning import find_plan
+from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import BadInput
 from hetjax.report.found import FoundPlan
+from hetjax.report.html.plan_page import plan_page
+from hetjax.report.plan_rows import wish_rows
 
 PRICED, WITHOUT_SPOT, UNPRICED = "L4", "A10G", "H20"  # as in the catalogue
+OWNED = "RTX-A6000"  # 300 W, and nobody rents it out
 FEW: dict[str, Any] = {
     "global_batch": 8,
     "microbatch_sizes": (4,),
@@ -58,3 +64,68 @@ def test_nothing_is_said_where_prices_are_known_or_not_asked_for(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found_on(*devices, **asked)
+
+
+def test_a_spot_price_is_told_with_where_and_when_it_is_from():
+    found = found_on(PRICED)
+    spec = catalogue()[PRICED]
+    assert found.values()["usd_per_hour"] == spec.spot_price_per_hour
+    (line,) = [line for line in str(found).splitlines() if "spot price" in line]
+    assert f"{spec.spot_price_per_hour:.4g} USD an hour for one device" in line
+    assert spec.sources["spot_price_per_hour"] in line
+    assert "spot price" not in str(found_on(PRICED, price=1.0))
+
+
+def test_electricity_counts_for_what_nobody_is_paid_for():
+    found = found_on(OWNED, objective="cost", usd_per_kwh=0.25)
+    usd = 0.3 * 0.25  # kW times USD per kWh
+    assert found.values()["usd_per_hour"] == pytest.approx(usd)
+    per_million = usd / 3600 / found.tokens_per_s * 1e6
+    assert found.values()["usd_per_million_tokens"] == pytest.approx(per_million)
+    assert f"electricity price of {OWNED}: 0.075 USD an hour" in str(found)
+    owned = found_on(PRICED, price=0.0, usd_per_kwh=0.25)
+    assert owned.values()["usd_per_hour"] == pytest.approx(0.072 * 0.25)  # 72 W
+    paid = found_on(PRICED, price=2.0, usd_per_kwh=0.25)
+    assert paid.values()["usd_per_hour"] == 2.0
+
+
+def test_kinds_without_watts_are_named():
+    with pytest.warns(UserWarning, match="no watts for H20: its electricity is not"):
+        found_on(PRICED, UNPRICED, usd_per_kwh=0.25)
+
+
+@pytest.mark.parametrize("usd_per_kwh", [0.0, -0.1, 10.1, float("nan")])
+def test_what_electricity_cannot_cost_is_refused(usd_per_kwh: float):
+    with pytest.raises(BadInput, match="--usd-per-kwh"):
+        found_on(OWNED, usd_per_kwh=usd_per_kwh)
+
+
+def test_a_plan_by_cost_says_how_much_cheaper_any_could_be():
+    found = found_on(PRICED, objective="cost")
+    told = found.values()
+    least, usd = told["least_usd_per_million_tokens"], told["usd_per_million_tokens"]
+    assert 0 < least <= usd and told["cost_gap"] == pytest.approx(usd / least - 1)
+    assert f"cost gap {told['cost_gap']:.1%}: no plan of these choices" in str(found)
+    assert "gap of cost" in plan_page(found.planned)
+    by_time = found_on(PRICED)
+    assert by_time.values()["cost_gap"] is None and "cost gap" not in str(by_time)
+
+
+def test_where_no_bound_of_cost_is_known_or_it_is_false_that_is_said():
+    planned = found_on(PRICED, objective="cost").planned
+    usd = planned.best.usd_per_million_tokens
+    assert usd is not None
+    for least_usd, words in (
+        (None, "no bound of cost is known"),
+        (usd * 1.001, "internal error: the plan is cheaper than the bound on cost"),
+    ):
+        found = replace(planned.found, least_usd=least_usd)
+        assert words in str(FoundPlan(replace(planned, found=found)))
+
+
+def test_the_wish_for_cost_has_its_own_gap_beside_others():
+    found = found_on(PRICED, WITHOUT_SPOT, pareto=True)
+    gaps = {row[0]: row[-1] for row in wish_rows(found.planned)}
+    by_cost = found.values()["pareto"]["cost"]
+    assert gaps["cost"] == f"{by_cost['cost_gap']:.1%}"
+    assert gaps["time"] == f"{found.gap:.1%}"

@@ -11,7 +11,6 @@ from hetjax.cluster.catalogue import (
     canonical_name,
     catalogue,
     check_devices,
-    device_price_per_hour,
     device_spec,
 )
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
@@ -22,6 +21,7 @@ from hetjax.cluster.cluster_files import (
     preset_path,
 )
 from hetjax.cluster.discovery import assign_devices, device_name
+from hetjax.cluster.prices import device_price_per_hour
 from hetjax.errors import BadInput
 
 
@@ -341,6 +341,7 @@ def test_every_entry_is_plausible_and_every_figure_has_a_source(spec):
     figures += ["fp32_tflops"] * (spec.fp32_tflops is not None)
     figures += ["price_per_hour"] * (spec.price_per_hour is not None)
     figures += ["spot_price_per_hour"] * (spec.spot_price_per_hour is not None)
+    figures += ["watts"] * (spec.watts is not None)
     assert set(spec.sources) == set(figures)
     assert all(spec.sources.values()) and all(getattr(spec, f) > 0 for f in figures)
     assert (spec.fp32_tflops or 0) <= spec.peak_tflops
@@ -350,6 +351,13 @@ def test_every_entry_is_plausible_and_every_figure_has_a_source(spec):
     assert 3e-3 < spec.memory_gib * 1.074 / spec.memory_gb_per_s < 0.5
     if spec.spot_price_per_hour is not None:
         assert spec.spot_price_per_hour < spec.price_per_hour
+    assert spec.watts is None or 40 <= spec.watts <= 1500
+
+
+def test_sources_of_spot_prices_say_of_when_they_are():
+    for spec in catalogue().values():
+        if spec.spot_price_per_hour is not None:
+            assert re.search(r"\b20\d\d\b", spec.sources["spot_price_per_hour"]), spec
 
 
 def test_a_name_belongs_to_one_device():

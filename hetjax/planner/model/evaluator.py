@@ -37,7 +37,7 @@ def evaluate_plan(
     )
     tied = tied_holders(plan, request.model)
     plan = with_schedule(plan, schedule, costs, tied)
-    price = usd_per_hour(plan, request.cluster)
+    price = usd_per_hour(plan, request.cluster, request.usd_per_kwh)
     return predict(plan, costs, tied, usd_per_hour=price)
 
 

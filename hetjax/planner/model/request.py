@@ -66,6 +66,7 @@ class PlanRequest:
     over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
     every kind of device does best. `offloads` are what stages may have on their host,
     those on nodes of one. `compiled` is what a compiler has said of programs.
+    `usd_per_kwh` is what electricity costs where it counts (`cluster/prices.py`).
     """
 
     model: Model
@@ -84,6 +85,7 @@ class PlanRequest:
     remats: tuple[Remat, ...] = REMATS
     offloads: tuple[Offload, ...] = OFFLOADS["none"]
     unequal_tensor: bool = False
+    usd_per_kwh: float | None = None
 
     @cached_property
     def network(self) -> Cluster:

@@ -21,6 +21,7 @@ from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.bound.certificate import certified_bound, held, in_space
+from hetjax.planner.bound.cost_bound import least_usd_per_million_tokens
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
@@ -36,7 +37,7 @@ from hetjax.planner.search.proposals import (
 )
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
-from hetjax.schedule.bound import LowerBound
+from hetjax.schedule.bound import ROUNDING, LowerBound
 from hetjax.schedule.predicted import Predicted
 
 TellProgress = Callable[[str], None]  # told what is being done, a line at a time
@@ -115,6 +116,8 @@ class Found:
     by the same estimate: both before anything is placed and simulated. `bound` is
     certified, where one is known: no plan of the request's space simulates faster under
     the modelled costs (`bound/certificate.py`), and none that was simulated did.
+    `least_usd` bounds the USD per million tokens likewise (`bound/cost_bound.py`); it
+    is looked for if cost is what is wished.
     """
 
     request: PlanRequest
@@ -125,6 +128,7 @@ class Found:
     model_time_s: float | None
     model_bound_s: float | None
     search_s: float
+    least_usd: float | None = None
 
     @property
     def model_gap(self) -> float | None:
@@ -144,6 +148,18 @@ class Found:
         if not in_space(self.request, self.best.plan):
             return None
         return self.bound.gap(self.best.simulation.step_time_s)
+
+    @property
+    def cost_gap(self) -> float | None:
+        """How far the USD per million tokens are above their bound; None as of `gap`,
+        or where the plan's price is not known."""
+        usd = self.best.usd_per_million_tokens
+        if not self.least_usd or usd is None:
+            return None
+        if not in_space(self.request, self.best.plan):
+            return None
+        gap = usd / self.least_usd - 1
+        return 0.0 if abs(gap) <= ROUNDING else gap
 
 
 def find_plan(
@@ -195,6 +211,7 @@ class Search:
         )
         self.proposed: list[Proposal] = []
         self.bound = LowerBound(why="none was looked for")
+        self.least_usd: float | None = None
         self.begin_s = time.monotonic()
 
     def run(self) -> None:
@@ -221,6 +238,8 @@ class Search:
     def prove(self) -> None:
         """Find out how much better any plan could be, as far as the time goes."""
         self.progress("proving how much better any plan could be")
+        if any(objective.wish == "cost" for objective in self.objectives):
+            self.least_usd = least_usd_per_million_tokens(self.request)
         self.bound = certified_bound(self.request, self.incumbents.simulated())
 
     def start_from(self, plans: Mapping[str, Plan]) -> None:
@@ -261,6 +280,7 @@ class Search:
             model_time_s=min((p.step_s for p in proposed), default=None),
             model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,
+            least_usd=self.least_usd if objective.wish == "cost" else None,
         )
 
     def _propose(self) -> None:

@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 
-from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import part_of
+from hetjax.cluster.prices import device_price_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import (
     Bound,
@@ -244,7 +245,8 @@ def _proposed(look: ScreenedProblem) -> Iterator[Proposal]:
 
 def _cheaper(look: ScreenedProblem) -> Iterator[Proposal]:
     """Layouts that take longer for less money, or with fewer lost nodes."""
-    for wish in (_usd_per_hour, _losses_per_hour):
+    usd_per_hour = partial(_usd_per_hour, usd_per_kwh=look.request.usd_per_kwh)
+    for wish in (usd_per_hour, _losses_per_hour):
         prices_C = np.array([wish(nodes) for nodes in look.request.classes])
         for slack in _SLACKS if prices_C.any() else ():
             step_s = slack * look.relaxed_s
@@ -253,9 +255,9 @@ def _cheaper(look: ScreenedProblem) -> Iterator[Proposal]:
                 yield Proposal(look=look, unplaced=[unplaced])
 
 
-def _usd_per_hour(nodes: NodeClass) -> float:
+def _usd_per_hour(nodes: NodeClass, usd_per_kwh: float | None) -> float:
     """Of one device; 0 where nobody tells."""
-    return device_price_per_hour(nodes.nodes[0]) or 0.0
+    return device_price_per_hour(nodes.nodes[0], usd_per_kwh) or 0.0
 
 
 def _losses_per_hour(nodes: NodeClass) -> float:

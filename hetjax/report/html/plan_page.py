@@ -70,6 +70,9 @@ def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
     yield "MFU", None if mfu is None else f"{mfu:.1%}"
     yield "lower bound", None if least_s is None else f"{ms(least_s)} ms"
     yield "gap to the bound", None if gap is None else f"{gap:.1%}"
+    if planned.objective.wish == "cost":
+        cost_gap = found.cost_gap
+        yield "gap of cost", None if cost_gap is None else f"{cost_gap:.1%}"
     yield "bubble", f"{best.simulation.bubble:.1%}"
     yield (
         "devices",
