@@ -6,6 +6,7 @@ store a URL means. Does not own writing (`writer.py`), uploading (`uploader.py`)
 stores themselves (`stores/`).
 """
 
+import errno
 import math
 import warnings
 from dataclasses import dataclass
@@ -27,10 +28,15 @@ from hetjax.checkpoint.signing import read_key
 from hetjax.checkpoint.stores.local import FileStore, open_directory
 from hetjax.checkpoint.stores.store import BandwidthLimit, Store, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
-from hetjax.checkpoint.writer import CheckpointWriter
+from hetjax.checkpoint.writer import (
+    CheckpointWriter,
+    check_writable,
+    not_writable,
+)
 from hetjax.errors import BadInput
 
 LEASES = ".leases"  # within a folder of checkpoints, by worker
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +87,24 @@ class CheckpointStorage:
         """Take the lease on this worker's folder, if that has one; raises Held.
 
         Each worker has its own, as processes come and go by themselves; one of another
-        run keeps all of them out.
+        run keeps all of them out. A full disk has none, with a warning: training goes
+        on. Raises BadInput where nothing can be written otherwise.
         """
         if not (self.is_local and self.home):
             return None
         run = UNIDENTIFIED if self.run is None else self.run.id
         held_for = HeldFor(run=run, home=self.home, succeeds=True)
         folder = self.at(worker)
+        check_writable(folder)
         where = f"checkpoint folder {str(folder)!r}"
         own = lease_folder(folder / LEASES / worker)
-        lease = take(own, where, _warn, held_for=held_for)
+        try:
+            lease = take(own, where, _warn, held_for=held_for)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise not_writable(folder, error) from error
+            _warn(f"{where} is not held, so another run may use it: {error.strerror}")
+            return None
         try:
             for other in sorted((folder / LEASES).iterdir()):
                 if other.name != worker:

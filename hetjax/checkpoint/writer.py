@@ -92,7 +92,7 @@ class CheckpointWriter:
         self._key, self._run = key, run
         self.newest: Save | None = None  # committed and replicated
         self.not_finite: Save | None = None  # the last one, if its weights are not
-        _open(directory)
+        check_writable(directory)
         if run is not None:
             _refuse_others(directory, worker, run)
         self._remove_unfinished()
@@ -333,18 +333,24 @@ def _save_of(manifest: Manifest) -> Save:
     return manifest.step, attempt(manifest.host)
 
 
-def _open(directory: Path) -> None:
+def check_writable(directory: Path) -> None:
+    """Make the folder if it is missing; BadInput if nothing can be written there."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"
         probe.touch()
         probe.unlink(missing_ok=True)  # another process may have removed it
     except OSError as error:
-        raise BadInput(
-            got=f"checkpoint directory {directory} cannot be used ({error.strerror})",
-            allowed="a folder that you may write to, or a path where one can be made",
-            fix="choose another one with --run-dir",
-        ) from error
+        raise not_writable(directory, error) from error
+
+
+def not_writable(directory: Path, error: OSError) -> BadInput:
+    return BadInput(
+        got=f"checkpoint directory {directory} cannot be used "
+        f"({error.strerror or error})",
+        allowed="a folder that you may write to, or a path where one can be made",
+        fix="choose another one with --run-dir or, if it was given, --checkpoint.local",
+    )
 
 
 def _refuse_others(directory: Path, worker: str, run: RunIdentity) -> None:

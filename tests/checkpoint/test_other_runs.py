@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves of several runs in one folder, one store, one peer: each run has its own."""
 
+import errno
 import json
+import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +181,38 @@ def test_one_run_at_a_time_has_a_folder_whatever_its_workers_are_called(
 def test_a_folder_within_the_run_directory_has_no_lease_of_its_own(tmp_path: Path):
     storage = CheckpointStorage(directory=str(tmp_path), run=ONE, home="here 1 /one")
     assert storage.hold("a") is None and not (tmp_path / LEASES).exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOTDIR, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"cannot be used \(Not a directory") as refused:
+        held(tmp_path / "file/a", "here 1 /one", ONE)
+    assert "--checkpoint.local" in refused.value.fix
+    _fail_to_write(monkeypatch, code)  # below a folder that can be written
+    with pytest.raises(BadInput, match=rf"cannot be used \({os.strerror(code)}"):
+        held(tmp_path, "here 1 /one", ONE)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_has_no_lease_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    _fail_to_write(monkeypatch, code)
+    storage = CheckpointStorage(
+        directory=str(tmp_path), run=ONE, home="here 1 /one", is_local=True
+    )
+    with pytest.warns(UserWarning, match=f"is not held, .*{os.strerror(code)}"):
+        assert storage.hold("a") is None
+
+
+def _fail_to_write(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(store: FileStore, name: str, text: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(FileStore, "put_text", fail)
 
 
 def test_a_worker_whose_folder_was_taken_over_saves_nothing(tmp_path: Path):
