@@ -2,7 +2,7 @@
 """What a search is told besides model and cluster: one frozen set of choices.
 
 Owns the choices, their help texts (shown by `plan --help`) and those that a preset
-makes. Does not own what they mean together (`planning.py`).
+makes. Does not own what they mean together (`planning.py`, `plan_objective.py`).
 """
 
 from dataclasses import dataclass, field

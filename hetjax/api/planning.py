@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding plans: `find_plan` and `compare_planners`.
 
-Owns what must hold between the choices of a search, where model, cluster and times come
+Owns what must hold between the choices of a request, where model, cluster and times come
 from, how a search ends early, and that it shows how it goes. Does not own the choices
-(`plan_config.py`), the searches (`planner/search/comparison.py`) nor what is shown
-(`report/found.py`).
+(`plan_config.py`), the objective (`plan_objective.py`), the searches
+(`planner/search/comparison.py`) nor what is shown (`report/found.py`).
 """
 
-import math
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from hetjax.api.plan_config import PlanConfig, plan_config
+from hetjax.api.plan_objective import objective_of
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.prices import (
-    device_price_per_hour,
-    device_watts,
-    is_priced_on_demand,
-    pays_electricity,
-)
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
@@ -42,7 +35,7 @@ from hetjax.planner.model.costing import (
     known_degrees,
 )
 from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
-from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.planner.search.comparison import Questions, planned
 from hetjax.planner.search.find import LOCAL_SEARCH_S, usual_search_s
@@ -61,10 +54,6 @@ from hetjax.training.presets import preset as preset_of
 
 T = TypeVar("T")
 _NONE = "none"
-_MOST_USD_PER_KWH = 10.0
-_TELLS_PRICE = (
-    "price_per_hour = ... (USD, of the whole node) in the cluster file tells one"
-)
 
 
 def find_plan(
@@ -113,7 +102,7 @@ def find_plan(
     )
     if compiled is not None:
         request = replace(request, compiled=read_compiled(compiled))
-    objective = _objective(config, request.cluster)
+    objective = objective_of(config, request.cluster)
     return _found(request, objective, questions, path, config.search_s, quiet)
 
 
@@ -288,130 +277,6 @@ def _not_given(**values: object) -> BadInput:
         "and --seq-len",
         fix=f"add {added}, say",
     )
-
-
-def _objective(config: PlanConfig, cluster: Cluster) -> Objective:
-    """Return what is wished, and its limits."""
-    if config.objective not in get_args(Wish):
-        raise BadInput(
-            got=f"--objective {config.objective}",
-            allowed=f"one of {', '.join(get_args(Wish))}",
-            fix=did_you_mean(config.objective, get_args(Wish)),
-        )
-    for name in (
-        "max_usd_per_hour",
-        "deadline_hours",
-        "tokens",
-        "horizon_s",
-        "search_s",
-    ):
-        _check_positive(name, getattr(config, name))
-    for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
-        _check_positive(name, getattr(config, name), zero=True)
-    _check_usd_per_kwh(config.usd_per_kwh)
-    least, given = None, {"deadline_hours": "240", "tokens": "300e9"}
-    missing = [name for name in given if getattr(config, name) is None]
-    if len(missing) == 1:
-        (there,) = given.keys() - missing
-        raise BadInput(
-            got=f"{option(there)} without {option(missing[0])}",
-            allowed="both, or neither",
-            fix=f"add {option(missing[0])} {given[missing[0]]}, say",
-        )
-    if config.tokens is not None and config.deadline_hours is not None:
-        least = config.tokens / (config.deadline_hours * 3600)
-    found = Objective(
-        wish=config.objective,
-        max_usd_per_hour=config.max_usd_per_hour,
-        min_tokens_per_s=least,
-        recovery_s=config.recovery_s,
-        checkpoint_every_s=config.checkpoint_every_s,
-        node_back_s=config.node_back_s,
-    )
-    _check_prices(found, cluster, config.usd_per_kwh)
-    return found
-
-
-def _check_positive(name: str, value: float | None, *, zero: bool = False) -> None:
-    least = 0.0 if zero else math.ulp(0.0)
-    if value is not None and not least <= value < math.inf:
-        raise BadInput(
-            got=f"{option(name)} {value:g}",
-            allowed=f"a number {'from' if zero else 'above'} 0",
-            fix=f"correct {option(name)}",
-        )
-
-
-def _check_usd_per_kwh(value: float | None) -> None:
-    if value is not None and not 0 < value <= _MOST_USD_PER_KWH:
-        raise BadInput(
-            got=f"{option('usd_per_kwh')} {value:g}",
-            allowed=f"USD per kilowatt-hour, above 0, at most {_MOST_USD_PER_KWH:g}",
-            fix=f"give {option('usd_per_kwh')} 0.3, say",
-        )
-
-
-def _check_prices(
-    objective: Objective, cluster: Cluster, usd_per_kwh: float | None
-) -> None:
-    """A wish about money needs a price of some device."""
-    asked = None
-    if usd_per_kwh is not None:
-        asked = f"{option('usd_per_kwh')} {usd_per_kwh:g}"
-        _warn_of_watts(asked, cluster)
-    needs_price = objective.wish == "cost" or objective.max_usd_per_hour is not None
-    if objective.wish == "cost":
-        asked = "--objective cost"
-    if objective.max_usd_per_hour is not None:
-        asked = f"--max-usd-per-hour {objective.max_usd_per_hour:g}"
-    if asked is None:
-        return
-    prices = [device_price_per_hour(node, usd_per_kwh) for node in cluster.nodes]
-    if needs_price and not any(price is not None for price in prices):
-        raise BadInput(
-            got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
-            allowed="devices whose price the catalogue or the cluster file tells",
-            fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
-        )
-    if needs_price:
-        unknown = {
-            node.device
-            for node, price in zip(cluster.nodes, prices, strict=True)
-            if price is None
-        }
-        _warn_of_prices(asked, cluster, sorted(unknown))
-
-
-def _warn_of_prices(asked: str, cluster: Cluster, unknown: list[str]) -> None:
-    """Name the kinds that have no price, or none for spot nodes."""
-    on_demand = sorted({n.device for n in cluster.nodes if is_priced_on_demand(n)})
-    if unknown:
-        warnings.warn(
-            f"{asked}: no price for {', '.join(unknown)}: planned without; "
-            f"{_TELLS_PRICE}",
-            stacklevel=2,
-        )
-    if on_demand:
-        warnings.warn(
-            f"{asked}: no spot price for {', '.join(on_demand)}: the price on demand "
-            f"counts; {_TELLS_PRICE}",
-            stacklevel=2,
-        )
-
-
-def _warn_of_watts(asked: str, cluster: Cluster) -> None:
-    """Name the kinds whose electricity is to count and is not known."""
-    unknown = {
-        node.device
-        for node in cluster.nodes
-        if pays_electricity(node) and device_watts(node) is None
-    }
-    if unknown:
-        warnings.warn(
-            f"{asked}: no watts for {', '.join(sorted(unknown))}: its electricity is "
-            f"not counted; {_TELLS_PRICE}",
-            stacklevel=2,
-        )
 
 
 def _questions(config: PlanConfig, now: Plan | None, given: str) -> Questions:

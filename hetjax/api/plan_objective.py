@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search is to optimise and keep to, from the choices; what money needs.
+
+Owns that wishes and limits are possible, and the warnings about prices that are not
+known. Does not own prices (`cluster/prices.py`) nor what wishes mean
+(`planner/model/objectives.py`).
+"""
+
+import math
+import warnings
+from typing import get_args
+
+from hetjax.api.plan_config import PlanConfig
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.prices import (
+    device_price_per_hour,
+    device_watts,
+    is_priced_on_demand,
+    pays_electricity,
+)
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.training.config_checks import option
+
+_MOST_USD_PER_KWH = 10.0
+_TELLS_PRICE = (
+    "price_per_hour = ... (USD, of the whole node) in the cluster file tells one"
+)
+
+
+def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
+    """Return what is wished, and its limits.
+
+    BadInput for what cannot be, or for money where no price is known.
+    """
+    if config.objective not in get_args(Wish):
+        raise BadInput(
+            got=f"--objective {config.objective}",
+            allowed=f"one of {', '.join(get_args(Wish))}",
+            fix=did_you_mean(config.objective, get_args(Wish)),
+        )
+    for name in (
+        "max_usd_per_hour",
+        "deadline_hours",
+        "tokens",
+        "horizon_s",
+        "search_s",
+    ):
+        _check_positive(name, getattr(config, name))
+    for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
+        _check_positive(name, getattr(config, name), zero=True)
+    _check_usd_per_kwh(config.usd_per_kwh)
+    least, given = None, {"deadline_hours": "240", "tokens": "300e9"}
+    missing = [name for name in given if getattr(config, name) is None]
+    if len(missing) == 1:
+        (there,) = given.keys() - missing
+        raise BadInput(
+            got=f"{option(there)} without {option(missing[0])}",
+            allowed="both, or neither",
+            fix=f"add {option(missing[0])} {given[missing[0]]}, say",
+        )
+    if config.tokens is not None and config.deadline_hours is not None:
+        least = config.tokens / (config.deadline_hours * 3600)
+    found = Objective(
+        wish=config.objective,
+        max_usd_per_hour=config.max_usd_per_hour,
+        min_tokens_per_s=least,
+        recovery_s=config.recovery_s,
+        checkpoint_every_s=config.checkpoint_every_s,
+        node_back_s=config.node_back_s,
+    )
+    _check_prices(found, cluster, config.usd_per_kwh)
+    return found
+
+
+def _check_positive(name: str, value: float | None, *, zero: bool = False) -> None:
+    least = 0.0 if zero else math.ulp(0.0)
+    if value is not None and not least <= value < math.inf:
+        raise BadInput(
+            got=f"{option(name)} {value:g}",
+            allowed=f"a number {'from' if zero else 'above'} 0",
+            fix=f"correct {option(name)}",
+        )
+
+
+def _check_usd_per_kwh(value: float | None) -> None:
+    if value is not None and not 0 < value <= _MOST_USD_PER_KWH:
+        raise BadInput(
+            got=f"{option('usd_per_kwh')} {value:g}",
+            allowed=f"USD per kilowatt-hour, above 0, at most {_MOST_USD_PER_KWH:g}",
+            fix=f"give {option('usd_per_kwh')} 0.3, say",
+        )
+
+
+def _check_prices(
+    objective: Objective, cluster: Cluster, usd_per_kwh: float | None
+) -> None:
+    """A wish about money needs a price of some device."""
+    asked = None
+    if usd_per_kwh is not None:
+        asked = f"{option('usd_per_kwh')} {usd_per_kwh:g}"
+        _warn_of_watts(asked, cluster)
+    needs_price = objective.wish == "cost" or objective.max_usd_per_hour is not None
+    if objective.wish == "cost":
+        asked = "--objective cost"
+    if objective.max_usd_per_hour is not None:
+        asked = f"--max-usd-per-hour {objective.max_usd_per_hour:g}"
+    if asked is None:
+        return
+    prices = [device_price_per_hour(node, usd_per_kwh) for node in cluster.nodes]
+    if needs_price and not any(price is not None for price in prices):
+        raise BadInput(
+            got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
+            allowed="devices whose price the catalogue or the cluster file tells",
+            fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
+        )
+    if needs_price:
+        unknown = {
+            node.device
+            for node, price in zip(cluster.nodes, prices, strict=True)
+            if price is None
+        }
+        _warn_of_prices(asked, cluster, sorted(unknown))
+
+
+def _warn_of_prices(asked: str, cluster: Cluster, unknown: list[str]) -> None:
+    """Name the kinds that have no price, or none for spot nodes."""
+    on_demand = sorted({n.device for n in cluster.nodes if is_priced_on_demand(n)})
+    if unknown:
+        warnings.warn(
+            f"{asked}: no price for {', '.join(unknown)}: planned without; "
+            f"{_TELLS_PRICE}",
+            stacklevel=2,
+        )
+    if on_demand:
+        warnings.warn(
+            f"{asked}: no spot price for {', '.join(on_demand)}: the price on demand "
+            f"counts; {_TELLS_PRICE}",
+            stacklevel=2,
+        )
+
+
+def _warn_of_watts(asked: str, cluster: Cluster) -> None:
+    """Name the kinds whose electricity is to count and is not known."""
+    unknown = {
+        node.device
+        for node in cluster.nodes
+        if pays_electricity(node) and device_watts(node) is None
+    }
+    if unknown:
+        warnings.warn(
+            f"{asked}: no watts for {', '.join(sorted(unknown))}: its electricity is "
+            f"not counted; {_TELLS_PRICE}",
+            stacklevel=2,
+        )
