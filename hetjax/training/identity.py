@@ -6,7 +6,7 @@ were found in its folders and its store, and the errors where none can be made. 
 own the identity itself (`checkpoint/run_identity.py`) nor finding saves.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,13 +57,26 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a save is, as errors call it, and whether that is the run directory."""
+
+    name: str
+    in_run_dir: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun:
-    """A run of which there are saves: the newest start and step, and its settings."""
+    """A run of which there are saves: the newest start and step, and its settings.
+
+    `start_in_run_dir` is the newest start that has saved in the run directory itself,
+    0 if none has.
+    """
 
     id: RunId
     places: tuple[str, ...]
     start: int
     step: int
+    start_in_run_dir: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -90,22 +103,31 @@ def provisional(claim: Claim) -> RunIdentity:
 
 
 def saved_runs(
-    snapshots: Iterable[PartialSnapshot], places: Mapping[str, str]
+    snapshots: Iterable[PartialSnapshot], place_of: Callable[[PartialSnapshot], Place]
 ) -> list[SavedRun]:
-    """The runs of these saves; `places` names each tier."""
-    found: dict[RunId, SavedRun] = {}
+    """The runs of these saves, in the order of their oldest ones."""
+    by_run: dict[RunId, list[PartialSnapshot]] = {}
     for one in sorted(snapshots, key=lambda one: one.save):
-        before = found.get(one.run)
-        there = () if before is None else before.places
-        start = start_of(one.save[1])
-        found[one.run] = SavedRun(
-            id=one.run,
-            places=tuple(dict.fromkeys((*there, places[one.tier]))),
-            start=max(start, 0 if before is None else before.start),
-            step=one.save[0],
-            settings=one.host.get("run", {}),
-        )
-    return list(found.values())
+        by_run.setdefault(one.run, []).append(one)
+    return [_saved_run(run, saves, place_of) for run, saves in by_run.items()]
+
+
+def _saved_run(
+    run: RunId,
+    saves: Sequence[PartialSnapshot],
+    place_of: Callable[[PartialSnapshot], Place],
+) -> SavedRun:
+    """The run of these saves, of which the last is the newest."""
+    starts = [(start_of(one.save[1]), place_of(one)) for one in saves]
+    here = (start for start, place in starts if place.in_run_dir)
+    return SavedRun(
+        id=run,
+        places=tuple(dict.fromkeys(place.name for _, place in starts)),
+        start=max(start for start, _ in starts),
+        start_in_run_dir=max(here, default=0),
+        step=saves[-1].save[0],
+        settings=saves[-1].host.get("run", {}),
+    )
 
 
 def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
@@ -123,7 +145,8 @@ def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
     if newest is None or newest.start < own.after + claim.lease:
         return Decision(run=own, adopted=adopted)
     is_own = claim.own is not None and newest.id == own.id
-    if is_own and claim.adopt is None:
+    is_elsewhere = newest.start > newest.start_in_run_dir
+    if is_own and is_elsewhere and claim.adopt is None:
         raise _newer_elsewhere(claim, newest)
     return Decision(run=replace(own, after=newest.start), adopted=adopted)
 
@@ -241,10 +264,12 @@ def _another(claim: Claim, own: RunIdentity, saved: SavedRun) -> OtherRun:
 
 
 def _newer_elsewhere(claim: Claim, saved: SavedRun) -> OtherRun:
+    why = "this is a copy of the directory that the run went on in"
+    if claim.lease == 1:
+        why = f"its .lease is missing, or {why}"
     return OtherRun(
         got=f"checkpoints of {saved} that a later start has saved than any in run "
-        f"directory {claim.run_dir!r}: this is a copy of the directory that the run "
-        "went on in",
+        f"directory {claim.run_dir!r}: {why}",
         allowed="the directory in which the run was started last",
         fix="go on in that directory; or let this one take over from step "
         f"{saved.step} (--adopt {saved.id}), and do not use the other any more",

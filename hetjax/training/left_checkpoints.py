@@ -8,6 +8,7 @@ that it passes over. Does not own finding and restoring them (`checkpoint/`,
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hetjax.checkpoint.lease import last_number
@@ -19,7 +20,7 @@ from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.plans.worker_map import file_name, node_of
 from hetjax.training.config import RunConfig
-from hetjax.training.identity import Claim, decide, saved_runs
+from hetjax.training.identity import Claim, Place, decide, saved_runs
 from hetjax.training.run_settings import check_identity, settings_to_compare
 from hetjax.training.rundir import LEASE, Previous
 
@@ -48,11 +49,16 @@ def identify(
 
     `told` hears of one that the run directory does not know of.
     """
-    places = {"disk": storage.directory, "cloud": str(storage.cloud)}
-    decision = decide(claim, saved_runs(found, places))
+    decision = decide(claim, saved_runs(found, partial(_place_of, storage)))
     if decision.adopted is not None:
         told(f"this is {named(decision.run.id)}: going on with {decision.adopted}")
     return decision.run
+
+
+def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> Place:
+    if snapshot.tier == "cloud":
+        return Place(name=str(storage.cloud))
+    return Place(name=storage.directory, in_run_dir=not storage.is_local)
 
 
 def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]:

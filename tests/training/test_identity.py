@@ -12,6 +12,7 @@ from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.training.identity import (
     Claim,
     OtherRun,
+    Place,
     SavedRun,
     decide,
     saved_runs,
@@ -83,6 +84,17 @@ A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
             [saved("aaa", start=10)],
             RunIdentity(id="aaa", after=7),
         ),
+        # its own, moved without the .lease that tells how often it was started
+        (
+            replace(OURS, lease=1),
+            [replace(A, start_in_run_dir=3)],
+            RunIdentity(id="aaa", after=3),
+        ),
+        (
+            replace(OURS, lease=1),
+            [replace(saved("aaa", start=5), start_in_run_dir=5)],
+            RunIdentity(id="aaa", after=5),
+        ),
         # a copy that the user lets take over
         (
             replace(OURS, adopt="aaa"),
@@ -137,6 +149,12 @@ def test_a_start_goes_on_with(
         # a copy of the directory that the run went on in
         (OURS, [saved("aaa", start=4)], ["a copy", "--adopt aaa"]),
         (OURS, [saved("aaa", start=5)], ["a copy", "step 5"]),
+        (
+            OURS,
+            [replace(saved("aaa", start=5), start_in_run_dir=4)],
+            ["directory 'runs/new': this is a copy"],
+        ),
+        (replace(OURS, lease=1), [A], ["its .lease is missing, or this is a copy"]),
     ],
 )
 def test_a_start_does_not_go_on(claim: Claim, found: list[SavedRun], words: list[str]):
@@ -160,21 +178,37 @@ def test_saves_are_of_runs_by_their_newest_start_and_step():
             run=run,
         )
 
+    places = {
+        "disk": Place(name="/local", in_run_dir=True),
+        "cloud": Place(name="gs://store"),
+    }
     found = saved_runs(
         [
             snapshot("aaa", 6, 2, "cloud"),
             snapshot("aaa", 4, 3, "disk"),
             snapshot("bbb", 9, 2, "disk"),
+            snapshot("ccc", 9, 2, "cloud"),
         ],
-        {"disk": "/local", "cloud": "gs://store"},
+        lambda snapshot: places[snapshot.tier],
     )
     assert found == [
         SavedRun(
             id="aaa",
             places=("/local", "gs://store"),
             start=3,
+            start_in_run_dir=3,
             step=6,
             settings={"seed": 6},
         ),
-        SavedRun(id="bbb", places=("/local",), start=2, step=9, settings={"seed": 9}),
+        SavedRun(
+            id="bbb",
+            places=("/local",),
+            start=2,
+            start_in_run_dir=2,
+            step=9,
+            settings={"seed": 9},
+        ),
+        SavedRun(
+            id="ccc", places=("gs://store",), start=2, step=9, settings={"seed": 9}
+        ),
     ]

@@ -159,6 +159,19 @@ def test_a_moved_directory_goes_on(folder: Path, whole: dict[int, tuple[float, f
     assert losses(moved.config.run_dir) == whole
 
 
+def test_a_directory_that_was_moved_without_its_hidden_files_goes_on(tmp_path: Path):
+    alone = trains(tmp_path, "alone", places=(), stop_after=1)
+    assert begin(alone) == 4
+    (tmp_path / "moved").mkdir()
+    for path in (tmp_path / "alone").glob("[!.]*"):  # as `mv alone/* moved/` does
+        path.rename(tmp_path / "moved" / path.name)
+    shutil.rmtree(tmp_path / "alone")
+    moved = but(alone, run_dir=tmp_path / "moved")
+    for _ in range(2):
+        assert begin(moved) == 4
+    assert [*losses(moved.config.run_dir)] == [1, 2, 3]
+
+
 def test_a_copy_of_a_directory_in_which_the_run_went_on_is_refused(folder: Path):
     """Nothing but the directory itself is in both commands."""
     alone = trains(folder, "alone", places=(), stop_after=1)
