@@ -6,7 +6,7 @@ were found in its folders and its store, and the errors where none can be made. 
 own the identity itself (`checkpoint/run_identity.py`) nor finding saves.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,7 +43,8 @@ class Claim:
     (`is_new`) or from before runs had any. `lease` is the number of the start's lease
     on the directory, `fresh` an identity that nobody has, `settings` and `hashes` (of
     text and tokenizer, by file) are those that a run to go on with must have, and
-    `adopt` is the run that the user asks for.
+    `adopt` is the run that the user asks for. A run keeps the settings named in `kept`,
+    and its hashes, also where it is adopted.
     """
 
     run_dir: str
@@ -54,6 +55,21 @@ class Claim:
     settings: Mapping[str, Any]
     hashes: Mapping[str, str] = field(default_factory=dict)
     adopt: RunId | None = None
+    kept: Collection[str] = ()
+
+    def unlike(self, saved: "SavedRun") -> list[str]:
+        """Names of settings and files that differ from those of a saved run.
+
+        What one of both does not know has its default.
+        """
+        own = {**self.settings, **self.hashes}
+        there = saved.settings
+        return [name for name in own if name in there and own[name] != there[name]]
+
+    def may_adopt(self, saved: "SavedRun") -> bool:
+        """Whether nothing differs that a run keeps."""
+        kept = {*self.kept, *self.hashes}
+        return kept.isdisjoint(self.unlike(saved))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,21 +189,18 @@ def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
     if len(others) > 1 or (older and not _hold_older(others)):
         raise _several(claim, found)
     (saved,) = others or older
+    if not claim.may_adopt(saved):
+        raise _other_settings(claim, saved)
     if saved in older or not claim.is_new:
         raise _may_be_another(claim, saved)
-    if unlike := _unlike({**claim.settings, **claim.hashes}, saved.settings):
-        raise _other_settings(claim, saved, unlike)
+    if claim.unlike(saved):
+        raise _other_settings(claim, saved)
     return saved
 
 
 def _hold_older(others: Sequence[SavedRun]) -> bool:
     """Whether saves without identity are those of the one run that has one."""
     return all(began_before_identities(saved.id) for saved in others)
-
-
-def _unlike(own: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Names of settings that differ; what one of both does not know has its default."""
-    return [name for name in own if name in found and own[name] != found[name]]
 
 
 def _check_asked(claim: Claim, own: RunIdentity) -> None:
@@ -204,13 +217,16 @@ def _check_asked(claim: Claim, own: RunIdentity) -> None:
 
 def _nothing_to_adopt(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
     there = "; ".join(map(str, found)) or "none"
+    fix = "leave --adopt out"
+    if not found:
+        fix += ", or give the --checkpoint.local or --checkpoint.cloud that the run "
+        fix += "has saved to"
+    for saved in filter(claim.may_adopt, found[:1]):
+        fix += f", or give --adopt {_asked(saved.id)}"
     return OtherRun(
         got=f"--adopt {claim.adopt}, of which no checkpoint was found",
         allowed=f"a run with checkpoints in the folders or the store: {there}",
-        fix=f"leave --adopt out, or give --adopt {_asked(found[0].id)}"
-        if found
-        else "leave --adopt out, or give the --checkpoint.local or --checkpoint.cloud "
-        "that the run has saved to",
+        fix=fix,
     )
 
 
@@ -233,25 +249,39 @@ def _may_be_another(claim: Claim, saved: SavedRun) -> OtherRun:
     )
 
 
-def _other_settings(claim: Claim, saved: SavedRun, names: Sequence[str]) -> OtherRun:
-    here = {**claim.settings, **claim.hashes}
+def _other_settings(claim: Claim, saved: SavedRun) -> OtherRun:
+    here, names = {**claim.settings, **claim.hashes}, claim.unlike(saved)
     shown = ", ".join(
         f"{name} = {saved.settings[name]} (here {here[name]})" for name in names
     )
-    same = [
+    fix = _OTHER_FOLDERS
+    if claim.is_new:
+        fix += f"; or go on with {named(saved.id)} under its settings "
+        fix += f"({_its_settings(claim, saved)})"
+    if claim.may_adopt(saved):
+        fix += f", or under these (--adopt {_asked(saved.id)})"
+    state = "is new" if claim.is_new else "does not say that it is of that run"
+    return OtherRun(
+        got=f"checkpoints of {saved}, which is of another run: {shown}; run directory "
+        f"{claim.run_dir!r} {state}",
+        allowed=_ALLOWED,
+        fix=fix,
+    )
+
+
+def _its_settings(claim: Claim, saved: SavedRun) -> str:
+    """What to type, and to use, so that nothing differs from the saved run."""
+    names = claim.unlike(saved)
+    typed = [
         f"{option(name)} {saved.settings[name]}"
         for name in names
         if name in claim.settings
     ]
-    if {*names} & claim.hashes.keys():
-        same.append("its text")
-    return OtherRun(
-        got=f"checkpoints of {saved}, which is of another run: {shown}; run directory "
-        f"{claim.run_dir!r} is new",
-        allowed=_ALLOWED,
-        fix=f"{_OTHER_FOLDERS}; or go on with run {saved.id} under its settings "
-        f"({' '.join(same)}), or under these (--adopt {saved.id})",
-    )
+    if saved.id == UNIDENTIFIED:
+        typed.append(f"--adopt {OLDER}")
+    if not claim.hashes.keys().isdisjoint(names):
+        typed.append("its text")
+    return " ".join(typed)
 
 
 def _another(claim: Claim, own: RunIdentity, saved: SavedRun) -> OtherRun:

@@ -21,7 +21,11 @@ from hetjax.errors import BadInput
 from hetjax.plans.worker_map import file_name, node_of
 from hetjax.training.config import RunConfig
 from hetjax.training.identity import Claim, Place, decide, saved_runs
-from hetjax.training.run_settings import check_identity, settings_to_compare
+from hetjax.training.run_settings import (
+    check_identity,
+    kept_names,
+    settings_to_compare,
+)
 from hetjax.training.rundir import LEASE, Previous
 
 
@@ -36,6 +40,7 @@ def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
         fresh=new_id(),
         settings=settings_to_compare(config),
         adopt=config.adopt,
+        kept=kept_names(config),
     )
 
 

@@ -28,6 +28,7 @@ NEW = Claim(
     fresh="fff",
     settings={RATE: 0.1, "seed": 0},
     hashes={"tokenizer.json": "t"},
+    kept=("seed",),
 )
 OLD = replace(NEW, is_new=False, lease=9)  # a directory from before
 OURS = replace(NEW, own=RunIdentity(id="aaa"), is_new=False, lease=4)
@@ -163,6 +164,27 @@ def test_a_start_does_not_go_on(claim: Claim, found: list[SavedRun], words: list
     assert refused.value.exit_code == 2
     text = str(refused.value)
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("claim", "found"),
+    [
+        (NEW, [saved("aaa", seed=5)]),
+        (NEW, [saved("aaa", seed=5, optimizer__learning_rate=9.0)]),
+        (NEW, [replace(A, settings={**A.settings, "tokenizer.json": "x"})]),
+        (NEW, [saved("", seed=5)]),
+        (OLD, [saved("aaa", seed=5)]),
+        (replace(NEW, adopt="ccc"), [saved("aaa", seed=5)]),
+    ],
+)
+def test_a_run_that_would_be_refused_is_not_offered(
+    claim: Claim, found: list[SavedRun]
+):
+    """What a run keeps differs, so that adopting it is refused next."""
+    with pytest.raises(OtherRun) as refused:
+        decide(claim, found)
+    for offer in ("(--adopt", "give --adopt", "add --adopt"):
+        assert offer not in refused.value.fix
 
 
 def test_saves_are_of_runs_by_their_newest_start_and_step():
