@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from hetjax.checkpoint.file_records import FileRecord, record_of_bytes
-from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId, is_id
+from hetjax.checkpoint.run_identity import MOST_STARTS, UNIDENTIFIED, RunId, is_id
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
@@ -256,6 +256,8 @@ def _check_names(found: Manifest) -> None:
             raise ValueError(f"{str(worker)[:80]!r} is no name of a worker")
     if not is_id(found.run):
         raise ValueError(f"{str(found.run)[:80]} is no identity of a run")
+    if start_of(attempt(found.host)) >= MOST_STARTS:
+        raise ValueError(f"attempt {attempt(found.host)} is of no start of a run")
     if found.state not in STATES:
         raise ValueError(f"{str(found.state)[:80]!r} is no name of a state")
     for path in found.files:

@@ -10,11 +10,15 @@ import re
 import secrets
 from dataclasses import dataclass
 
+from hetjax.errors import BadInput
+from hetjax.files.tables import read_record
+
 RunId = str
 UNIDENTIFIED: RunId = ""  # of saves from before runs had identities
 _BEFORE = "before-"
 _ID_BYTES = 8
 _ID = re.compile("[0-9a-z-]{0,40}")
+MOST_STARTS = 2**31  # of a run, so that names of attempts keep their length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +59,21 @@ def is_id(found: object) -> bool:
     [True, True, False, False]
     """
     return isinstance(found, str) and _ID.fullmatch(found) is not None
+
+
+def parse_identity(raw: object, where: str) -> RunIdentity:
+    """The identity of a table in a file; BadInput names the place of what is wrong."""
+    found = read_record(
+        raw, where=where, required={"id": "a string", "after": "an integer"}
+    )
+    run = RunIdentity(**found)
+    if run.id and is_id(run.id) and 0 <= run.after < MOST_STARTS:
+        return run
+    raise BadInput(
+        got=f"{where}: id {run.id[:80]!r}, after {run.after}",
+        allowed="an id of up to 40 of 0-9, a-z and '-', and 0 <= after < 2**31",
+        fix="restore the file as hetjax wrote it, or give another --run-dir",
+    )
 
 
 def named(run: RunId) -> str:

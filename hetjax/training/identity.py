@@ -21,6 +21,7 @@ from hetjax.checkpoint.run_identity import (
     named,
 )
 from hetjax.errors import BadInput
+from hetjax.files.tables import as_kind
 from hetjax.training.config_checks import option
 
 OLDER = "before"  # what --adopt calls a run without identity
@@ -121,7 +122,7 @@ def provisional(claim: Claim) -> RunIdentity:
 def saved_runs(
     snapshots: Iterable[PartialSnapshot], place_of: Callable[[PartialSnapshot], Place]
 ) -> list[SavedRun]:
-    """The runs of these saves, in the order of their oldest ones."""
+    """The runs of these saves, in the order of their oldest ones; raises BadInput."""
     by_run: dict[RunId, list[PartialSnapshot]] = {}
     for one in sorted(snapshots, key=lambda one: one.save):
         by_run.setdefault(one.run, []).append(one)
@@ -142,8 +143,13 @@ def _saved_run(
         start=max(start for start, _ in starts),
         start_in_run_dir=max(here, default=0),
         step=saves[-1].save[0],
-        settings=saves[-1].host.get("run", {}),
+        settings=_settings_of(saves[-1], place_of(saves[-1])),
     )
+
+
+def _settings_of(save: PartialSnapshot, place: Place) -> Mapping[str, Any]:
+    where = f"run in step {save.save[0]} in {place.name}"
+    return as_kind(save.host.get("run", {}), "a table", where=where)
 
 
 def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:

@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.run_identity import RunIdentity, parse_identity
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, read_cluster
 from hetjax.data.dataset import Dataset
@@ -164,7 +164,7 @@ def read_previous(path: Path) -> Previous | None:
         for name, value in dataset["sha256"].items()
     }
     return Previous(
-        run=_identity(values.get("run"), f"{where}: run"),
+        run=_identity(path, values),
         config=read_config(values["config"], f"{where}: config"),
         dataset=Path(dataset["directory"]),
         hashes=hashes,
@@ -194,16 +194,12 @@ def read_identity(path: Path) -> RunIdentity | None:
     """Who the run in the directory is; None if there is none, or it has no identity."""
     if not (path / CONFIG).exists():
         return None
-    return _identity(_read_start(path).get("run"), f"{path / CONFIG}: run")
+    return _identity(path, _read_start(path))
 
 
-def _identity(raw: object, where: str) -> RunIdentity | None:
-    if raw is None:
-        return None
-    found = read_record(
-        raw, where=where, required={"id": "a string", "after": "an integer"}
-    )
-    return RunIdentity(**found)
+def _identity(path: Path, start: Mapping[str, Any]) -> RunIdentity | None:
+    raw = start.get("run")
+    return None if raw is None else parse_identity(raw, f"{path / CONFIG}: run")
 
 
 def write_start(

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 from hetjax.checkpoint.fetching import StoredStep, fetch_newest
-from hetjax.checkpoint.format import MANIFEST, from_text, to_text
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    AttemptNames,
+    attempt,
+    from_text,
+    start_of,
+    to_text,
+)
 from hetjax.checkpoint.lease import Fence, Held, holder_of, take
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.replication import PeerReplication
@@ -270,6 +277,18 @@ def test_what_cannot_be_an_identity_damages_a_manifest(run: object):
     why = "run = 7" if run == 7 else "is no identity of a run"
     with pytest.raises(ValueError, match=why):
         from_text(to_text(replace(from_text(body), run=run)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", [2**31, 2**32 - 1])
+def test_a_start_after_which_none_can_follow_damages_a_manifest(start: int):
+    def text(start: int) -> str:
+        host = {"attempt": AttemptNames(start).new()}
+        return to_text(replace(manifest(), host=host))
+
+    last = start_of(attempt(from_text(text(2**31 - 1)).host))
+    assert start_of(AttemptNames(2 * last).new()) == 2 * last
+    with pytest.raises(ValueError, match="of no start of a run"):
+        from_text(text(start))
 
 
 def test_a_lease_says_again_who_holds_it(tmp_path: Path):

@@ -8,7 +8,8 @@ import pytest
 
 from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
-from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.run_identity import RunIdentity, parse_identity
+from hetjax.errors import BadInput
 from hetjax.training.identity import (
     Claim,
     OtherRun,
@@ -234,3 +235,30 @@ def test_saves_are_of_runs_by_their_newest_start_and_step():
             id="ccc", places=("gs://store",), start=2, step=9, settings={"seed": 9}
         ),
     ]
+
+
+@pytest.mark.parametrize("told", [5, ["seed"], "x", None])
+def test_settings_that_are_no_table_are_refused(told: Any):
+    save = PartialSnapshot(
+        worker="a",
+        tier="disk",
+        save=(6, AttemptNames(1).new()),
+        leaves=frozenset(),
+        host={"run": told},
+        run="aaa",
+    )
+    with pytest.raises(BadInput, match="run in step 6 in /local"):
+        saved_runs([save], lambda _: Place(name="/local"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"id": "A b"}, {"id": "../x"}, {"id": ""}, {"id": "a" * 99}]
+    + [{"after": -1}, {"after": 2**31}, {"id": 5}, {"after": "1"}],
+)
+def test_an_identity_that_no_run_has_is_refused(wrong: dict[str, Any]):
+    assert parse_identity({"id": "a1", "after": 2}, "it") == RunIdentity(
+        id="a1", after=2
+    )
+    with pytest.raises(BadInput, match="it"):
+        parse_identity({"id": "a1", "after": 2} | wrong, "it")
