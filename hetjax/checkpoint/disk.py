@@ -25,6 +25,7 @@ from hetjax.checkpoint.format import (
     step_directory,
     step_numbers,
 )
+from hetjax.checkpoint.run_identity import RunIdentity, is_ours
 
 _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
 
@@ -103,13 +104,15 @@ def remove_part(part: Path) -> None:
         part.parent.rmdir()
 
 
-def remove_after(directory: Path, step: int) -> None:
-    """Remove the parts of all workers of later steps; others may do so, too."""
+def remove_after(directory: Path, step: int, run: RunIdentity | None = None) -> None:
+    """Remove the run's parts of later steps, of all workers; others may do so, too."""
     for later in step_numbers(directory):
         if later > step:
-            for manifest in step_directory(directory, later).glob(f"*/{MANIFEST}"):
-                with suppress(FileNotFoundError):
-                    remove_part(manifest.parent)
+            for file in step_directory(directory, later).glob(f"*/{MANIFEST}"):
+                found = read_manifest(file.parent)
+                if found is None or is_ours(run, found.run):
+                    with suppress(FileNotFoundError):
+                        remove_part(file.parent)
 
 
 def retain(

@@ -26,7 +26,8 @@ class PartialSnapshot:
 
     `host` is the training loop's JSON of their manifests: empty for memory. `absent`
     have a part of the save that is not there. `run` is the identity of the run that
-    saved them; memory is always that of this run.
+    saved them; memory is always that of this run. What is not `is_trusted` lacks the
+    signature of this run's key: it is named, and not read.
     """
 
     worker: str
@@ -36,6 +37,7 @@ class PartialSnapshot:
     host: Mapping[str, Any] = field(default_factory=dict, compare=False)
     absent: frozenset[str] = frozenset()
     run: RunId = UNIDENTIFIED
+    is_trusted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

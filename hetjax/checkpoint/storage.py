@@ -129,7 +129,13 @@ class CheckpointStorage:
         if store is not None:
             fence = Fence(store, f"checkpoint store {store}", self.store_number)
             uploader = Uploader(
-                store, directory, worker, keep=self.keep, fence=fence, key=self.key()
+                store,
+                directory,
+                worker,
+                keep=self.keep,
+                fence=fence,
+                key=self.key(),
+                run=self.run,
             )
         return CheckpointWriter(
             directory,

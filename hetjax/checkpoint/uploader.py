@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, part_directory
 from hetjax.checkpoint.lease import Fence, LeaseLost
-from hetjax.checkpoint.run_identity import UNIDENTIFIED
+from hetjax.checkpoint.other_runs import saved_by
+from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.stored_steps import (
     COMMIT,
     commit,
     committed_lease,
-    committed_run,
     object_name,
     stored_steps,
 )
@@ -39,7 +39,8 @@ class Uploader:
     `keep_also` says. An older one is removed only after a newer COMMIT is in
     place, and only this worker's files of it. Once the lease of `fence` is over,
     nothing is written or removed any more. COMMIT is signed with `key`, `read_text`
-    reads manifests on the local disk.
+    reads manifests on the local disk. What runs other than `run` have saved stays as it
+    is (None: all is of one run).
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Uploader:
         fence: Fence | None = None,
         key: bytes | None = None,
         read_text: Callable[[Path], str] = Path.read_text,
+        run: RunIdentity | None = None,
     ) -> None:
-        self._read_text = read_text
+        self._read_text, self._own_run = read_text, run
         self._fence, self._key = fence or Fence(store, str(store), 0), key
         assert num_threads >= 1 and keep >= 1, (num_threads, keep)
         self._store, self._directory, self._worker = store, directory, worker
@@ -96,8 +98,8 @@ class Uploader:
         try:
             self._fence.check()
             committed = stored_steps(self._store.names("step_"), COMMIT)
-            later = [object_name(other, COMMIT) for other in committed if other > step]
-            self._store.remove(later)
+            later = [s for s in committed if s > step and not self._is_of_another(s)]
+            self._store.remove([object_name(other, COMMIT) for other in later])
         except OSError as error:
             text = f"given up, and not removed from {self._store}"
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=2)
@@ -173,7 +175,7 @@ class Uploader:
         except Conflict:
             self._fence.check()
             is_later = committed_lease(self._store, step) >= self._fence.number
-            if is_later or self._is_of_another_run(step, manifest):
+            if is_later or self._is_of_another(step):
                 raise
             self._remove_part(step)  # remains of a run that was given up
             self._put(part, manifest, text)
@@ -184,12 +186,12 @@ class Uploader:
                 self._uploaded.add(step)
         commit(self._store, step, manifest.workers, self._fence, self._key)
 
-    def _is_of_another_run(self, step: int, own: Manifest) -> bool:
-        """Whether the store has this step of a run that our saves do not belong to."""
-        run = committed_run(self._store, step)
-        if run == UNIDENTIFIED:  # not committed, or from before: a start has seen it
+    def _is_of_another(self, step: int) -> bool:
+        """Whether this worker's part of the step in the store is another run's."""
+        if self._own_run is None:
             return False
-        return run != own.run
+        run = saved_by(self._store, step, self._worker)
+        return run is not None and not self._own_run.owns(run)
 
     def _put(self, part: Path, manifest: Manifest, text: str) -> None:
         def put(path: str) -> None:
@@ -201,15 +203,17 @@ class Uploader:
         self._store.put_text(name, text)
 
     def _retain(self) -> None:
-        """Remove this worker's part of all steps but the newest committed ones.
+        """Remove this worker's part of all of the run's steps but the newest committed.
 
-        Steps after the newest one that this run committed are remains of an earlier
-        run.
+        Steps after the newest one that this process committed are remains of an earlier
+        start.
         """
         with self._changed:
             uploaded, (best, safe) = set(self._uploaded), self._also
         names = self._store.names("step_")
-        committed = stored_steps(names, COMMIT)
+        parts = {*stored_steps(names, self._worker)}
+        others = {s for s in parts if self._is_of_another(s)}
+        committed = [s for s in stored_steps(names, COMMIT) if s not in others]
         newest = max(uploaded.intersection(committed), default=None)
         if newest is None:
             return
@@ -217,7 +221,7 @@ class Uploader:
         kept |= {step for step in uploaded if step > newest} | {best}
         if safe is not None:
             kept |= set([step for step in committed if step <= safe][-1:])
-        for step in set(stored_steps(names, self._worker)) - kept:
+        for step in parts - others - kept:
             self._remove_part(step)
 
     def _remove_part(self, step: int) -> None:

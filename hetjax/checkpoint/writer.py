@@ -169,7 +169,7 @@ class CheckpointWriter:
         if self._uploader is not None:
             self._uploader.give_up_after(step)
         try:
-            remove_after(self.directory, step)
+            remove_after(self.directory, step, self._run)
         except OSError as error:
             warnings.warn(f"given up, and not removed: {error}", stacklevel=2)
 

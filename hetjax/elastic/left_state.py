@@ -57,4 +57,4 @@ class LeftState:
         return recovery.on_disk(self._controller.connections, workers, self.storage)
 
     def _is_ours(self, one: PartialSnapshot) -> bool:
-        return is_ours(self.storage.run, one.run)
+        return one.is_trusted and is_ours(self.storage.run, one.run)

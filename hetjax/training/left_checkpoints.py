@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from hetjax.checkpoint.lease import last_number
+from hetjax.checkpoint.other_runs import others_in_store, untrusted_on_disk
 from hetjax.checkpoint.reader import partial_checkpoints
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.run_identity import RunIdentity, named, new_id
@@ -20,7 +21,7 @@ from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.plans.worker_map import file_name, node_of
 from hetjax.training.config import RunConfig
-from hetjax.training.identity import Claim, Place, decide, saved_runs
+from hetjax.training.identity import Claim, OtherRun, Place, decide, saved_runs
 from hetjax.training.run_settings import (
     check_identity,
     kept_names,
@@ -54,7 +55,9 @@ def identify(
 
     `told` hears of one that the run directory does not know of.
     """
-    decision = decide(claim, saved_runs(found, partial(_place_of, storage)))
+    trusted = [one for one in found if one.is_trusted]
+    decision = decide(claim, saved_runs(trusted, partial(_place_of, storage)))
+    _refuse_unread(decision.run, storage, found)
     if decision.adopted is not None:
         told(f"this is {named(decision.run.id)}: going on with {decision.adopted}")
     return decision.run
@@ -66,6 +69,32 @@ def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> Place:
     return Place(name=storage.directory, in_run_dir=not storage.is_local)
 
 
+def _refuse_unread(
+    own: RunIdentity, storage: CheckpointStorage, found: Sequence[PartialSnapshot]
+) -> None:
+    """Raise OtherRun where another run's saves are that this one's key does not open.
+
+    They would be in its way, and it in theirs.
+    """
+    there = [
+        (f"checkpoint folder {storage.directory} of {one.worker}", one.save[0], one.run)
+        for one in found
+        if not (one.is_trusted or own.owns(one.run))
+    ]
+    stored = others_in_store(storage.store(), own)
+    there += [(f"checkpoint store {storage.cloud}", *one) for one in stored]
+    for where, step, run in there:
+        raise OtherRun(
+            got=f"{where}, which holds step {step} of {named(run)} that cannot be "
+            f"read{' with this key' if storage.key_file else ''}; this is "
+            f"{named(own.id)}",
+            allowed="one run in a folder or store",
+            fix="give this run others (--checkpoint.local, --checkpoint.cloud), or, if "
+            "it is to go on with that run, the --checkpoint.key-file of that run, or "
+            "none if it has none",
+        )
+
+
 def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]:
     """The saves on this worker's disk, which is here, and in the store.
 
@@ -75,6 +104,7 @@ def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]
         warnings.simplefilter("ignore")
         held = partial_checkpoints(storage.at(worker), storage.key())
         stored = in_store(storage.store(), storage.key())
+    others = untrusted_on_disk(storage.at(worker), storage.key())
     on_disk = [
         PartialSnapshot(
             worker=worker,
@@ -83,8 +113,10 @@ def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]
             leaves=frozenset(),
             host=one.host,
             run=one.run,
+            is_trusted=is_trusted,
         )
-        for one in held
+        for is_trusted, some in ((True, held), (False, others))
+        for one in some
     ]
     return on_disk + stored
 

@@ -40,6 +40,7 @@ from hetjax.checkpoint.stores.store import CorruptData, StoreError
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
+from hetjax.runtime.worker.state_inventory import StateInventory
 from tests.checkpoint.test_hostile_names import manifest
 from tests.checkpoint.values import state_of
 
@@ -107,11 +108,49 @@ def test_in_a_store_each_reads_its_own_and_removes_none_of_the_other(tmp_path: P
     # with a greater lease, which is enough to replace a step of one's own run
     fence = Fence(store, "it", 0)
     late = replace(fence, number=9)
-    late_uploader = Uploader(store, tmp_path / "late", "atwo", fence=late)
+    late_uploader = Uploader(store, tmp_path / "late", "atwo", fence=late, run=ONE)
     with late_uploader, pytest.warns(UserWarning, match="was not uploaded"):
         save(tmp_path / "late", "atwo", 4, ONE, uploader=late_uploader)
         assert late_uploader.wait(30)
     assert committed_run(store, 4) == "2222"
+
+
+@pytest.mark.parametrize("other", [TWO, None])
+def test_a_run_with_a_key_removes_nothing_of_one_that_it_cannot_read(
+    tmp_path: Path, other: RunIdentity | None
+):
+    """Neither as it retains its newest steps, nor as it gives some up."""
+    store, key = FileStore(tmp_path / "store", pause_s=0.0), bytes(range(32))
+    for step in (2, 5, 8):
+        uploader = Uploader(store, tmp_path / "other", "a", keep=9)
+        save(tmp_path / "other", "a", step, other, uploader=uploader)
+    assert committed_steps(store) == [2, 5, 8]
+    for step in (1, 3, 6, 7):
+        uploader = Uploader(store, tmp_path / "own", "a", keep=1, key=key, run=ONE)
+        save(tmp_path / "own", "a", step, ONE, uploader=uploader, key=key)
+        assert committed_steps(store, ONE) == [step]
+    with Uploader(store, tmp_path / "own", "a", key=key, run=ONE) as uploader:
+        uploader.give_up_after(4)
+    assert committed_steps(store) == [2, 5, 8]
+    assert [len(manifests(store, step)) for step in (2, 5, 8)] == [1, 1, 1]
+
+
+def test_who_gives_steps_up_leaves_those_of_other_runs_on_the_disk(tmp_path: Path):
+    save(tmp_path, "a", 8, TWO)
+    with CheckpointWriter(tmp_path, "b", run=ONE, key=bytes(range(32))) as writer:
+        writer.save(6, state_of(6), ATTEMPT)
+        writer.give_up_after(4)
+    assert steps(tmp_path) == [8]
+
+
+def test_a_worker_names_saves_that_its_key_does_not_open(tmp_path: Path):
+    key = bytes(range(32))
+    save(tmp_path, "a", 2, TWO)
+    save(tmp_path, "b", 4, ONE, key=key)
+    with pytest.warns(UserWarning, match="not trusted"):
+        told = [*StateInventory().look(tmp_path, {}, key, ONE)]
+    found = {one.run: (one.save[0], one.is_trusted) for one in told}
+    assert found == {"1111": (4, True), "2222": (2, False)}
 
 
 def test_a_commit_vouches_for_manifests_of_its_run_alone(tmp_path: Path):

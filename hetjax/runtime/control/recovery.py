@@ -107,6 +107,7 @@ def on_disk(
             host=found.host,
             absent=frozenset(found.absent),
             run=found.run,
+            is_trusted=found.is_trusted,
         )
         for worker, answer in told.items()
         for found in answer.saves

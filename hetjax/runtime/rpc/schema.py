@@ -64,15 +64,15 @@ class HeldState(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSave:
-    """What a disk has of a save, and what its manifest says besides.
-
-    `absent` took part in it, and have no part there; `run` is whose save it is."""
+    """What a disk has of a save: workers that are `absent` took part, and have no part
+    there; `run` is whose save it is."""
 
     save: Save
     leaves: Sequence[str]
     host: Json
     absent: Sequence[str] = ()
     run: str = ""
+    is_trusted: bool = True  # it is signed with the run's key, if there is one
 
 
 class FoundSaves(Message):

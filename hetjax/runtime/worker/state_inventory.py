@@ -25,6 +25,7 @@ import numpy as np
 
 from hetjax.checkpoint.fetching import StoredStep
 from hetjax.checkpoint.format import Entry, join_leaves, leaf_names, split_leaves
+from hetjax.checkpoint.other_runs import untrusted_on_disk
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, partial_checkpoints
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.run_identity import RunIdentity, is_ours
@@ -96,6 +97,15 @@ class StateInventory:
                 host=found.host,
                 absent=sorted(found.absent),
             )
+        for other in untrusted_on_disk(directory, key):
+            if not is_ours(run, other.run):
+                yield FoundSave(
+                    run=other.run,
+                    save=(other.step, other.attempt),
+                    leaves=[],
+                    host={},
+                    is_trusted=False,
+                )
 
     def fetch_from(
         self,
