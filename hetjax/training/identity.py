@@ -29,7 +29,11 @@ _ALLOWED = (
     "one run in a folder or store: that of the run directory or, where that is empty, "
     "one with all settings equal"
 )
-_OTHER_FOLDERS = "give this run others (--checkpoint.local, --checkpoint.cloud)"
+_OTHER_FOLDERS = (
+    "give this run others (--checkpoint.local, --checkpoint.cloud), or remove the "
+    "step_* folders of the other run there"
+)
+_NUM_NAMED = 3  # places of a run
 
 
 class OtherRun(BadInput):
@@ -97,7 +101,10 @@ class SavedRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{named(self.id)} (step {self.step} in {', '.join(self.places)})"
+        shown = ", ".join(self.places[:_NUM_NAMED])
+        if others := self.places[_NUM_NAMED:]:
+            shown += f" and {len(others)} more"
+        return f"{named(self.id)} (step {self.step} in {shown})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +248,7 @@ def _several(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
         got=f"checkpoints of {len(found)} runs: {'; '.join(map(str, found))}; run "
         f"directory {claim.run_dir!r} does not say of which it is",
         allowed=_ALLOWED,
-        fix=f"{_OTHER_FOLDERS}, or keep one of these runs in them",
+        fix=f"{_OTHER_FOLDERS}, so that one run is left",
     )
 
 

@@ -19,7 +19,7 @@ from hetjax.checkpoint.run_identity import RunIdentity, named, new_id
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
-from hetjax.plans.worker_map import file_name, node_of
+from hetjax.plans.worker_map import EMBEDDED, file_name, node_of
 from hetjax.training.config import RunConfig
 from hetjax.training.identity import Claim, OtherRun, Place, decide, saved_runs
 from hetjax.training.run_settings import (
@@ -66,7 +66,10 @@ def identify(
 def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> Place:
     if snapshot.tier == "cloud":
         return Place(name=str(storage.cloud))
-    return Place(name=storage.directory, in_run_dir=not storage.is_local)
+    name = str(storage.at(snapshot.worker))
+    if snapshot.worker != EMBEDDED:
+        name += f" on {node_of(snapshot.worker)}"
+    return Place(name=name, in_run_dir=not storage.is_local)
 
 
 def _refuse_unread(
@@ -129,7 +132,7 @@ def check_is_of_run(
     """Raise BadInput where what an earlier start has left has not the settings and
     hashes that a run keeps."""
     for snapshot in found:
-        where = storage.directory if snapshot.worker else str(storage.cloud)
+        where = _place_of(storage, snapshot).name
         check_identity(snapshot.host, own, snapshot.save[0], where)
 
 

@@ -71,5 +71,6 @@ def check_identity(
         allowed="checkpoints of one run: the same settings, text and tokenizer "
         f"({', '.join(own)})",
         fix="go on with that run's settings and data, or give folders and stores of "
-        "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud)",
+        "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud), or "
+        "remove the step_* folders of that run there",
     )

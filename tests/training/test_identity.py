@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from hetjax.checkpoint.format import AttemptNames
-from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.recovery_plan import PartialSnapshot, Tier
 from hetjax.checkpoint.run_identity import RunIdentity, parse_identity
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.errors import BadInput
+from hetjax.plans.worker_map import EMBEDDED
 from hetjax.training.identity import (
     Claim,
     OtherRun,
@@ -19,6 +21,7 @@ from hetjax.training.identity import (
     saved_runs,
     settled,
 )
+from hetjax.training.left_checkpoints import check_is_of_run, identify
 
 RATE = "optimizer.learning_rate"
 NEW = Claim(
@@ -41,6 +44,19 @@ def saved(run: str, *, start: int = 3, **settings: Any) -> SavedRun:
     changed = {name.replace("__", "."): value for name, value in settings.items()}
     return SavedRun(
         id=run, places=("disk",), start=start, step=5, settings={**known, **changed}
+    )
+
+
+def snapshot(
+    run: str, step: int, start: int, tier: Tier, worker: str = "a"
+) -> PartialSnapshot:
+    return PartialSnapshot(
+        worker=worker,
+        tier=tier,
+        save=(step, AttemptNames(start).new()),
+        leaves=frozenset(),
+        host={"run": {"seed": step}},
+        run=run,
     )
 
 
@@ -188,19 +204,29 @@ def test_a_run_that_would_be_refused_is_not_offered(
         assert offer not in refused.value.fix
 
 
+def test_a_refusal_says_on_which_nodes_and_in_which_store_saves_are():
+    storage = CheckpointStorage(
+        directory="/local/{worker}", cloud="gs://store", is_local=True
+    )
+    nodes = [f"node-{number}" for number in range(5)]
+    disks = [snapshot("bbb", 6, 2, "disk", worker) for worker in (EMBEDDED, *nodes[:1])]
+    with pytest.raises(OtherRun) as refused:
+        identify(OURS, storage, [*disks, snapshot("bbb", 6, 2, "cloud")], print)
+    places = "/local/embedded, /local/node-0 on node-0, gs://store)"
+    assert f"run bbb (step 6 in {places}" in refused.value.got
+    assert "remove the step_* folders" in refused.value.fix
+    many = [snapshot("bbb", 6, 2, "disk", worker) for worker in nodes]
+    with pytest.raises(OtherRun, match=r"/local/node-2 on node-2 and 2 more\)"):
+        identify(OURS, storage, many, print)
+    for save in (*disks, snapshot("bbb", 6, 2, "cloud")):
+        with pytest.raises(BadInput) as refused:
+            check_is_of_run(storage, {"seed": 5}, [save])
+        where = {"cloud": "gs://store"}.get(save.tier, f"/local/{save.worker}")
+        assert f"step 6 in {where}" in refused.value.got
+        assert "remove the step_* folders" in refused.value.fix
+
+
 def test_saves_are_of_runs_by_their_newest_start_and_step():
-    names = {number: AttemptNames(number).new() for number in (2, 3)}
-
-    def snapshot(run: str, step: int, start: int, tier: Any) -> PartialSnapshot:
-        return PartialSnapshot(
-            worker="a",
-            tier=tier,
-            save=(step, names[start]),
-            leaves=frozenset(),
-            host={"run": {"seed": step}},
-            run=run,
-        )
-
     places = {
         "disk": Place(name="/local", in_run_dir=True),
         "cloud": Place(name="gs://store"),
@@ -239,14 +265,7 @@ def test_saves_are_of_runs_by_their_newest_start_and_step():
 
 @pytest.mark.parametrize("told", [5, ["seed"], "x", None])
 def test_settings_that_are_no_table_are_refused(told: Any):
-    save = PartialSnapshot(
-        worker="a",
-        tier="disk",
-        save=(6, AttemptNames(1).new()),
-        leaves=frozenset(),
-        host={"run": told},
-        run="aaa",
-    )
+    save = replace(snapshot("aaa", 6, 1, "disk"), host={"run": told})
     with pytest.raises(BadInput, match="run in step 6 in /local"):
         saved_runs([save], lambda _: Place(name="/local"))
 

@@ -112,8 +112,15 @@ def test_another_run_is_refused_and_touches_nothing(folder: Path, place: str):
     for named in (identity(folder), "second", "optimizer.learning_rate = 0.01"):
         assert named in text
     assert f"--adopt {identity(folder)}" in text
+    assert f"in {folder / 'local/embedded' if place == 'local' else 'file:'}" in text
     assert not (second.config.run_dir / CONFIG).exists()
     assert [saved(path) for path in places_of(folder)] == before
+    assert "remove the step_* folders of the other run there" in refused.value.fix
+    for path in places_of(folder):
+        for step in [*path.rglob("step_*")]:
+            shutil.rmtree(step)
+    assert begin(but(second, stop_after=1)) == 4
+    assert identity(folder, "second") != identity(folder)
 
 
 @pytest.mark.parametrize("places", [("local",), ("store",), ("local", "store")])
