@@ -103,7 +103,7 @@ class Checkpoint:
             manifests = _manifests(path, key, run)
             found = merge(path, manifests) if manifests else None
         if found is None:
-            raise _no_checkpoint(directory, step)
+            raise _no_checkpoint(directory, step, steps(directory, key, run))
         return found
 
     def read(self, entry: Entry, dtype: np.dtype | None = None) -> np.ndarray:
@@ -388,8 +388,10 @@ def _not_trusted(path: Path, what: str) -> DamagedCheckpoint:
     )
 
 
-def _no_checkpoint(directory: Path, step: int | None) -> BadInput:
-    there = ", ".join(map(str, steps(directory))) or "none"
+def _no_checkpoint(
+    directory: Path, step: int | None, complete: Sequence[int]
+) -> BadInput:
+    there = ", ".join(map(str, complete)) or "none"
     return BadInput(
         got=f"no complete checkpoint {'' if step is None else f'of step {step} '}"
         f"in {directory}",

@@ -74,8 +74,18 @@ def test_of_steps_of_two_runs_each_reads_its_own(tmp_path: Path):
     for run, own in ((ONE, [2]), (TWO, [4]), (OLDER, [6])):
         assert steps(tmp_path, run=run) == own
         assert Checkpoint.open(tmp_path, run=run).step == own[0]
-    with pytest.raises(BadInput, match="no complete checkpoint of step 4"):
+    with pytest.raises(BadInput, match="no complete checkpoint of step 4") as refused:
         Checkpoint.open(tmp_path, 4, run=ONE)
+    assert refused.value.allowed == "complete steps there: 2"
+
+
+def test_steps_that_are_not_signed_with_the_key_are_not_offered(tmp_path: Path):
+    key = bytes(range(32))
+    for step, signed_with in ((2, key), (4, None), (6, bytes(32))):
+        save(tmp_path, "a", step, ONE, key=signed_with)
+    with pytest.raises(BadInput, match="no complete checkpoint of step 8") as refused:
+        Checkpoint.open(tmp_path, 8, key=key)
+    assert refused.value.allowed == "complete steps there: 2"
 
 
 @pytest.mark.parametrize("before", [TWO, None])
