@@ -5,8 +5,10 @@ Does not own the settings (`config.py`).
 """
 
 import math
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
+from typing import Any
 
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
@@ -72,6 +74,22 @@ def check_config(config: RunConfig) -> None:
 def option(name: str) -> str:
     """Return the command-line spelling of a setting, e.g. --optimizer.learning-rate."""
     return f"--{name.replace('_', '-')}"
+
+
+def as_options(settings: Mapping[str, Any]) -> str:
+    """Settings by name, as they are typed in a shell.
+
+    >>> as_options({"init": None, "evaluation.prompt": "Once upon"})
+    "--init None --evaluation.prompt 'Once upon'"
+    """
+    return " ".join(_typed(name, value) for name, value in settings.items())
+
+
+def _typed(name: str, value: object) -> str:
+    words = value if isinstance(value, list | tuple) else [value]
+    typed = shlex.join(map(str, words))
+    # a word with a dash before it would be taken for an option
+    return f"{option(name)}{'=' if str(value).startswith('-') else ' '}{typed}"
 
 
 def _problems(config: RunConfig) -> Iterator[BadInput]:

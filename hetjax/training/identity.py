@@ -22,7 +22,7 @@ from hetjax.checkpoint.run_identity import (
 )
 from hetjax.errors import BadInput
 from hetjax.files.tables import as_kind
-from hetjax.training.config_checks import option
+from hetjax.training.config_checks import as_options
 
 OLDER = "before"  # what --adopt calls a run without identity
 _ALLOWED = (
@@ -285,11 +285,8 @@ def _other_settings(claim: Claim, saved: SavedRun) -> OtherRun:
 def _its_settings(claim: Claim, saved: SavedRun) -> str:
     """What to type, and to use, so that nothing differs from the saved run."""
     names = claim.unlike(saved)
-    typed = [
-        f"{option(name)} {saved.settings[name]}"
-        for name in names
-        if name in claim.settings
-    ]
+    settings = {n: saved.settings[n] for n in names if n in claim.settings}
+    typed = [as_options(settings)] * bool(settings)
     if saved.id == UNIDENTIFIED:
         typed.append(f"--adopt {OLDER}")
     if not claim.hashes.keys().isdisjoint(names):

@@ -35,7 +35,7 @@ from hetjax.files.writing import naming, write_whole
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.training.config import RunConfig
-from hetjax.training.config_checks import option
+from hetjax.training.config_checks import as_options
 from hetjax.training.config_values import config_values, flat_values, read_config
 from hetjax.training.journal_lines import OF_AN_EVENT, wrong_with
 from hetjax.training.run_settings import kept_names
@@ -249,7 +249,7 @@ def check_same_run(previous: Previous, config: RunConfig) -> None:
     shown = ", ".join(
         f"{n} = {now!r} (was {was!r})" for n, (was, now) in changed.items()
     )
-    resume = " ".join(f"{option(name)} {was}" for name, (was, _) in changed.items())
+    resume = as_options({name: was for name, (was, _) in changed.items()})
     raise BadInput(
         got=f"run directory {str(config.run_dir)!r} holds another run: {shown}",
         allowed=f"the same {', '.join(kept)} as before",

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which run a start goes on with, for every case of directory and saves."""
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +13,12 @@ from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, Tier
 from hetjax.checkpoint.run_identity import RunIdentity, parse_identity
 from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.cli.train import parse
 from hetjax.errors import BadInput
+from hetjax.models.finetuning import TrainConfig
 from hetjax.plans.worker_map import EMBEDDED
+from hetjax.training.config_checks import as_options
+from hetjax.training.config_values import flat_values
 from hetjax.training.identity import (
     Claim,
     OtherRun,
@@ -22,6 +29,7 @@ from hetjax.training.identity import (
     settled,
 )
 from hetjax.training.left_checkpoints import check_is_of_run, identify
+from hetjax.training.rundir import check_same_run
 
 RATE = "optimizer.learning_rate"
 NEW = Claim(
@@ -224,6 +232,39 @@ def test_a_refusal_says_on_which_nodes_and_in_which_store_saves_are():
         where = {"cloud": "gs://store"}.get(save.tier, f"/local/{save.worker}")
         assert f"step 6 in {where}" in refused.value.got
         assert "remove the step_* folders" in refused.value.fix
+
+
+ODD = {"evaluation.prompt": "Once upon 'a' \"time\"; $HOME", "lora.targets": "a.(q|v)"}
+ODD |= {"init": None, "data.pack": True, "optimizer.learning_rate": 1e-05}
+
+
+@pytest.mark.parametrize("value", ["--seed 5", "", "a (b) #c"])
+def test_the_settings_of_an_error_can_be_pasted(value: str, tmp_path: Path):
+    """Into a shell, with the command as its parser reads it."""
+    there = {**ODD, "train.only": value}
+    here: dict[str, Any] = dict.fromkeys(there, "other")
+    found = replace(A, settings=there)
+    with pytest.raises(OtherRun) as refused:
+        decide(replace(NEW, settings=here, hashes={}), [found])
+    pasted = refused.value.fix.partition("under its settings (")[2]
+    pasted = pasted.rpartition("), or under these")[0]
+    shown = subprocess.check_output(["sh", "-c", f"printf '%s\\0' {pasted}"], text=True)
+    words = shown.split("\0")[:-1]
+    config, _ = parse(["tiny", "--run-dir", str(tmp_path), *words])
+    read = flat_values(config)
+    assert {name: read[name] for name in there} == there
+    # and where the run directory holds another run
+    previous: Any = SimpleNamespace(config=config)
+    now = replace(config, train=TrainConfig())
+    with pytest.raises(BadInput) as refused:
+        check_same_run(previous, now)
+    assert f"resume that run with {as_options({'train.only': value})}, " in (
+        refused.value.fix
+    )
+
+
+def test_the_words_of_a_list_are_typed_one_by_one():
+    assert as_options({"a_b": ["q", "v w"]}) == "--a-b q 'v w'"
 
 
 def test_saves_are_of_runs_by_their_newest_start_and_step():
