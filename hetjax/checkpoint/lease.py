@@ -298,6 +298,12 @@ def _await_end(
             raise _held(store, where, max(map(_number_of, now), default=last))
 
 
+def is_free(store: Store) -> bool:
+    """Whether nobody ever took the lease, or the last holder gave it back."""
+    last = last_number(store)
+    return not last or _is_over(_from(store, last), last)
+
+
 def _from(store: Store, number: int) -> set[str]:
     """All that there is of the leases from this one on."""
     return {name for name in store.names(_PREFIX) if _number_of(name) >= number}

@@ -9,16 +9,18 @@ stores themselves (`stores/`).
 import errno
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from hetjax.checkpoint.lease import (
     Fence,
+    Held,
     HeldFor,
     Lease,
-    await_end,
     holder_of,
+    is_free,
     last_number,
     take,
 )
@@ -35,6 +37,7 @@ from hetjax.checkpoint.writer import (
 )
 from hetjax.errors import BadInput
 
+_MOST_WAITS = 32  # threads that wait for leases of workers
 LEASES = ".leases"  # within a folder of checkpoints, by worker
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -99,16 +102,14 @@ class CheckpointStorage:
         where = f"checkpoint folder {str(folder)!r}"
         own = lease_folder(folder / LEASES / worker)
         try:
-            lease = take(own, where, _warn, held_for=held_for)
+            lease = _take_first(own, where, held_for)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise not_writable(folder, error) from error
             _warn(f"{where} is not held, so another run may use it: {error.strerror}")
             return None
         try:
-            for other in sorted((folder / LEASES).iterdir()):
-                if other.name != worker:
-                    _await_others(other, where, held_for)
+            _take_over_others(folder / LEASES, worker, where, held_for)
         except BaseException:
             lease.release()
             raise
@@ -161,12 +162,45 @@ class CheckpointStorage:
         return Fence(lease_folder(Path(self.lease)), where, self.number, beside)
 
 
-def _await_others(other: Path, where: str, held_for: HeldFor) -> None:
-    """Return once this lease of another worker is over, or is our own run's."""
-    store = lease_folder(other)
+def _take_first(store: Store, where: str, held_for: HeldFor) -> Lease:
+    """The lease of a worker, also where another worker of the run has ended the old."""
+    try:
+        return take(store, where, _warn, held_for=held_for)
+    except Held:
+        if not _is_ours(store, held_for):
+            raise
+    return take(store, where, _warn, held_for=held_for)
+
+
+def _take_over_others(leases: Path, worker: str, where: str, held_for: HeldFor) -> None:
+    """Return once no other run's worker holds the folder, and end all their leases.
+
+    Who hung will not write any more, and the next start need not wait. All are waited
+    for at once. Raises Held.
+    """
+    others = [lease_folder(one) for one in leases.iterdir() if one.name != worker]
+    held = [one for one in others if not (_is_ours(one, held_for) or is_free(one))]
+    if not held:
+        return
+    with ThreadPoolExecutor(min(len(held), _MOST_WAITS)) as pool:
+        list(pool.map(lambda store: _take_over(store, where, held_for), held))
+
+
+def _take_over(store: Store, where: str, held_for: HeldFor) -> None:
+    try:
+        take(store, where, _warn, held_for=held_for).release()
+    except Held:
+        if not _is_ours(store, held_for):  # that worker was started again meanwhile
+            raise
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+
+
+def _is_ours(store: Store, held_for: HeldFor) -> bool:
+    """Whether a worker of this directory took the lease last."""
     holder = holder_of(store, last_number(store))
-    if holder is None or holder.home != held_for.home:
-        await_end(store, where, _warn, held_for=held_for)
+    return holder is not None and holder.home == held_for.home
 
 
 def _warn(text: str) -> None:

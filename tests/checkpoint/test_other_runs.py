@@ -4,14 +4,18 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
 
+import hetjax.checkpoint.storage as storage_room
 from hetjax.checkpoint.fetching import StoredStep, fetch_newest
 from hetjax.checkpoint.format import (
     MANIFEST,
@@ -21,7 +25,15 @@ from hetjax.checkpoint.format import (
     start_of,
     to_text,
 )
-from hetjax.checkpoint.lease import Fence, Held, holder_of, take
+from hetjax.checkpoint.lease import (
+    Fence,
+    Held,
+    Holder,
+    LeaseLost,
+    holder_of,
+    last_number,
+    take,
+)
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import RunIdentity
@@ -232,6 +244,58 @@ def test_one_run_at_a_time_has_a_folder_whatever_its_workers_are_called(
     for lease in (first, others, again):
         lease.release()
     held(tmp_path, "here 2 /two", TWO).release()
+
+
+GONE = Holder(
+    token="x", host="h", pid=5, machine="m", started="1", run="1111", home="h 7 /was"
+)
+
+
+def crashed(folder: Path, worker: str) -> Fence:
+    """A worker on another machine, of a run directory that was moved since."""
+    store = lease_folder(folder / LEASES / worker)
+    store.put_text("lease/0000000001/holder", json.dumps(asdict(GONE)))
+    return Fence(store, "it", 1)
+
+
+def soon(patched: pytest.MonkeyPatch, waits: Callable[[str], object]) -> None:
+    patched.setattr(storage_room, "take", partial(take, lease_s=0.3))
+    patched.setattr(storage_room, "_warn", waits)
+
+
+def test_leases_of_workers_that_crashed_are_awaited_together_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fences = [crashed(tmp_path, f"old-{n}") for n in range(3)]
+    together, waits = Barrier(3), []
+
+    def wait(text: str) -> None:
+        waits.append(text)
+        together.wait(20)  # broken unless all of them are waited for at once
+
+    soon(monkeypatch, wait)
+    for _ in range(2):
+        held(tmp_path, "h 8 /moved", ONE).release()
+    assert len(waits) == 3
+    for fence in fences:
+        with pytest.raises(LeaseLost):  # it may wake up, and save nothing
+            fence.check()
+
+
+def test_a_worker_has_its_folder_though_another_has_ended_the_old_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both wait for the same one, and one of them is faster."""
+    store, ours = crashed(tmp_path, "a").store, replace(GONE, home="h 8 /moved")
+    faster = "lease/0000000002/holder", json.dumps(asdict(ours))
+    soon(monkeypatch, lambda text: store.put_text(*faster))
+    lease = held(tmp_path, "h 8 /moved", ONE)
+    assert lease.number == 3
+    lease.release()
+    crashed(tmp_path, "b")
+    store = lease_folder(tmp_path / LEASES / "b")
+    held(tmp_path, "h 8 /moved", ONE).release()
+    assert last_number(store) == 2  # that worker has it
 
 
 def test_a_folder_within_the_run_directory_has_no_lease_of_its_own(tmp_path: Path):
