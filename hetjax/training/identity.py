@@ -18,6 +18,7 @@ from hetjax.checkpoint.run_identity import (
     RunIdentity,
     began_before_identities,
     id_for_older,
+    is_id,
     named,
 )
 from hetjax.errors import BadInput
@@ -181,9 +182,14 @@ def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
 
 
 def _first_identity(claim: Claim, adopted: SavedRun | None = None) -> RunIdentity:
-    if adopted is not None and adopted.id != UNIDENTIFIED:
-        return RunIdentity(id=adopted.id)
-    is_older = adopted is not None or not claim.is_new
+    """That of a directory without one; `adopted` is known once saves were found."""
+    if adopted is None and claim.adopt is not None:
+        run, is_older = claim.adopt, claim.adopt == OLDER
+    else:
+        run = UNIDENTIFIED if adopted is None else adopted.id
+        is_older = adopted is not None or not claim.is_new
+    if run not in (UNIDENTIFIED, OLDER) and is_id(run):
+        return RunIdentity(id=run)
     return RunIdentity(id=id_for_older(claim.fresh) if is_older else claim.fresh)
 
 

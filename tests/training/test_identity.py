@@ -25,6 +25,7 @@ from hetjax.training.identity import (
     Place,
     SavedRun,
     decide,
+    provisional,
     saved_runs,
     settled,
 )
@@ -136,11 +137,19 @@ def test_a_start_goes_on_with(
     assert decision.run == expected
     knew = claim.own is not None or not claim.is_new
     assert (decision.adopted is None) == (knew or not found)
+    if claim.adopt is not None:  # what workers hold is held for that run
+        assert provisional(claim).id == decision.run.id
     # what it saves comes after all that was found, and is its own at the next start
     number = expected.after + claim.lease
     assert all(number > one.start for one in found)
     again = replace(settled(claim, decision.run), adopt=None, lease=claim.lease + 1)
     assert decide(again, [*found, saved(expected.id, start=number)]).run == expected
+
+
+@pytest.mark.parametrize("asked", ["../x", "A b", "", "a" * 99])
+def test_what_no_run_is_called_is_not_held_for(asked: str):
+    assert provisional(replace(NEW, adopt=asked)).id == "fff"
+    assert provisional(replace(OURS, adopt=asked)).id == "aaa"
 
 
 @pytest.mark.parametrize(
