@@ -11,7 +11,7 @@ import warnings
 from typing import get_args
 
 from hetjax.api.plan_config import PlanConfig
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.prices import (
     device_price_per_hour,
     device_watts,
@@ -73,6 +73,21 @@ def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
     return found
 
 
+def needs_prices(objective: Objective) -> bool:
+    """Say whether plans without a price are of no use."""
+    return objective.wish == "cost" or objective.max_usd_per_hour is not None
+
+
+def priced_part(cluster: Cluster, usd_per_kwh: float | None) -> Cluster:
+    """Return the cluster of those nodes that have a price."""
+    priced = {
+        node.name
+        for node in cluster.nodes
+        if device_price_per_hour(node, usd_per_kwh) is not None
+    }
+    return cluster if len(priced) == len(cluster.nodes) else part_of(cluster, priced)
+
+
 def _check_positive(name: str, value: float | None, *, zero: bool = False) -> None:
     least = 0.0 if zero else math.ulp(0.0)
     if value is not None and not least <= value < math.inf:
@@ -100,7 +115,6 @@ def _check_prices(
     if usd_per_kwh is not None:
         asked = f"{option('usd_per_kwh')} {usd_per_kwh:g}"
         _warn_of_watts(asked, cluster)
-    needs_price = objective.wish == "cost" or objective.max_usd_per_hour is not None
     if objective.wish == "cost":
         asked = "--objective cost"
     if objective.max_usd_per_hour is not None:
@@ -108,13 +122,13 @@ def _check_prices(
     if asked is None:
         return
     prices = [device_price_per_hour(node, usd_per_kwh) for node in cluster.nodes]
-    if needs_price and not any(price is not None for price in prices):
+    if needs_prices(objective) and not any(price is not None for price in prices):
         raise BadInput(
             got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
             allowed="devices whose price the catalogue or the cluster file tells",
             fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
         )
-    if needs_price:
+    if needs_prices(objective):
         unknown = {
             node.device
             for node, price in zip(cluster.nodes, prices, strict=True)

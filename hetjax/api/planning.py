@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding plans: `find_plan` and `compare_planners`.
 
-Owns what must hold between the choices of a request, where model, cluster and times come
+Owns what must hold between the choices of a search, where model, cluster and times come
 from, how a search ends early, and that it shows how it goes. Does not own the choices
 (`plan_config.py`), the objective (`plan_objective.py`), the searches
 (`planner/search/comparison.py`) nor what is shown (`report/found.py`).
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from hetjax.api.plan_config import PlanConfig, plan_config
-from hetjax.api.plan_objective import objective_of
+from hetjax.api.plan_objective import needs_prices, objective_of, priced_part
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
@@ -103,6 +103,9 @@ def find_plan(
     if compiled is not None:
         request = replace(request, compiled=read_compiled(compiled))
     objective = objective_of(config, request.cluster)
+    if now is None and not config.pareto and needs_prices(objective):
+        priced = priced_part(request.cluster, config.usd_per_kwh)
+        request = replace(request, cluster=priced)
     return _found(request, objective, questions, path, config.search_s, quiet)
 
 

@@ -183,7 +183,8 @@ def idle_lines(planned: Planned) -> Iterator[str]:
 def _with_more(objective: Objective, idle: Idle) -> str:
     """The evidence: the best plan with more of this kind."""
     if idle.instead is None or idle.worse is None:
-        return f"no plan with more of {idle.kind} was found that fits"
+        priced = " and has a price" if objective.wish == "cost" else ""
+        return f"no plan with more of {idle.kind} was found that fits{priced}"
     told = _worse(objective, idle.instead, idle.worse)
     return f"the best plan found with more of {idle.kind} has {told}"
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prices a plan counts, and what is said of those that nobody knows."""
 
+import json
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -129,3 +130,38 @@ def test_the_wish_for_cost_has_its_own_gap_beside_others():
     by_cost = found.values()["pareto"]["cost"]
     assert gaps["cost"] == f"{by_cost['cost_gap']:.1%}"
     assert gaps["time"] == f"{found.gap:.1%}"
+
+
+def test_kinds_without_a_price_do_not_lead_the_search_astray():
+    """Many fast devices without a price, beside a cheap kind and a dear one."""
+    cheap = Node(name="cheap", device="T4", count=2, price_per_hour=0.5)
+    dear = Node(name="dear", device="V100-SXM2-16GB", count=4, price_per_hour=24.0)
+    unpriced = Node(name="unpriced", device=UNPRICED, count=4)
+    with pytest.warns(UserWarning, match="planned without"):
+        found = find_plan(
+            "tiny",
+            cluster=Cluster(name="c", nodes=(unpriced, cheap, dear)),
+            objective="cost",
+            compare=("none",),
+            **FEW,
+        )
+    alone = find_plan(
+        "tiny", cluster=Cluster(name="c", nodes=(cheap,)), objective="cost", **FEW
+    )
+    usd = alone.values()["usd_per_million_tokens"]
+    told = found.values()
+    assert found.planned.request.cluster.nodes == (cheap, dear)
+    assert found.plan.nodes == {"cheap"}
+    assert told["usd_per_million_tokens"] == pytest.approx(usd)
+    json.dumps(told, allow_nan=False)  # as `--json` prints them
+
+
+@pytest.mark.parametrize(
+    "wishes", [{"objective": "cost", "pareto": True}, {"pareto": True}]
+)
+def test_all_figures_are_finite_where_some_have_no_price(wishes: dict[str, Any]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = found_on(PRICED, UNPRICED, **wishes)
+    json.dumps(found.values(), allow_nan=False)
+    assert "inf%" not in str(found)

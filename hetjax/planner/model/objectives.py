@@ -85,9 +85,12 @@ def wants_fewer(objective: Objective, cluster: Cluster) -> bool:
 
 
 def within(predicted: Predicted, objective: Objective) -> bool:
-    """Say whether the plan keeps to the objective's limits."""
+    """Say whether the plan keeps to the objective's limits, and has a price if cost is
+    what is wished."""
     usd, most = predicted.usd_per_hour, objective.max_usd_per_hour
     if most is not None and (usd is None or usd > most):
+        return False
+    if objective.wish == "cost" and usd is None:
         return False
     least = objective.min_tokens_per_s
     return least is None or predicted.tokens_per_s >= least

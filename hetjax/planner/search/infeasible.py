@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetjax.cluster.memory_budget import node_plan_bytes
+from hetjax.cluster.prices import device_price
 from hetjax.costs.stage_memory import static_bytes
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
@@ -33,6 +34,14 @@ _ALL = ", gradients and optimizer state"
 def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan:
     """Return the error for a request that no plan was found for."""
     limits = _limits(objective)
+    if objective.wish == "cost" and (unpriced := _unpriced(request)):
+        if feasible(request):
+            within = f" within {' and '.join(limits)}" if limits else ""
+            return NoFeasiblePlan(
+                got=f"no plan{within} on devices whose price is known",
+                allowed=f"a plan without {', '.join(unpriced)}, or prices of these",
+                fix="add price_per_hour = ... (USD, of the whole node) to their nodes",
+            )
     if limits and feasible(request):
         return NoFeasiblePlan(
             got=f"no plan within {' and '.join(limits)}",
@@ -74,6 +83,16 @@ def _feasible(request: PlanRequest, degree: int) -> bool:
         check_deadline()  # a bound that is not finished shows nothing
         return True
     return False
+
+
+def _unpriced(request: PlanRequest) -> list[str]:
+    """The kinds of devices whose price nobody tells."""
+    kinds = {
+        node.device
+        for node in request.cluster.nodes
+        if device_price(node, request.usd_per_kwh) is None
+    }
+    return sorted(kinds)
 
 
 def _limits(objective: Objective) -> list[str]:

@@ -9,11 +9,17 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.objectives import Objective, expected_goodput, survives
+from hetjax.planner.model.objectives import (
+    Objective,
+    expected_goodput,
+    survives,
+    within,
+)
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.infeasible import why_infeasible
 from hetjax.plans.plan import Plan
 from tests.planner.search.test_replan import two_replicas
 from tests.planner.whole_space import two_kinds
@@ -119,3 +125,17 @@ def done(
         if since_saved >= objective.checkpoint_every_s:
             counted, saved_work, since_saved = counted + saved_work, 0.0, 0.0
     return counted / num_s / sum(power.values())
+
+
+def test_a_plan_without_a_price_is_not_within_the_wish_for_cost():
+    request = two_kinds()
+    nodes = tuple(replace(n, price_per_hour=None) for n in request.cluster.nodes)
+    free = replace(request, cluster=replace(request.cluster, nodes=nodes))
+    for of, is_within in ((request, True), (free, False)):
+        found = evaluate_plan(of, one_pipeline(of))
+        assert within(found, Objective(wish="cost")) == is_within
+        assert within(found, Objective(wish="time"))
+    told = why_infeasible(free, Objective(wish="cost"))
+    assert "no plan on devices whose price is known" in told.got
+    assert "made-up-fast, made-up-slow" in told.allowed
+    assert "price_per_hour" in told.fix
