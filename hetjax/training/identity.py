@@ -50,7 +50,8 @@ class Claim:
     on the directory, `fresh` an identity that nobody has, `settings` and `hashes` (of
     text and tokenizer, by file) are those that a run to go on with must have, and
     `adopt` is the run that the user asks for. A run keeps the settings named in `kept`,
-    and its hashes, also where it is adopted.
+    and its hashes, also where it is adopted. `last_step` is the last that a directory
+    from before identities tells of.
     """
 
     run_dir: str
@@ -62,6 +63,7 @@ class Claim:
     hashes: Mapping[str, str] = field(default_factory=dict)
     adopt: RunId | None = None
     kept: Collection[str] = ()
+    last_step: int = 0
 
     def unlike(self, saved: "SavedRun") -> list[str]:
         """Names of settings and files that differ from those of a saved run.
@@ -91,7 +93,7 @@ class SavedRun:
     """A run of which there are saves: the newest start and step, and its settings.
 
     `start_in_run_dir` is the newest start that has saved in the run directory itself,
-    0 if none has.
+    and `step_elsewhere` the newest step in other places; 0 if there is none.
     """
 
     id: RunId
@@ -99,6 +101,7 @@ class SavedRun:
     start: int
     step: int
     start_in_run_dir: int = 0
+    step_elsewhere: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -143,13 +146,15 @@ def _saved_run(
     place_of: Callable[[PartialSnapshot], Place],
 ) -> SavedRun:
     """The run of these saves, of which the last is the newest."""
-    starts = [(start_of(one.save[1]), place_of(one)) for one in saves]
-    here = (start for start, place in starts if place.in_run_dir)
+    placed = [(one.save[0], start_of(one.save[1]), place_of(one)) for one in saves]
+    starts = (start for _, start, place in placed if place.in_run_dir)
+    steps = (step for step, _, place in placed if not place.in_run_dir)
     return SavedRun(
         id=run,
-        places=tuple(dict.fromkeys(place.name for _, place in starts)),
-        start=max(start for start, _ in starts),
-        start_in_run_dir=max(here, default=0),
+        places=tuple(dict.fromkeys(place.name for *_, place in placed)),
+        start=max(start for _, start, _ in placed),
+        start_in_run_dir=max(starts, default=0),
+        step_elsewhere=max(steps, default=0),
         step=saves[-1].save[0],
         settings=_settings_of(saves[-1], place_of(saves[-1])),
     )
@@ -203,7 +208,10 @@ def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
         if chosen is None:
             raise _nothing_to_adopt(claim, found)
         return chosen
-    if not found or (older and not others and not claim.is_new):
+    if not found:
+        return None
+    if not others and not claim.is_new:
+        _check_may_be_its_own(claim, *older)
         return None
     if len(others) > 1 or (older and not _hold_older(others)):
         raise _several(claim, found)
@@ -215,6 +223,14 @@ def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
     if claim.unlike(saved):
         raise _other_settings(claim, saved)
     return saved
+
+
+def _check_may_be_its_own(claim: Claim, saved: SavedRun) -> None:
+    """Raise OtherRun where a directory and saves from before are not of one run."""
+    if not claim.may_adopt(saved):
+        raise _other_settings(claim, saved)
+    if saved.step_elsewhere > claim.last_step:
+        raise _may_be_another(claim, saved)
 
 
 def _hold_older(others: Sequence[SavedRun]) -> bool:
@@ -259,9 +275,10 @@ def _several(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
 
 
 def _may_be_another(claim: Claim, saved: SavedRun) -> OtherRun:
+    last = "" if claim.is_new else f", which ends at step {claim.last_step},"
     return OtherRun(
-        got=f"checkpoints of {saved}, and run directory {claim.run_dir!r} does not say "
-        "that it is of that run",
+        got=f"checkpoints of {saved}, and run directory {claim.run_dir!r}{last} does "
+        "not say that it is of that run",
         allowed=_ALLOWED,
         fix=f"add --adopt {_asked(saved.id)} to go on with it under the settings of "
         f"this command, or {_OTHER_FOLDERS}",

@@ -27,7 +27,7 @@ from hetjax.training.run_settings import (
     kept_names,
     settings_to_compare,
 )
-from hetjax.training.rundir import LEASE, Previous
+from hetjax.training.rundir import LEASE, METRICS, Previous, read_journal
 
 
 def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
@@ -42,7 +42,14 @@ def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
         settings=settings_to_compare(config),
         adopt=config.adopt,
         kept=kept_names(config),
+        last_step=_last_step(config) if previous and previous.run is None else 0,
     )
+
+
+def _last_step(config: RunConfig) -> int:
+    """The last step that the run directory tells of; 0 if of none."""
+    lines = read_journal(config.run_dir / METRICS)
+    return max((line["step"] for line in lines), default=0)
 
 
 def identify(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which run a start goes on with, for every case of directory and saves."""
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hetjax.cli.train import parse
 from hetjax.errors import BadInput
 from hetjax.models.finetuning import TrainConfig
 from hetjax.plans.worker_map import EMBEDDED
+from hetjax.training.config import RunConfig
 from hetjax.training.config_checks import as_options
 from hetjax.training.config_values import flat_values
 from hetjax.training.identity import (
@@ -29,8 +31,8 @@ from hetjax.training.identity import (
     saved_runs,
     settled,
 )
-from hetjax.training.left_checkpoints import check_is_of_run, identify
-from hetjax.training.rundir import check_same_run
+from hetjax.training.left_checkpoints import check_is_of_run, claim_of, identify
+from hetjax.training.rundir import METRICS, check_same_run
 
 RATE = "optimizer.learning_rate"
 NEW = Claim(
@@ -43,7 +45,7 @@ NEW = Claim(
     hashes={"tokenizer.json": "t"},
     kept=("seed",),
 )
-OLD = replace(NEW, is_new=False, lease=9)  # a directory from before
+OLD = replace(NEW, is_new=False, lease=9, last_step=5)  # a directory from before
 OURS = replace(NEW, own=RunIdentity(id="aaa"), is_new=False, lease=4)
 BEFORE = replace(OURS, own=RunIdentity(id="before-aaa"))
 
@@ -52,7 +54,12 @@ def saved(run: str, *, start: int = 3, **settings: Any) -> SavedRun:
     known = {RATE: 0.1, "seed": 0, "tokenizer.json": "t"} if run else {"seed": 0}
     changed = {name.replace("__", "."): value for name, value in settings.items()}
     return SavedRun(
-        id=run, places=("disk",), start=start, step=5, settings={**known, **changed}
+        id=run,
+        places=("disk",),
+        start=start,
+        step=5,
+        step_elsewhere=5,
+        settings={**known, **changed},
     )
 
 
@@ -99,6 +106,11 @@ A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
         (OLD, [], RunIdentity(id="before-fff")),
         (OLD, [OLDER], RunIdentity(id="before-fff")),
         (OLD, [saved("", start=99)], RunIdentity(id="before-fff", after=99)),
+        (
+            replace(OLD, last_step=4),
+            [replace(OLDER, step_elsewhere=4)],  # step 5 is in the directory itself
+            RunIdentity(id="before-fff"),
+        ),
         # its own
         (OURS, [], RunIdentity(id="aaa")),
         (OURS, [A], RunIdentity(id="aaa")),
@@ -172,6 +184,8 @@ def test_what_no_run_is_called_is_not_held_for(asked: str):
         (replace(NEW, adopt="aaa"), [], ["leave --adopt out"]),
         # a directory from before
         (OLD, [A], ["run aaa", "--adopt aaa"]),
+        (replace(OLD, last_step=4), [OLDER], ["ends at step 4", "--adopt before"]),
+        (OLD, [saved("", seed=5)], ["seed = 5 (here 0)"]),
         (OLD, [OLDER, A], ["run aaa", "before runs had identities"]),
         # its own
         (OURS, [B], ["run bbb", "run aaa", "--checkpoint.local"]),
@@ -297,6 +311,7 @@ def test_saves_are_of_runs_by_their_newest_start_and_step():
             start=3,
             start_in_run_dir=3,
             step=6,
+            step_elsewhere=6,
             settings={"seed": 6},
         ),
         SavedRun(
@@ -308,9 +323,30 @@ def test_saves_are_of_runs_by_their_newest_start_and_step():
             settings={"seed": 9},
         ),
         SavedRun(
-            id="ccc", places=("gs://store",), start=2, step=9, settings={"seed": 9}
+            id="ccc",
+            places=("gs://store",),
+            start=2,
+            step=9,
+            step_elsewhere=9,
+            settings={"seed": 9},
         ),
     ]
+
+
+def test_what_a_directory_from_before_tells_of_ends_with_its_metrics(tmp_path: Path):
+    config = RunConfig(
+        model="tiny", run_dir=tmp_path, steps=9, seq_len=8, global_batch=2
+    )
+    before: Any = SimpleNamespace(run=None)
+    assert claim_of(config, before).last_step == 0
+    lines = [json.dumps({"step": step}) + "\n" for step in (1, 4, 3)]
+    (tmp_path / METRICS).write_text("".join(lines) + '{"step": 9')  # cut off
+    claim = claim_of(config, before)
+    assert claim.last_step == 4
+    with pytest.raises(OtherRun, match="ends at step 4"):
+        decide(claim, [replace(OLDER, settings={})])
+    adopting = replace(claim, adopt="before")
+    assert decide(adopting, [OLDER]).run.id == f"before-{claim.fresh}"
 
 
 @pytest.mark.parametrize("told", [5, ["seed"], "x", None])
