@@ -148,7 +148,7 @@ class Fence:
 class Lease:
     """A lease that this process has taken, and renews until it is given back."""
 
-    def __init__(self, fence: Fence, renew_s: float, holder: str) -> None:
+    def __init__(self, fence: Fence, renew_s: float, holder: Holder) -> None:
         self.fence, self.number, self._store = fence, fence.number, fence.store
         self._holder = holder
         self._count, self._renew_s = 0, renew_s
@@ -173,20 +173,32 @@ class Lease:
         self._ended.set()
         self._thread.join(_END_S)
         with suppress(OSError, BadInput):
-            self._store.put_text(_name(self.number, _RELEASED), "")
+            if not self._has_another_holder():
+                self._store.put_text(_name(self.number, _RELEASED), "")
 
     def assert_again(self) -> None:
-        """Say who holds it, if somebody has removed that."""
-        self._store.put_text(_name(self.number, _HOLDER), self._holder)
+        """Say who holds it, if somebody has removed that.
+
+        Raises Conflict if another process took the same number since.
+        """
+        self._store.put_text(_name(self.number, _HOLDER), _text_of(self._holder))
 
     def forget(self) -> None:
         """Remove all traces of it, once it is given back; its number may come again."""
         own = [n for n in self._store.names(_PREFIX) if _number_of(n) == self.number]
-        self._store.remove(own)
+        if not self._has_another_holder():
+            self._store.remove(own)
+
+    def _has_another_holder(self) -> bool:
+        """Whether all leases were removed, and another process took this number."""
+        found = holder_of(self._store, self.number)
+        return found is not None and found.token != self._holder.token
 
     def _run(self) -> None:
         while not self._ended.wait(self._renew_s):
             try:
+                if self._has_another_holder():
+                    raise _lost(self._store, self.fence.where, self.number, self.number)
                 self._renew()
                 self.fence.check()
             except LeaseLost as lost:
@@ -235,7 +247,7 @@ def take(
     number = last + 1
     own = _own(held_for)
     try:
-        store.put_text(_name(number, _HOLDER), own)
+        store.put_text(_name(number, _HOLDER), _text_of(own))
     except Conflict as conflict:
         raise _held(store, where, number) from conflict
     if (
@@ -334,9 +346,9 @@ def holder_of(store: Store, number: int) -> Holder | None:
         return None
 
 
-def _own(held_for: HeldFor) -> str:
+def _own(held_for: HeldFor) -> Holder:
     pid = os.getpid()
-    holder = Holder(
+    return Holder(
         token=secrets.token_hex(16),
         host=socket.gethostname(),
         pid=pid,
@@ -345,6 +357,9 @@ def _own(held_for: HeldFor) -> str:
         run=held_for.run,
         home=held_for.home,
     )
+
+
+def _text_of(holder: Holder) -> str:
     return json.dumps(asdict(holder)) + "\n"
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hetjax.checkpoint.run_identity import RunIdentity, named
+from hetjax.checkpoint.stores.store import Conflict
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, RunFailed
@@ -24,16 +25,20 @@ def was_removed(run_dir: Path, run: RunIdentity) -> bool:
 
     Raises RunFailed where it is another run's.
     """
-    if not (run_dir / CONFIG).exists():
-        return True
     try:
+        if not (run_dir / CONFIG).exists():
+            return True
         found = read_identity(run_dir)
-    except BadInput:
-        return False  # whoever changes the file hears of it at the next start
+    except (BadInput, OSError):  # whoever changes the file, or a disk that is away
+        return False  # is heard of where the directory is used next
     if found is None or found.id == run.id:
         return False
-    raise RunFailed(
-        got=f"run directory {str(run_dir)!r} holds {named(found.id)}, and held "
+    raise _replaced(run_dir, run, named(found.id))
+
+
+def _replaced(run_dir: Path, run: RunIdentity, by: str) -> RunFailed:
+    return RunFailed(
+        got=f"run directory {str(run_dir)!r} holds {by}, and held "
         f"{named(run.id)}, which goes on here",
         allowed="a directory that stays as long as its run",
         fix="start this run again in another --run-dir: it goes on from what is in its "
@@ -42,11 +47,13 @@ def was_removed(run_dir: Path, run: RunIdentity) -> bool:
 
 
 @contextmanager
-def rewriting(run_dir: Path) -> Iterator[None]:
+def rewriting(run_dir: Path, run: RunIdentity) -> Iterator[None]:
     """Write in a directory that was removed; raises RunFailed where that fails."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         yield
+    except Conflict as conflict:
+        raise _replaced(run_dir, run, "a run that has just begun") from conflict
     except OSError as error:
         raise RunFailed(
             got=f"run directory {str(run_dir)!r} was removed, and cannot be written "
@@ -70,7 +77,7 @@ def write_again_if_removed(
     run_dir, run = start.config.run_dir, driver.run or start.run
     if not was_removed(run_dir, run):
         return False
-    with rewriting(run_dir):
+    with rewriting(run_dir, run):
         if start.leases is not None:
             start.leases.assert_again()
         config, cluster, plan = start.config, driver.cluster, driver.plan

@@ -5,16 +5,21 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from errno import EACCES, EIO, ENOTCONN, ESTALE
 from pathlib import Path
 
 import pytest
 
+from hetjax.checkpoint.lease import HeldFor, Lease, LeaseLost, take
 from hetjax.checkpoint.reader import steps
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.storage import lease_folder
 from hetjax.elastic.driver import Driver
 from hetjax.errors import RunFailed
 from hetjax.training.presets import Preset
+from hetjax.training.removed_directory import rewriting, was_removed
 from hetjax.training.run import run
-from hetjax.training.rundir import CONFIG, Journal, read_identity
+from hetjax.training.rundir import CONFIG, LEASE, Journal, read_identity
 from tests.training.pair import wait_until
 from tests.training.small import (
     MODEL,
@@ -132,6 +137,47 @@ def test_where_it_cannot_be_written_again_the_run_ends_with_advice(
     with pytest.raises(RunFailed, match="was removed, and cannot be") as failed:
         run(preset.config, preset, MODEL)
     assert "run the same command again" in failed.value.fix
+
+
+def test_of_two_first_starts_the_later_one_keeps_the_directory(tmp_path: Path):
+    """The first one's was removed; both hold lease 1 on a directory of that name."""
+    run_dir, first, second = tmp_path / "run", RunIdentity(id="1"), RunIdentity(id="2")
+    store = lease_folder(run_dir / LEASE)
+    with take(store, "it", held_for=HeldFor(run=first.id), renew_s=0.05) as before:
+        shutil.rmtree(run_dir)
+        now = take(store, "it", held_for=HeldFor(run=second.id), renew_s=1e6)
+        assert before.number == now.number
+        there = store.names("")
+        with (
+            pytest.raises(RunFailed, match="a run that has just begun") as failed,
+            rewriting(run_dir, first),
+        ):
+            before.assert_again()
+        assert "another --run-dir" in failed.value.fix
+        wait_until(lambda: is_seen_lost(before))
+    before.forget()
+    assert store.names("") == there  # neither given back nor removed for it
+    now.release()
+    assert not is_seen_lost(now)
+
+
+def is_seen_lost(lease: Lease) -> bool:
+    try:
+        lease.check_seen()
+    except LeaseLost:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("code", [ESTALE, EIO, ENOTCONN, EACCES])
+def test_a_directory_that_cannot_be_looked_at_was_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    def away(*_: object, **named: object) -> None:
+        raise OSError(code, "away")
+
+    monkeypatch.setattr(Path, "stat", away)
+    assert not was_removed(tmp_path, RunIdentity(id="1"))
 
 
 def test_lines_of_a_journal_outlive_its_file(tmp_path: Path):
