@@ -70,7 +70,7 @@ class Driver:
         self._controller, self._launcher = controller, launcher
         self.stack = ExitStack()
         self._terms, self._at, self._losses = terms, 0, Losses()
-        self._left = LeftState(controller, terms)
+        self._left = LeftState(controller, terms, self.leave)
         self._detour = Detour(controller, launcher, terms)
         self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
@@ -359,7 +359,7 @@ class Driver:
         is_first = not self._has_begun
         gone = [worker for worker in new if worker not in left]
         self._fresh.start(gone, self._now.settings, clock, is_first)
-        held += self._left.on_disk(new) if self._has_begun else self._left.found()
+        held += self._left.joining(new) if self._has_begun else self._left.found()
         controller.connect(self._terms.transport, leaving)
         if is_first:
             self._compile(clock)  # before anybody takes state into memory
