@@ -5,10 +5,9 @@ Owns opening what it has, and who holds leases: a process of the machine on whic
 controllers run. Does not own leases (`hetjax/checkpoint/lease.py`).
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 from unittest.mock import patch
@@ -84,9 +83,9 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
     Those on the run's directory are in the folder.
     """
 
-    def own(held_for: HeldFor) -> str:
+    def own(held_for: HeldFor) -> Holder:
         process = threads.process
-        holder = Holder(
+        return Holder(
             token=process.name,
             host=process.host,
             pid=0,
@@ -95,7 +94,6 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
             run=held_for.run,
             home=held_for.home,
         )
-        return json.dumps(asdict(holder))
 
     def is_known_dead(holder: Holder) -> bool:
         """One can tell of a process of the same machine alone."""
