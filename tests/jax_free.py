@@ -40,12 +40,20 @@ def reaches_jax(file: Path) -> bool:
         seen.add(module)
         if module.partition(".")[0] in libraries:
             return True
+        waiting |= _loaded_by_name(module)
         if module in graph.modules:
             if libraries & graph.find_upstream_modules(module):
                 return True
         elif (source := ROOT / f"{module.replace('.', '/')}.py").exists():
             waiting |= imported(ast.parse(source.read_text(encoding="utf-8")))
     return False
+
+
+def _loaded_by_name(module: str) -> set[str]:
+    """What a command, `hetjax/NAME.py`, imports only once it is called."""
+    room, _, name = module.partition(".")
+    is_command = room == "hetjax" and (ROOT / "hetjax/cli" / f"{name}.py").exists()
+    return {f"hetjax.cli.{name}"} if is_command else set()
 
 
 def imported(tree: ast.AST) -> set[str]:
