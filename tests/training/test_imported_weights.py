@@ -176,8 +176,14 @@ def with_index(folder: Path, where: object) -> None:
             ),
             "lacks model.layers.2.",
         ),
-        (lambda f: with_index(f, {"lm_head.weight": 3}), "index.json' that cannot be"),
-        (lambda f: with_index(f, ["lm_head.weight"]), "index.json' that cannot be"),
+        (
+            lambda f: with_index(f, {"lm_head.weight": 3}),
+            "index.json' without a weight_map",
+        ),
+        (
+            lambda f: with_index(f, ["lm_head.weight"]),
+            "index.json' without a weight_map",
+        ),
         (
             lambda f: with_index(f, dict.fromkeys(ALL_TENSORS, "model.safetensors")),
             "without lm_head.weight, which model.safetensors.index.json says it has",
