@@ -55,7 +55,7 @@ Actions = Mapping[int, Callable[[], object]]
 
 
 def node(name: str) -> str:
-    return f'[[node]]\nname = "{name}"\ndevice = "H20"\ncount = 1\n'
+    return f'[[node]]\nname = "{name}"\ndevice = "H20"\ncount = 1\nzone = "west"\n'
 
 
 NEW = node("new")
