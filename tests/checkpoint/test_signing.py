@@ -86,7 +86,7 @@ def changed(part: Path, key: bytes) -> None:
     """Another state of the training loop, under the old signature."""
     body = json.loads((part / MANIFEST).read_text())
     found = from_text(json.dumps(body))
-    forged = json.loads(to_text(found)) | {"host": {"attempt": "f" * 16}}
+    forged = json.loads(to_text(found)) | {"host": {"attempt": "00000009" + "f" * 8}}
     (part / MANIFEST).write_text(with_checksum(forged, body["signature"]))
 
 
