@@ -14,7 +14,7 @@ from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
 from hetjax.report.html.timeline_view import traced_view
 from hetjax.report.journals import event_details
-from hetjax.report.prediction import CPU_GUESS, guesses_a_cpu, ms
+from hetjax.report.prediction import CPU_GUESS, ms
 from hetjax.report.run_record import Line, RunRecord
 from hetjax.report.step_rows import Row
 
@@ -123,10 +123,10 @@ def _step_time(run: RunRecord) -> Iterator[str]:
         )
     else:
         yield f"{ms(measured_s)} ms measured (median), {told}"
-        if guesses_a_cpu(predicted, run.cluster):
-            yield CPU_GUESS
-        else:
+        if run.is_comparable:
             yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
+        else:
+            yield CPU_GUESS
     yield f"by the prediction {binding_line(binding(predicted))}"
 
 
