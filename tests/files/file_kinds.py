@@ -8,11 +8,9 @@ own changes to files (`mutations.py`).
 
 import base64
 import json
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,55 +31,36 @@ from hetjax.cluster.cluster_files import load_cluster, preset_path
 from hetjax.costs.measured.compiled import read_compiled, write_compiled
 from hetjax.costs.measured.layer_profile import read_profile, write_profile
 from hetjax.costs.measured.sailor import sailor_profile
-from hetjax.data.dataset import load, prepare
 from hetjax.data.hugging_face import read_tokenizer
-from hetjax.data.questions import read_questions
-from hetjax.data.readers import rows
-from hetjax.data.settings import Ingredients
 from hetjax.elastic.notices import operator
 from hetjax.files.reading import read_bytes
+from hetjax.models.hugging_face.adapter_config import read_adapter_config
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.stored_tensors import Tensors
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.plans.plan_files import read_plan
+from hetjax.profiling import found_here
+from hetjax.profiling.probe import Probe
 from hetjax.report.journals import Events, Metrics
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
 from hetjax.runtime.rpc.encoding import decode, encode
 from hetjax.runtime.rpc.schema import Train
-from hetjax.training import rundir
+from hetjax.schedule.programs.action import parse_program
+from hetjax.schedule.simulation.trace import Span, perfetto
+from hetjax.training import run_reports, rundir
 from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import config_values, flat_values
 from hetjax.training.starting import evaluated, last_saved
 from tests.checkpoint.values import state_of
-from tests.files.mutations import KINDS_OF_FILE
+from tests.files.data_kinds import DATA_KINDS
+from tests.files.file_kind import FileKind, written
 
 ROOT = Path(__file__).parents[2]
 _MODELS = ROOT / "tests/models/hugging_face/fixtures"
 _TOKENIZER = ROOT / "tests/data/tokenizers/chatml"
 _KEY = b"k" * 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileKind:
-    """`make` fills a folder, `read` gives what is in it, as text that can be compared.
-
-    `target` is the file that is changed, also to another of the `kinds_of_file`; `seal`
-    puts the checksums of its JSON right.
-    """
-
-    make: Callable[[Path], object]
-    target: str
-    read: Callable[[Path], Any]
-    hashed: bool = False
-    seal: Callable[[Any], Any] | None = None
-    kinds_of_file: Sequence[str] = KINDS_OF_FILE
-
-
-def _written(target: str, value: Any) -> Callable[[Path], object]:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return lambda folder: (folder / target).write_text(text)
 
 
 def _copied(source: Path, *names: str) -> Callable[[Path], None]:
@@ -270,26 +249,37 @@ def _in_shards(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(found))
 
 
+def _read_adapters(folder: Path) -> Any:
+    config = read_adapter_config(folder)
+    modules = ("layers.0.attn.q", "x" * 300)
+    return config.base, [(config.rank_of(m), config.scale(m)) for m in modules]
+
+
+def _probed(folder: Path) -> None:
+    measured = Probe(
+        tflops={"float32": 1.5, "bfloat16": 9.0},
+        memory_gib=8.0,
+        memory_gb_per_s=200.0,
+        host_gb_per_s=12.0,
+        seconds=3.0,
+    )
+    assert found_here._keep(folder / "probe.json", measured).startswith("kept in")
+
+
+def _traced(folder: Path) -> None:
+    action = parse_program("r0.s0.F0")[0]
+    spans = [Span("a", 0, action, 0.5, 1.5), Span("b", 1, action, 1.0, 2.0, "sends")]
+    (folder / "trace.json").write_text(json.dumps(perfetto(spans)))
+
+
 def _read_weights(folder: Path) -> Any:
     weights = FolderWeights(folder)
     tensors = weights.tensors
     return [(name, tensors.read(name).tobytes()) for name in sorted(tensors.places)]
 
 
-def _dataset(folder: Path) -> None:
-    (folder / "text.txt").write_text("some words of a text\n\n\nothers\n\n\n" * 400)
-    wanted = Ingredients(path=folder / "text.txt")
-    shutil.move(prepare(folder / "cache", wanted, 300).directory, folder / "dataset")
-
-
-def _read_dataset(folder: Path) -> Any:
-    found = load(folder / "dataset")
-    assert math.isfinite(found.bytes_per_token)
-    return found.bytes_per_token, found.num_tokens, dict(found.hashes)
-
-
 def _profile(folder: Path) -> None:
-    _written("times.json", _TIMES)(folder)
+    written("times.json", _TIMES)(folder)
     write_profile(folder / "profile.json", _read_sailor(folder))
 
 
@@ -304,17 +294,22 @@ def _asked(folder: Path) -> Any:
     return next(operator(folder))
 
 
+_ADAPTERS = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "base_model_name_or_path": "a/base",
+    "r": 8,
+    "lora_alpha": 16,
+    "rank_pattern": {"attn.q": 4, "^layers.1.": 2},
+    "alpha_pattern": {},
+    "target_modules": ["q_proj"],
+    "use_rslora": False,
+    "bias": "none",
+}
 _TIMES = {
     size: {"1": {str(layer): [0.5, 1.0, 0.25] for layer in range(4)}} for size in "12"
 }
 _CLUSTER = ROOT / "hetjax/cluster/presets/lab.toml"
-_ROWS = """{"text": "one"}
-{"prompt": "a", "completion": "b"}
-{"messages": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}
-"""
-_QUESTIONS = """{"context": "one", "choices": ["a", "b"], "gold": 1}
-{"query": "two", "choices": ["c", "d", "e"], "answer": 0}
-"""
 _MESSAGE = Train(step=3, turn=1, traced=False)
 _MANIFEST = "step_00000020/a/manifest.json"
 _TOML = """
@@ -358,7 +353,7 @@ KINDS: Mapping[str, FileKind] = {
         for name in ("config.json", "metrics.jsonl", "events.jsonl")
     },
     "request to leave": FileKind(
-        make=_written("preempt", '{"node": "a"}'), target="preempt", read=_asked
+        make=written("preempt", '{"node": "a"}'), target="preempt", read=_asked
     ),
     "manifest": FileKind(
         make=_saved, target=f"disk/{_MANIFEST}", read=_on_disk(), hashed=True
@@ -396,7 +391,7 @@ KINDS: Mapping[str, FileKind] = {
         for family in _CONFIGS
     },
     "config in TOML": FileKind(
-        make=_written("m.toml", _TOML),
+        make=written("m.toml", _TOML),
         target="m.toml",
         read=lambda f: read_config(f / "m.toml"),
     ),
@@ -416,29 +411,25 @@ KINDS: Mapping[str, FileKind] = {
     "safetensors": FileKind(
         make=_model, target="model.safetensors", read=_read_weights
     ),
+    "adapters' config": FileKind(
+        make=written("adapter_config.json", _ADAPTERS),
+        target="adapter_config.json",
+        read=_read_adapters,
+    ),
+    "measured device": FileKind(
+        make=_probed,
+        target="probe.json",
+        read=lambda folder: found_here._read(folder / "probe.json"),
+    ),
+    "run's trace.json": FileKind(
+        make=_traced,
+        target="trace.json",
+        read=lambda folder: run_reports._traced(folder / "trace.json"),
+    ),
     "index of safetensors": FileKind(
         make=_in_shards, target="model.safetensors.index.json", read=_read_weights
     ),
-    "rows": FileKind(
-        kinds_of_file=("a FIFO", "a device"),
-        make=_written("r.jsonl", _ROWS),
-        target="r.jsonl",
-        read=lambda f: [*rows(f / "r.jsonl", "text")],
-    ),
-    "text": FileKind(
-        kinds_of_file=("a FIFO", "a device"),
-        make=_written("r.txt", "one\n\n\ntwo\n"),
-        target="r.txt",
-        read=lambda f: [*rows(f / "r.txt", "text")],
-    ),
-    "questions": FileKind(
-        make=_written("q.jsonl", _QUESTIONS),
-        target="q.jsonl",
-        read=lambda f: read_questions(f / "q.jsonl"),
-    ),
-    "dataset": FileKind(
-        make=_dataset, target="dataset/manifest.json", read=_read_dataset
-    ),
+    **DATA_KINDS,
     "message": FileKind(
         kinds_of_file=(),
         make=lambda folder: (folder / "m").write_bytes(encode(_MESSAGE).tobytes()),

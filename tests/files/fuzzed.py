@@ -29,7 +29,8 @@ from typing import Any
 from hetjax.checkpoint.stores.store import CorruptData
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc.encoding import BadMessage
-from tests.files.file_kinds import KINDS, FileKind
+from tests.files.file_kind import FileKind
+from tests.files.file_kinds import KINDS
 from tests.files.mutations import mutate
 
 MOST_CPU_S, MOST_S, MOST_BYTES = 5.0, 60.0, 1 << 30
