@@ -15,7 +15,8 @@ from unittest.mock import patch
 from experiments.simulation.object_store import Bucket, SimStore
 from experiments.simulation.threads import Threads
 from hetjax.checkpoint import lease
-from hetjax.checkpoint.lease import Fence, HeldFor, Holder
+from hetjax.checkpoint.lease import Fence
+from hetjax.checkpoint.lease_holder import HeldFor, Holder
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import Store
 from hetjax.training import leases
@@ -102,7 +103,7 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
         return is_here and holder.started not in alive
 
     with ExitStack() as stack:
-        for name, other in (("_own", own), ("threading", threads), ("time", threads)):
+        for name, other in (("holder_here", own), ("threading", threads), ("time", threads)):
             stack.enter_context(patch.object(lease, name, other))
         stack.enter_context(patch.object(leases, "time", threads))
         # nobody removes the folder here, so no number is taken twice

@@ -12,20 +12,21 @@ bucket), which alone decides who is first: no lock of a system, and no clock of 
 machine. Does not own what is written under a lease (`writer.py`, `uploader.py`).
 """
 
-import json
-import os
-import secrets
-import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Self
 
-from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
+from hetjax.checkpoint.lease_holder import (
+    NOBODY,
+    HeldFor,
+    Holder,
+    holder_here,
+    holder_text,
+)
 from hetjax.checkpoint.stores.store import Conflict, CorruptData, Store
 from hetjax.errors import BadInput, RunFailed
 from hetjax.files.parsing import json_value
@@ -47,66 +48,11 @@ class LeaseLost(RunFailed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """A process: `machine` tells whether its number means the same here.
+class Seen:
+    """All that there was of a lease at a time of this process's clock."""
 
-    It holds the lease for the run with the identity `run`, whose directory is `home`.
-    """
-
-    token: str
-    host: str
-    pid: int
-    machine: str
-    started: str
-    run: RunId = UNIDENTIFIED
-    home: str = ""
-
-    def __str__(self) -> str:
-        of = f" (run {self.run})" if self.run else ""
-        return f"process {self.pid} on {self.host}{of}"
-
-    @property
-    def is_known_dead(self) -> bool:
-        """Whether it was a process of this machine, and is none any more."""
-        return self._is_here and _started(self.pid) != self.started
-
-    @property
-    def is_known_alive(self) -> bool:
-        return self._is_here and _started(self.pid) == self.started
-
-    @property
-    def _is_here(self) -> bool:
-        return bool(self.machine) and self.machine == _machine()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldFor:
-    """The run that a lease is taken for.
-
-    `home` names its directory, so that the directory of one process can be told from a
-    copy of it. One that `succeeds` follows at once on a holder from the same home: the
-    lease on that tells that it is over.
-    """
-
-    run: RunId = UNIDENTIFIED
-    home: str = ""
-    succeeds: bool = False
-
-    def follows(self, holder: Holder | None) -> bool:
-        """Whether this holder need not be waited for."""
-        if holder is None:
-            return False
-        is_earlier = self.succeeds and bool(self.home) and holder.home == self.home
-        return is_earlier or holder.is_known_dead
-
-    def excludes(self, holder: Holder | None) -> bool:
-        """Whether this holder is known to go on, in another directory."""
-        if holder is None or not holder.home or holder.home == self.home:
-            return False
-        return holder.is_known_alive
-
-
-NOBODY = HeldFor()
+    names: frozenset[str]
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +127,7 @@ class Lease:
 
         Raises Conflict if another process took the same number since.
         """
-        self._store.put_text(_name(self.number, _HOLDER), _text_of(self._holder))
+        self._store.put_text(_name(self.number, _HOLDER), holder_text(self._holder))
 
     def forget(self) -> None:
         """Remove all traces of it, once it is given back; its number may come again."""
@@ -229,25 +175,27 @@ def take(
     *,
     held_for: HeldFor = NOBODY,
     check: Callable[[int, Holder], None] = lambda number, holder: None,
+    seen: Seen | None = None,
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
 ) -> Lease:
     """Take the lease; raises Held if another process has it, and OSError.
 
     From one that is known to be dead, or gave it back, at once; else once it was not
-    renewed for `lease_s`. `told` hears that this has to be waited for. `check` sees the
-    number and the holder of the last lease first, and may raise.
+    renewed for `lease_s`, from when it was first `seen` on. `told` hears that this has
+    to be waited for. `check` sees the number and the holder of the last lease first,
+    and may raise.
     """
     last = last_number(store)
     if last:
         holder = holder_of(store, last)
         if holder is not None:
             check(last, holder)
-        _await_end(store, where, last, holder, held_for, lease_s, told)
+        _await_end(store, where, last, holder, held_for, lease_s, told, seen)
     number = last + 1
-    own = _own(held_for)
+    own = holder_here(held_for)
     try:
-        store.put_text(_name(number, _HOLDER), _text_of(own))
+        store.put_text(_name(number, _HOLDER), holder_text(own))
     except Conflict as conflict:
         raise _held(store, where, number) from conflict
     if (
@@ -268,6 +216,12 @@ def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
         "not saved any more",
         fix="let the other process go on, or stop it and run the same command again",
     )
+
+
+def look(store: Store) -> Seen:
+    """Note what there is of the lease now, so that waiting for its end begins now."""
+    names = frozenset(_from(store, last_number(store)))
+    return Seen(names=names, at_s=time.monotonic())
 
 
 def await_end(
@@ -293,21 +247,25 @@ def _await_end(
     held_for: HeldFor,
     lease_s: float,
     told: Callable[[str], None],
+    seen: Seen | None = None,
 ) -> None:
-    names = _from(store, last)
-    if _is_over(names, last) or held_for.follows(holder):
+    now = _from(store, last)
+    if _is_over(now, last) or held_for.follows(holder):
         return
     if held_for.excludes(holder):
         raise _held(store, where, last)
-    told(f"waiting up to {lease_s:g} s: {where} may be in use by {holder}")
-    end_s = time.monotonic() + lease_s
-    while time.monotonic() < end_s:
+    seen = seen or Seen(names=frozenset(now), at_s=time.monotonic())
+    left_s = seen.at_s + lease_s - time.monotonic()
+    if left_s > 0:
+        told(f"waiting up to {left_s:.3g} s: {where} may be in use by {holder}")
+    while now == seen.names:
+        if time.monotonic() >= seen.at_s + lease_s:
+            return
         time.sleep(min(_LOOK_S, lease_s / 10))
         now = _from(store, last)
         if _is_over(now, last) or held_for.follows(holder):
             return
-        if now != names:
-            raise _held(store, where, max(map(_number_of, now), default=last))
+    raise _held(store, where, max(map(_number_of, now), default=last))
 
 
 def is_free(store: Store) -> bool:
@@ -344,43 +302,6 @@ def holder_of(store: Store, number: int) -> Holder | None:
         return Holder(**read_fields(json_value(text), Holder, where="holder"))
     except (CorruptData, ValueError):
         return None
-
-
-def _own(held_for: HeldFor) -> Holder:
-    pid = os.getpid()
-    return Holder(
-        token=secrets.token_hex(16),
-        host=socket.gethostname(),
-        pid=pid,
-        machine=_machine(),
-        started=_started(pid),
-        run=held_for.run,
-        home=held_for.home,
-    )
-
-
-def _text_of(holder: Holder) -> str:
-    return json.dumps(asdict(holder)) + "\n"
-
-
-def _machine() -> str:
-    """This start of this machine, and its space of process ids; "" if unknown."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return ""
-
-
-def _started(pid: int) -> str:
-    """When a process of this machine was started, in its own words; "" if it is none.
-
-    Ids are given out again, both together are not.
-    """
-    with suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        state, *rest = stat.rpartition(")")[2].split()
-        return "" if state in "ZX" else rest[18]
-    return ""
 
 
 def last_number(store: Store) -> int:

@@ -17,13 +17,13 @@ from urllib.parse import unquote
 from hetjax.checkpoint.lease import (
     Fence,
     Held,
-    HeldFor,
     Lease,
     holder_of,
     is_free,
     last_number,
     take,
 )
+from hetjax.checkpoint.lease_holder import HeldFor
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunIdentity
 from hetjax.checkpoint.signing import read_key

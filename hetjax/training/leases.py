@@ -17,14 +17,16 @@ from pathlib import Path
 
 from hetjax.checkpoint.lease import (
     Held,
-    HeldFor,
-    Holder,
     Lease,
+    Seen,
     await_end,
     holder_of,
+    is_free,
     last_number,
+    look,
     take,
 )
+from hetjax.checkpoint.lease_holder import HeldFor, Holder
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.errors import BadInput
@@ -85,6 +87,15 @@ def _check_is_no_copy(
         raise Held(got=held.got, allowed=held.allowed, fix=fix) from held
 
 
+def _look_at_store(storage: CheckpointStorage) -> Seen | None:
+    """What there is of the store's lease, while that of the directory is waited for:
+    the two waits are one. None where there is no store to look at."""
+    with suppress(OSError, BadInput):
+        if (store := storage.store(is_tried=False)) is not None:
+            return look(store)
+    return None
+
+
 class Leases:
     """What a run holds until `stack` is closed; raises Held, and as stores do.
 
@@ -107,6 +118,7 @@ class Leases:
             where = f"run directory {str(run_dir)!r}"
             copied = partial(_check_is_no_copy, run_dir, held_for, told, takes_over)
             own = lease_folder(self._folder)
+            seen = None if is_free(own) else _look_at_store(storage)
             self._run = take(own, where, told, held_for=held_for, check=copied)
         self._home = held_for.home
         stack.callback(self._leave_nothing, run_dir / CONFIG)
@@ -114,7 +126,7 @@ class Leases:
         self._store: Lease | None = None
         if (store := storage.store()) is not None:
             where = f"checkpoint store {store}"
-            self._store = take(store, where, told, held_for=held_for)
+            self._store = take(store, where, told, held_for=held_for, seen=seen)
             stack.enter_context(self._store)
         self._looked_s = time.monotonic()
 

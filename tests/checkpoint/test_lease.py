@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.format import AttemptNames, to_text
-from hetjax.checkpoint.lease import Fence, Held, Lease, LeaseLost, take
+from hetjax.checkpoint.lease import Fence, Held, Lease, LeaseLost, look, take
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.storage import lease_folder
 from hetjax.checkpoint.stored_steps import (
@@ -59,6 +59,23 @@ def silent(store: Store, number: int) -> Fence:
     assert lease.number == number
     elsewhere(store, number)
     return lease.fence
+
+
+def test_a_wait_begins_when_the_lease_was_first_seen(store: Store):
+    silent(store, 1)
+    seen, told = look(store), list[str]()
+    time.sleep(SOON_S)
+    with take(store, "it", told.append, seen=seen, lease_s=SOON_S) as lease:
+        assert lease.number == 2 and not told
+
+
+def test_a_lease_that_was_renewed_since_it_was_seen_is_held(store: Store):
+    with taken(store):
+        elsewhere(store, 1)
+        seen = look(store)
+        time.sleep(SOON_S)
+        with pytest.raises(Held):
+            take(store, "it", seen=seen, lease_s=SOON_S)
 
 
 def test_numbers_grow_with_each_holder(store: Store):

@@ -25,15 +25,8 @@ from hetjax.checkpoint.format import (
     start_of,
     to_text,
 )
-from hetjax.checkpoint.lease import (
-    Fence,
-    Held,
-    Holder,
-    LeaseLost,
-    holder_of,
-    last_number,
-    take,
-)
+from hetjax.checkpoint.lease import Fence, Held, LeaseLost, holder_of, last_number, take
+from hetjax.checkpoint.lease_holder import Holder
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import RunIdentity

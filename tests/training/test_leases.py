@@ -3,13 +3,16 @@
 
 import json
 import os
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hetjax.checkpoint.lease import Held, LeaseLost, take
 from hetjax.checkpoint.reader import DamagedCheckpoint, steps
-from hetjax.checkpoint.storage import lease_folder
+from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
+from hetjax.training import leases
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.run import run
 from hetjax.training.rundir import LEASE, Journal, read_journal
@@ -44,13 +47,32 @@ def test_a_run_that_another_machine_has_is_refused(
     run_dir = preset.config.run_dir
     run_dir.mkdir()
     with monkeypatch.context() as there:
-        there.setattr("hetjax.checkpoint.lease._machine", lambda: "another")
+        there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
         other = take(lease_folder(run_dir / LEASE), "it", renew_s=0.1)
     with other:
         with pytest.raises(Held, match=f"is in use by process {os.getpid()} on"):
             run(preset.config, preset, MODEL)
         assert {path.name for path in run_dir.iterdir()} <= {LEASE, ".lock"}
         other.fence.check()
+
+
+def test_directory_and_store_of_a_lost_machine_are_waited_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a container is killed: the next one cannot tell whether it lives."""
+    lease_s, notes = 2.0, list[str]()
+    storage = CheckpointStorage(directory="", cloud=str(tmp_path / "store"))
+    store = storage.store()
+    assert store is not None
+    with monkeypatch.context() as there:
+        there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
+        for left in (lease_folder(tmp_path / "run" / LEASE), store):
+            take(left, "it", renew_s=1e6)
+    monkeypatch.setattr(leases, "take", partial(take, lease_s=lease_s))
+    with ExitStack() as stack:
+        leases.Leases(tmp_path / "run", storage, stack, notes.append)
+    (note,) = notes
+    assert note.startswith("waiting up to 2 s: run directory")
 
 
 def test_a_run_whose_directory_was_taken_over_ends_and_writes_nothing_more(

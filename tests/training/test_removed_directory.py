@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.lease import HeldFor, Lease, LeaseLost, take
+from hetjax.checkpoint.lease import Lease, LeaseLost, take
+from hetjax.checkpoint.lease_holder import HeldFor
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import lease_folder
