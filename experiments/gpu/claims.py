@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README and documentation claim of cards, and the row of a session that decides.
+
+Owns the list. A claim names its row by part and words; tests hold that each part still
+has that row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from experiments.gpu.rows import Row
+
+Verdict = Callable[[Row], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """`text` as a reader understands it, `where` it stands, `holds` by the row."""
+
+    text: str
+    where: str
+    part: str
+    what: str
+    holds: Verdict
+
+
+def at_least(bound: float) -> Verdict:
+    """The figure is a number, and no smaller."""
+    return lambda row: _is_number(row.measured) and row.measured >= bound  # pyright: ignore
+
+
+def at_most(bound: float) -> Verdict:
+    """The figure is a number, and no larger."""
+    return lambda row: _is_number(row.measured) and row.measured <= bound  # pyright: ignore
+
+
+def near(share: float) -> Verdict:
+    """What was measured is within this share of what was predicted."""
+    return lambda row: row.ratio is not None and abs(row.ratio - 1) <= share
+
+
+def is_so(row: Row) -> bool:
+    """The answer is yes."""
+    return row.measured is True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+CLAIMS: tuple[Claim, ...] = ()

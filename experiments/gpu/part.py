@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one part in this process: what a session starts for each of its parts.
+
+    python -m experiments.gpu.part memory --platform cpu --quick
+
+Prints each row, and writes it to `--output DIR` as a session does. Owns how a part's
+end is told: done, skipped with its reason, failed with its traceback.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from experiments.gpu.parts import PARTS
+from experiments.gpu.rows import PartFile
+from experiments.gpu.setting import Setting, Skipped
+from experiments.gpu.time_box import MARK
+from hetjax.launch.isolation import memory_share
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("part", choices=PARTS)
+    made.add_argument("--platform", default="cuda")
+    made.add_argument("--quick", action="store_true", help="the smallest sizes")
+    made.add_argument("--limit-s", type=float, help="when its process is ended")
+    made.add_argument("--output", type=Path, default=Path("session"))
+    return made
+
+
+def run_part(name: str, file: PartFile, setting: Setting) -> None:
+    """Add each row of the part to its file as soon as it is measured, then how the
+    part ended."""
+    module = importlib.import_module(f"experiments.gpu.parts.{name}")
+    begin_s = time.monotonic()
+    state, why = "done", ""
+    try:
+        for row in module.measure(setting):
+            file.add(row)
+            print(row, flush=True)
+    except Skipped as reason:
+        state, why = "skipped", str(reason)
+    except Exception:
+        state, why = "failed", traceback.format_exc()
+    file.end(state, time.monotonic() - begin_s, why)
+
+
+def share_card() -> None:
+    """Let JAX take as much of a card as plans count on, and only when it is needed:
+    several processes of a part share the card."""
+    os.environ.update(memory_share(os.environ))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _end_with_session() -> None:
+    """Wait for the end of standard input, which a session holds open as long as it
+    lives, and end with all of this process's group."""
+    sys.stdin.buffer.read()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    if MARK in os.environ:
+        threading.Thread(target=_end_with_session, daemon=True).start()
+    limit_s = arguments.limit_s or PARTS[arguments.part].limit_s
+    share_card()
+    file = PartFile(arguments.output, arguments.part)
+    file.begin(limit_s)
+    setting = Setting(
+        platform=arguments.platform,
+        quick=arguments.quick,
+        ends_s=time.monotonic() + limit_s,
+    )
+    run_part(arguments.part, file, setting)
+    ended = file.read()
+    print(f"{ended.name}: {ended.state}", ended.why, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a part of a session is given: where it runs, how large, and until when."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import jax
+
+Value = TypeVar("Value")
+
+
+class Skipped(Exception):
+    """A part has nothing to do here; its text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """`quick` is for tests: the same code path at the smallest sizes.
+
+    `ends_s` is on the clock of `time.monotonic`: a part that sees little of it left
+    yields what it has and ends, which is better than being killed.
+    """
+
+    platform: str = "cuda"
+    quick: bool = False
+    ends_s: float = float("inf")
+
+    @property
+    def device(self) -> jax.Device:
+        """The first device of the platform; starts JAX."""
+        return jax.local_devices(backend=self.platform)[0]
+
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
+
+    def choose(self, usual: Value, quick: Value) -> Value:
+        """Return the size for a card, or the one for a test."""
+        return quick if self.quick else usual
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory that goes when its user is done with it."""
+        with TemporaryDirectory(prefix="hetjax-session-") as directory:
+            yield Path(directory)

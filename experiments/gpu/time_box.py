@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command in a box of time, ended with everything that it has started.
+
+Each process that descends from the command carries a mark in its environment, so that
+those which have left its process group (workers, daemons) are found, too. The command's
+standard input ends when this process does, however that ends. Does not own which
+commands there are.
+"""
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "HETJAX_SESSION_PART"
+_GRACE_S = 2.0  # from the request to end until the kill
+
+
+def run_boxed(command: Sequence[str], limit_s: float, log: Path) -> int | None:
+    """Run the command, its output in `log`; return its code, None if time was up.
+
+    No process that it started is left when this returns or raises.
+    """
+    mark = uuid.uuid4().hex
+    environment = os.environ | {MARK: mark}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end_all(mark)
+        process.wait()
+
+
+def _end_all(mark: str) -> None:
+    """Ask all that carry the mark to end, and kill those that do not, or come late."""
+    for pid in _marked(mark):
+        _send(pid, signal.SIGTERM)
+    kill_s = time.monotonic() + _GRACE_S
+    while left := [*_marked(mark)]:
+        if time.monotonic() > kill_s:
+            for pid in left:
+                _send(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    entry = f"{MARK}={mark}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if entry in path.read_bytes().split(b"\0"):
+                yield int(path.parts[2])
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
