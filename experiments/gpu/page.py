@@ -24,7 +24,10 @@ def page(session: Mapping[str, Any], parts: Sequence[PartResult]) -> str:
         "",
         *_table(
             ("part", "", "how it ended", "seconds"),
-            ((p.name, PARTS[p.name].title, _ending(p), _number(p.took_s)) for p in parts),
+            (
+                (p.name, PARTS[p.name].title, _ending(p), _number(p.took_s))
+                for p in parts
+            ),
         ),
         "## What this says of the documentation",
         "",

@@ -7,10 +7,10 @@
 
 The parts (`parts/`) run one after the other, the one that is worth most first, each in
 a process of its own with a limit of its own; what a part measures is on disk at once.
-One that fails, hangs or finds no time left costs the others nothing. `--parts rest` goes
-on another time with what is not done. At the end, and after each part, DIR has
-`session.json` and a page, `session.md`: what was predicted, what was measured, and which
-claims of the documentation that proves or breaks.
+One that fails, hangs or finds no time left costs the others nothing. `--parts rest`
+goes on another time with what is not done. At the end, and after each part, DIR has
+`session.json` and a page, `session.md`: what was predicted, what was measured, and
+which claims of the documentation that proves or breaks.
 
 `--platform cpu --quick` runs every part at the smallest sizes, without a card.
 """
@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from experiments.gpu.page import page
 from experiments.gpu.parts import PARTS, USUAL_S

@@ -1,164 +1,180 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of one stage beside one plain jit, and beside what the product predicts.
+"""Tokens per second through hetjax beside one plain jit, then beside PyTorch.
 
-Owns the times, the share of the device's rate, and the peak of its memory. Does not own
-the stage (`one_stage.py`) nor the yardstick (`experiments/benchmarks/one_jit.py`).
+All train the same sizes in the same precision, with the recomputation that the product
+predicts to be fastest. Two take turns on the card if it holds both at once, and have it
+one after the other if not.
+
+Owns the order and the rows. Does not own the ways (`experiments/gpu/way.py`).
 """
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+import importlib.util
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import get_args
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from experiments.benchmarks.one_jit import one_jit
-from experiments.gpu.one_stage import CLIP_NORM, KEY, NODE, OneStage, node_of, one_stage
-from experiments.gpu.options import config_of
+from experiments.gpu.one_stage import NODE, OneStage, node_of
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting
+from experiments.gpu.way import Task, Way, WayFailed
 from hetjax.cluster.catalogue import device_spec
 from hetjax.costs.graph.flops import forward_flops
-from hetjax.schedule.simulation.memory import MemoryUse
+from hetjax.errors import NoFeasiblePlan
+from hetjax.plans.plan import Remat
+from hetjax.plans.precision import node_precision
+from hetjax.schedule.predicted import Predicted
 
-_WARM_UP = 2  # steps
+_NAMES = {"product": "hetjax", "jit": "one plain jit", "torch": "PyTorch"}
+_ROUNDS, _STEPS = 3, 3
+_ENOUGH_S = 45.0  # for another model
+_SHARE = 0.9  # of the memory that ways which share a card are predicted to take
 
 
-def speed(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
-    of = one_stage(
-        config_of(arguments),
-        node_of(device),
-        microbatches=arguments.microbatches,
-        size=arguments.microbatch_size,
-        remat=arguments.remat,
-        dtype=arguments.dtype,
-        attention=arguments.attention,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What all ways train, and what the product predicts of its own."""
+
+    task: Task
+    stage: OneStage
+    predicted: Predicted
+    fit: float  # how many of them the card holds at once
+    suffix: str  # of each row, which tells the second model from the first
+
+    @property
+    def note(self) -> str:
+        task, stage = self.task, self.stage
+        sizes = f"{task.microbatches} x {task.size} x {task.seq_len}"
+        computed = f"{task.precision}, attention {stage.stage.attention}"
+        return f"{task.model}, {sizes}, {computed}, remat {task.remat}"
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    models = setting.choose(("llama-1b", "gpt2-124m"), ("tiny",))
+    for model, suffix in zip(models, ("", ", second model"), strict=False):
+        if not suffix or setting.left_s() > _ENOUGH_S:
+            compared = _fastest(setting, model, suffix)
+            yield Row(what=f"fits{suffix}", measured=compared is not None, note=model)
+            if compared is not None:
+                yield from _compare(setting, compared)
+
+
+def _compare(setting: Setting, compared: Compared) -> Iterator[Row]:
+    """The product and a plain jit take turns, then the product and PyTorch.
+
+    PyTorch compiles meanwhile if the card has room for a third.
+    """
+    task, suffix = compared.task, compared.suffix
+    others = ["jit", "torch"] if has_torch() else ["jit"]
+    if len(others) == 1:
+        what = f"runs, {_NAMES['torch']}{suffix}"
+        yield Row(what=what, measured=None, note="PyTorch or transformers is missing")
+    product = Way("product", task)
+    waiting = {o: Way(o, task) for o in others if compared.fit >= 1 + len(others)}
+    product.ready()
+    first = product.steps_s(setting.choose(_STEPS, 1))
+    yield from _rows(compared, "product", first)
+    for other in others:
+        try:
+            way = waiting.pop(other, None) or _started(other, compared, product)
+            way.ready()
+        except WayFailed as failed:
+            what = f"runs, {_NAMES[other]}{suffix}"
+            yield Row(what=what, measured=False, note=str(failed))
+            continue
+        ours_s, theirs_s = _turns(setting, product, way, first)
+        yield from _rows(compared, other, theirs_s)
+        what = f"rate of hetjax over {_NAMES[other]}{suffix}"
+        ratio = median(theirs_s) / median(ours_s)
+        yield Row(what=what, measured=ratio, note=compared.note)
+        yield _peak(compared, way)
+    yield _peak(compared, product)
+
+
+def _started(name: str, compared: Compared, product: Way) -> Way:
+    """Start another way, without the product beside it where only one fits."""
+    if compared.fit < 2:
+        product.end()
+    return Way(name, compared.task)
+
+
+def _turns(
+    setting: Setting, product: Way, other: Way, first: list[float]
+) -> tuple[list[float], list[float]]:
+    """Seconds of steps of both; of the product those before, if it has ended."""
+    steps = setting.choose(_STEPS, 1)
+    ours_s, theirs_s = list[float](), list[float]()
+    for _ in range(_ROUNDS):
+        ours_s += [] if product.has_ended else product.steps_s(steps)
+        theirs_s += other.steps_s(steps)
+    return ours_s or first, theirs_s
+
+
+def _rows(compared: Compared, way: str, steps_s: list[float]) -> Iterator[Row]:
+    plan, step_s = compared.stage.plan, median(steps_s)
+    name = f"{_NAMES[way]}{compared.suffix}"
+    simulated = compared.predicted.simulation
+    yield Row(
+        what=f"step, {name}",
+        measured=step_s,
+        unit="s",
+        predicted=simulated.step_time_s if way == "product" else None,
+        note=compared.note,
     )
-    optimizer = optax.adamw(1e-4)
-    predicted = of.predicted(optimizer)  # refuses what the device cannot hold
-    runtime_s, told, peaks = _by_runtime(of, device, optimizer, arguments.steps)
-    compiled = of.compiled(optimizer, told)
-    plain_s = _by_plain_jit(of, device, optimizer, arguments.steps)
-    rate = matrix_rate(device, arguments.matrix_size, of.precision)
-    predicted_s = predicted.simulation.step_time_s
-    return {
-        "model": of.model.name,
-        "precision": of.precision,
-        "attention": of.stage.attention,
-        "remat": of.stage.remat,
-        "seq_len": of.plan.seq_len,
-        "tokens_per_step": of.plan.tokens_per_step,
-        "matrix_rate_tflops": rate / 1e12,
-        "catalogue_tflops": device_spec(of.node).peak_tflops,
-        "runtime": _figures(of, runtime_s, rate),
-        "plain_jit": _figures(of, plain_s, rate),
-        "ratio": runtime_s / plain_s,
-        "predicted_step_s": predicted_s,
-        "predicted_over_measured_step": predicted_s / runtime_s,
-        "memory": _memory(
-            predicted.memory[f"{NODE}/0"], of.memory(optimizer, compiled), peaks
-        )
-        | {"compiled_temp_bytes": told},
-    }
+    rate = plan.tokens_per_step / step_s
+    yield Row(what=f"rate, {name}", measured=rate, unit="tokens/s")
+    flops = 3 * sum(forward_flops(compared.stage.model, plan.seq_len))
+    peak_flops = device_spec(compared.stage.node).peak_tflops * 1e12
+    mfu = flops * plan.global_batch / step_s / peak_flops
+    yield Row(what=f"model FLOP utilization, {name}", measured=mfu)
 
 
-def _by_runtime(
-    of: OneStage,
-    device: jax.Device,
-    optimizer: optax.GradientTransformation,
-    steps: int,
-) -> tuple[float, dict[str, int], dict[str, int | None]]:
-    """Seconds of a step, what the compiler says, and the peaks of memory."""
-    runtime = of.runtime(device, optimizer, clip_norm=CLIP_NORM)
-    batch = of.batch()
-    runtime.compile()
-    compiling = _peak_bytes(device)  # a compiler tries out kernels on the device
-    runtime.initialise(0)
-
-    def step(number: int) -> None:
-        runtime.step(number, batch, loss_scale=of.loss_scale)
-        jax.block_until_ready([state.params for state in runtime.stages.values()])
-
-    step_s = _median_step_s(steps, step)
-    peaks = {"while_compiling": compiling, "measured": _peak_bytes(device)}
-    runtime.close()  # the yardstick needs the memory
-    return step_s, runtime.temp_bytes()[KEY], peaks
-
-
-def _by_plain_jit(
-    of: OneStage,
-    device: jax.Device,
-    optimizer: optax.GradientTransformation,
-    steps: int,
-) -> float:
-    """The same attention, as the plan says it."""
-    held, train = one_jit(
-        of.model, of.plan, device, optimizer, clip_norm=CLIP_NORM, dtype=of.precision
+def _peak(compared: Compared, way: Way) -> Row:
+    """End the way; its peak of memory is known then."""
+    predicted = compared.predicted.memory[f"{NODE}/0"].total_bytes
+    return Row(
+        what=f"peak memory, {_NAMES[way.name]}{compared.suffix}",
+        measured=way.end(),
+        unit="bytes",
+        predicted=predicted if way.name == "product" else None,
     )
-    batch = of.batch()
-
-    def step(_: int) -> None:
-        nonlocal held
-        *held, _loss = train(*held, *batch)
-        jax.block_until_ready(held)
-
-    return _median_step_s(steps, step)
 
 
-def _median_step_s(steps: int, step: Callable[[int], None]) -> float:
-    times_s = []
-    for number in range(steps + _WARM_UP):
-        start_s = time.perf_counter()
-        step(number)
-        times_s.append(time.perf_counter() - start_s)
-    return statistics.median(times_s[_WARM_UP:])
+def _fastest(setting: Setting, model: str, suffix: str) -> Compared | None:
+    """The recomputation with the shortest predicted step of those that fit."""
+    device = setting.device
+    node = node_of(device)
+    usual = Task(
+        model=model,
+        seq_len=setting.choose(1_024 if model.startswith("gpt2") else 2_048, 32),
+        microbatches=setting.choose(8, 2),
+        size=setting.choose(2, 1),
+        remat="none",
+        precision=node_precision(node),
+        platform=setting.platform,
+    )
+    limit = (device.memory_stats() or {}).get("bytes_limit", float("inf"))
+    found = []
+    for remat in get_args(Remat):
+        task = replace(usual, remat=remat)
+        with suppress(NoFeasiblePlan):
+            stage = task.stage(node)
+            predicted = stage.predicted(optax.adamw(1e-4))
+            total_bytes = predicted.memory[f"{NODE}/0"].total_bytes
+            compared = Compared(
+                task=task,
+                stage=stage,
+                predicted=predicted,
+                fit=_SHARE * limit / total_bytes,
+                suffix=suffix,
+            )
+            found.append(compared)
+    return min(found, key=lambda c: c.predicted.simulation.step_time_s, default=None)
 
 
-def _figures(of: OneStage, step_s: float, rate: float) -> dict[str, float]:
-    flops = 3 * sum(forward_flops(of.model, of.plan.seq_len)) * of.plan.global_batch
-    return {
-        "step_s": step_s,
-        "tokens_per_s": of.plan.tokens_per_step / step_s,
-        "mfu": flops / step_s / (device_spec(of.node).peak_tflops * 1e12),
-        "mfu_of_measured_rate": flops / step_s / rate,
-    }
-
-
-def _memory(
-    by_model: MemoryUse, by_compiler: MemoryUse, peaks: dict[str, int | None]
-) -> dict[str, Any]:
-    """Bytes at the peak by the model, with the compiler's workspace, and measured."""
-    measured = peaks["measured"]
-    predicted = {
-        "predicted": by_model.total_bytes,
-        "predicted_once_compiled": by_compiler.total_bytes,
-    }
-    return {
-        "bytes": predicted | peaks,
-        "parts": by_model.parts,
-        "over_measured": {
-            name: total / measured if measured else None
-            for name, total in predicted.items()
-        },
-    }
-
-
-def _peak_bytes(device: jax.Device) -> int | None:
-    """Of this process so far; CPUs do not tell."""
-    return (device.memory_stats() or {}).get("peak_bytes_in_use")
-
-
-def matrix_rate(
-    device: jax.Device, size: int, precision: str, repeats: int = 10
-) -> float:
-    """Best measured rate of a product of so many rows and columns, in FLOP/s."""
-    a = jax.device_put(jnp.ones((size, size), precision), device)
-    product = jax.jit(lambda a: a @ a)
-    jax.block_until_ready(product(a))
-    times_s = []
-    for _ in range(repeats):
-        start_s = time.perf_counter()
-        jax.block_until_ready(product(a))
-        times_s.append(time.perf_counter() - start_s)
-    return 2 * size**3 / min(times_s)
+def has_torch() -> bool:
+    """Whether PyTorch and transformers are installed here."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

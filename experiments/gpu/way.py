@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One way to train a model, in a process that takes steps when it is asked to.
+
+    python -m experiments.gpu.way product --model llama-1b
+
+Ways are `product` (hetjax's runtime, one stage), `jit` (the same model as one plain
+jit) and `torch` (`torch_way.py`). Prints a JSON line once it has compiled and warmed
+up; then, for each number of steps on standard input, a line with the seconds of each;
+at the end of the input, a line with its peak of memory. So several ways can share a
+card and be timed in turns.
+
+Owns both ends of that. Does not own what is compared (`parts/speed.py`).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
+
+import jax
+import optax
+
+from experiments.benchmarks.one_jit import one_jit
+from experiments.gpu.one_stage import CLIP_NORM, KEY, OneStage, node_of, one_stage
+from experiments.gpu.part import share_card
+from experiments.gpu.rows import without_names
+from hetjax.cluster.cluster import Node, Precision
+from hetjax.models.presets import model_config
+from hetjax.plans.plan import Remat
+
+WAYS = ("product", "jit", "torch")
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What all ways train: so many microbatches of `size` sequences a step."""
+
+    model: str
+    seq_len: int
+    microbatches: int
+    size: int
+    remat: Remat
+    precision: Precision
+    platform: str
+
+    def stage(self, node: Node) -> OneStage:
+        """Return the model as one stage of a plan on a device of this node."""
+        config = replace(model_config(self.model), max_seq_len=self.seq_len)
+        return one_stage(
+            config,
+            node,
+            microbatches=self.microbatches,
+            size=self.size,
+            remat=self.remat,
+            dtype=self.precision,
+        )
+
+    def options(self) -> list[str]:
+        """Return the words of the command."""
+        found = asdict(self).items()
+        return [w for k, v in found for w in (f"--{k.replace('_', '-')}", str(v))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A model that can take steps: `step` returns when the device has done it."""
+
+    step: Callable[[], None]
+    peak_bytes: Callable[[], int | None]
+    about: dict[str, Any]
+
+
+class WayFailed(Exception):
+    """A way's process has ended; what it printed last says why."""
+
+
+class Way:
+    """A way in a process of its own, for who compares it with others."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        command = [sys.executable, "-m", "experiments.gpu.way", name, *task.options()]
+        self.name, self._peak_bytes = name, None
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until it has warmed up; return what it says of itself."""
+        return self._answer()
+
+    def steps_s(self, number: int) -> list[float]:
+        """Let it take so many steps; return the seconds of each."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{number}\n")
+        self._process.stdin.flush()
+        return self._answer()["steps_s"]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> int | None:
+        """End it, if it has not; return the peak of its memory in bytes, where the
+        device tells."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.closed:
+            self._process.stdin.close()
+            self._peak_bytes = self._answer()["peak_bytes"]
+            self._process.wait()
+        return self._peak_bytes
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        printed = ""
+        for line in self._process.stdout:
+            if line.startswith("{"):  # libraries print, too
+                return json.loads(line)
+            printed += line
+        raise WayFailed(f"exit code {self._process.wait()}; {without_names(printed)}")
+
+
+def product(task: Task) -> Trained:
+    """The model through hetjax's runtime, as a run does it."""
+    device = jax.local_devices(backend=task.platform)[0]
+    stage = task.stage(node_of(device))
+    runtime = stage.runtime(device, optax.adamw(1e-4), clip_norm=CLIP_NORM)
+    runtime.compile()
+    compiling_bytes = peak_bytes(device)  # a compiler tries out kernels on the device
+    runtime.initialise(0)
+    batch, number = stage.batch(), 0
+
+    def step() -> None:
+        nonlocal number
+        runtime.step(number, batch, loss_scale=stage.loss_scale)
+        jax.block_until_ready([state.params for state in runtime.stages.values()])
+        number += 1
+
+    about = {"temp_bytes": runtime.temp_bytes()[KEY], "compiling": compiling_bytes}
+    return Trained(step=step, peak_bytes=lambda: peak_bytes(device), about=about)
+
+
+def jit(task: Task) -> Trained:
+    """The same mathematics, microbatches and optimizer as one jitted function."""
+    device = jax.local_devices(backend=task.platform)[0]
+    stage = task.stage(node_of(device))
+    held, train = one_jit(
+        stage.model,
+        stage.plan,
+        device,
+        optax.adamw(1e-4),
+        clip_norm=CLIP_NORM,
+        dtype=stage.precision,
+    )
+    batch = stage.batch()
+
+    def step() -> None:
+        nonlocal held
+        *held, _ = train(*held, *batch)
+        jax.block_until_ready(held)
+
+    return Trained(step=step, peak_bytes=lambda: peak_bytes(device), about={})
+
+
+def peak_bytes(device: jax.Device) -> int | None:
+    """Return the peak of this process so far; CPUs do not tell."""
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def serve(trained: Trained) -> None:
+    """Warm up, then take as many steps as each line of the input says."""
+    for _ in range(WARM_UP_STEPS):
+        trained.step()
+    print(json.dumps(trained.about), flush=True)
+    for line in sys.stdin:
+        times_s = [_timed_s(trained.step) for _ in range(int(line))]
+        print(json.dumps({"steps_s": times_s}), flush=True)
+    print(json.dumps({"peak_bytes": trained.peak_bytes()}), flush=True)
+
+
+def _timed_s(step: Callable[[], None]) -> float:
+    begin_s = time.perf_counter()
+    step()
+    return time.perf_counter() - begin_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--model", default="llama-1b")
+    parser.add_argument("--seq-len", type=int, default=2_048)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--size", type=int, default=1)
+    parser.add_argument("--remat", default="none", choices=get_args(Remat))
+    parser.add_argument("--precision", default="bfloat16", choices=get_args(Precision))
+    parser.add_argument("--platform", default="cuda")
+    arguments = vars(parser.parse_args())
+    name, task = arguments.pop("way"), Task(**arguments)
+    share_card()
+    if name == "torch":
+        from experiments.gpu.torch_way import by_torch  # needs what may not be here
+
+        serve(by_torch(task))
+    else:
+        serve({"product": product, "jit": jit}[name](task))
+
+
+if __name__ == "__main__":
+    main()
