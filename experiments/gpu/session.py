@@ -62,8 +62,7 @@ def _run(name: str, output: Path, limit_s: float, options: Sequence[str]) -> Non
         file.end("out of time", 0.0, "the session had no time left for it")
         return
     print(f"{name}: {PARTS[name].title}, {limit_s:.0f} s at most", flush=True)
-    command = [sys.executable, "-m", "experiments.gpu.part", name, *options]
-    command += ["--output", str(output), "--limit-s", f"{limit_s:.1f}"]
+    command = _command(name, output, limit_s, options)
     log, begin_s = output / "logs" / f"{name}.txt", time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -78,6 +77,13 @@ def _run(name: str, output: Path, limit_s: float, options: Sequence[str]) -> Non
         why = log.read_text(encoding="utf-8", errors="replace")
         file.end("failed", took_s, f"exit code {code}; {without_names(why)}")
     print(f"{name}: {file.read().state} after {took_s:.0f} s", flush=True)
+
+
+def _command(
+    name: str, output: Path, limit_s: float, options: Sequence[str]
+) -> list[str]:
+    own = ["--output", str(output), "--limit-s", f"{limit_s:.1f}"]
+    return [sys.executable, "-m", "experiments.gpu.part", name, *options, *own]
 
 
 def results(output: Path) -> list[PartResult]:
