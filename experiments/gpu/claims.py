@@ -48,4 +48,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        text="An update gives the same bits on devices of one kind",
+        where="docs/survive.md",
+        part="bits",
+        what="a step in another process: equal to the bit",
+        holds=is_so,
+    ),
+)
