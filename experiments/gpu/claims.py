@@ -48,6 +48,39 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
+_ROOFLINE = "hetjax/costs/roofline.py"
+_PRIORS = (
+    Claim(
+        text="attention by a kernel is as fast as costs count on (525 TFLOP/s of an "
+        "H100, at heads of 128), within a fifth",
+        where=_ROOFLINE,
+        part="priors",
+        what="attention of the longest sequence, heads of 128, both passes",
+        holds=near(0.2),
+    ),
+    Claim(
+        text="products reach the share of the peak that costs count on, within a tenth",
+        where=_ROOFLINE,
+        part="priors",
+        what="constant matmul_efficiency",
+        holds=near(0.1),
+    ),
+    Claim(
+        text="copies reach 0.8 of the bandwidth of the data sheet, within a tenth",
+        where="docs/doctor.md",
+        part="priors",
+        what="constant memory_efficiency",
+        holds=near(0.1),
+    ),
+    Claim(
+        text="the link between a device and its host moves at least 12 GB/s",
+        where="docs/train.md",
+        part="priors",
+        what="host to device",
+        holds=at_least(12.0),
+    ),
+)
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         text="An update gives the same bits on devices of one kind",
@@ -56,4 +89,5 @@ CLAIMS: tuple[Claim, ...] = (
         what="a step in another process: equal to the bit",
         holds=is_so,
     ),
+    *_PRIORS,
 )

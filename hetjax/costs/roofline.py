@@ -140,7 +140,7 @@ def host_update_s(
     are read and written, gradients read, by a host that does as much for each of the
     `per_host` devices that it has. One after the other: only stacks overlap.
     """
-    link = min(_HOST_LINK_BYTES_PER_S, device.intra_node_gb_per_s * 1e9)
+    link = host_link_bytes_per_s(device)
     gradients, num_devices = held.accumulators / mesh.data, mesh.data * mesh.tensor
     traffic = 2 * held.on_host + gradients * num_devices
     return (
@@ -149,6 +149,11 @@ def host_update_s(
         + traffic / num_devices * per_host / _HOST_BYTES_PER_S
         + calibration(device).launch_s
     )
+
+
+def host_link_bytes_per_s(device: DeviceSpec) -> float:
+    """Return what the link between a device and its host is counted on to move."""
+    return min(_HOST_LINK_BYTES_PER_S, device.intra_node_gb_per_s * 1e9)
 
 
 def data_sync_s(held: StaticBytes, gradient_bytes: float, data: int, hop: Hop) -> float:
@@ -189,8 +194,7 @@ def matmul_s(
 ) -> float:
     """Estimate a product of sizes (batch, m, n, k): arithmetic or traffic, the longer.
 
-    `precision` is that of its operands. The efficiency saturates in every size s as
-    s / (s + half_size).
+    `precision` is that of its operands.
     """
     batch, m, n, k = sizes
     traffic = batch * (m * k + k * n + m * n) * DTYPES[precision]
@@ -200,11 +204,28 @@ def matmul_s(
 def _arithmetic_s(
     sizes: tuple[int, int, int, int], precision: Precision, device: DeviceSpec
 ) -> float:
-    constants = calibration(device)
-    share = constants.matmul_efficiency * math.prod(
+    share = product_share(sizes, calibration(device))
+    return 2 * math.prod(sizes) / (flops_per_s(device, precision) * share)
+
+
+def product_share(sizes: tuple[int, int, int, int], constants: Calibration) -> float:
+    """Return the share of the peak that a product of sizes (batch, m, n, k) reaches.
+
+    It saturates in every size s as s / (s + half_size).
+    """
+    return constants.matmul_efficiency * math.prod(
         size / (size + constants.half_size) for size in sizes[1:]
     )
-    return 2 * math.prod(sizes) / (_flops_per_s(device, precision) * share)
+
+
+def attention_products(name: str, length: int) -> float:
+    """Return how many products of all scores a pass of causal attention is counted as.
+
+    `name` is that of the pass (`kernel_attention.py`). Blocks that no query sees are
+    left out.
+    """
+    blocks = math.ceil(length / _BLOCK)
+    return _PRODUCTS[name] * ((blocks + 1) / (2 * blocks))
 
 
 def _kernels_s(
@@ -253,10 +274,9 @@ def _attention_s(
 ) -> float:
     """A kernel's products, of blocks that some query sees; scores stay inside."""
     batch, length, heads, head_size = cuts.shape(step.inputs[0])
-    blocks = math.ceil(length / _BLOCK)
-    seen = (blocks + 1) / (2 * blocks)
     sizes = (batch * heads, length, length, head_size)
-    products_s = _PRODUCTS[step.op] * seen * _arithmetic_s(sizes, precision, device)
+    one_s = _arithmetic_s(sizes, precision, device)
+    products_s = attention_products(step.op, length) * one_s
     size = sum(cuts.num_bytes(v) for v in (*step.inputs, *step.outputs))
     return calibration(device).launch_s + max(products_s, size / _bytes_per_s(device))
 
@@ -273,8 +293,8 @@ def _product_sizes(step: Operation, cuts: Cuts) -> tuple[int, int, int, int]:
     return size(lhs, batch), size(lhs, free), size(rhs, free_rhs), size(lhs, of_lhs)
 
 
-def _flops_per_s(device: DeviceSpec, precision: Precision) -> float:
-    """The matrix peak, if the matrix units multiply this precision.
+def flops_per_s(device: DeviceSpec, precision: Precision) -> float:
+    """Return the matrix peak, if the matrix units multiply this precision.
 
     Else XLA computes as in fp32, whose operands are TF32 at half the rate where there
     is bf16 (JAX's default precision). Other devices do that without matrix units: where

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a device takes for a program: the median of calls, warmed up.
+
+Owns when the clock is read. Does not own what is timed.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import jax
+
+_LEAST, _MOST = 3, 200  # samples
+_SAMPLES_S = 0.2  # in which most are made
+_LONG_S = 1.0  # of which one sample is enough
+_QUEUE_S = 0.02  # that calls may be queued for
+_LEAST_S = 1e-9  # of a clock that stands still
+
+
+def median_s(
+    call: Callable[..., Any],
+    prepare: Callable[[], tuple[Any, ...]] = tuple,
+    *,
+    at_once: int = 1,
+) -> float:
+    """Return the median seconds of a call with what `prepare` makes off the clock.
+
+    With `at_once` a sample is so many calls, queued before the last is waited for: the
+    device then goes from one to the next, as it does within a step.
+    """
+    _once_s(call, prepare, 1)  # which may compile
+    warm_s = _once_s(call, prepare, 1)
+    least = _LEAST if warm_s < _LONG_S else 1
+    at_once = min(at_once, math.ceil(_QUEUE_S / warm_s))
+    times_s: list[float] = []
+    end_s = time.perf_counter() + _SAMPLES_S
+    while len(times_s) < least or (
+        time.perf_counter() < end_s and len(times_s) < _MOST
+    ):
+        times_s.append(_once_s(call, prepare, at_once))
+    return median(times_s)
+
+
+def _once_s(
+    call: Callable[..., Any], prepare: Callable[[], tuple[Any, ...]], at_once: int
+) -> float:
+    given = jax.block_until_ready(prepare())
+    start_s, made = time.perf_counter(), None
+    for _ in range(at_once):
+        made = call(*given)
+    jax.block_until_ready(made)
+    return max(time.perf_counter() - start_s, _LEAST_S) / at_once

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small programs whose time says what a device gives: products, copies, launches.
+
+All on random data: zeros use less power, and are faster. Each function returns seconds.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from experiments.gpu.clock import median_s
+
+PINNED = "pinned_host"  # what JAX calls the host's memory that a device reads itself
+_AT_ONCE = 8  # programs that are queued
+_CHAINS = 8, 72  # kernels of the two programs whose difference is kernels alone
+_ROWS = 128  # of a product that takes hardly more than its launch
+
+
+def product_s(
+    device: jax.Device, rows: int, columns: int, depth: int, dtype: str, pairs: int
+) -> float:
+    """Return the seconds of a product in a row of `pairs` there and back.
+
+    A product of `depth` x `columns`, then one of `columns` x `depth`, as in an MLP: as
+    much arithmetic, and none can begin before the one before it is done.
+    """
+    x, there, back = (
+        normal(device, shape, dtype, at)
+        for at, shape in enumerate([(rows, depth), (depth, columns), (columns, depth)])
+    )
+
+    @jax.jit
+    def chain(x: Any, there: Any, back: Any) -> jax.Array:
+        for _ in range(pairs):
+            x = (x @ there) @ back
+        return x
+
+    program_s = median_s(partial(chain, x, there, back), at_once=_AT_ONCE)
+    return program_s / (2 * pairs)
+
+
+def copy_s(device: jax.Device, num_bytes: int) -> float:
+    """Return the seconds in which so many bytes are read, and as many written."""
+    x = normal(device, (num_bytes // 4,), "float32")
+    return median_s(partial(jax.jit(lambda x: x + jnp.float32(1)), x), at_once=_AT_ONCE)
+
+
+def idle_program_s(device: jax.Device, at_once: int) -> float:
+    """Return the seconds of a program that does nothing to speak of."""
+    x = normal(device, (), "float32")
+    return median_s(partial(jax.jit(lambda x: x + jnp.float32(1)), x), at_once=at_once)
+
+
+def kernel_s(device: jax.Device) -> float:
+    """Return the seconds by which a program is longer for another small kernel.
+
+    A product of 128 x 128 that waits for the one before: no compiler makes one of two.
+    """
+    x, y = (normal(device, (_ROWS, _ROWS), "float32", at) for at in range(2))
+
+    def chain(number: int, x: jax.Array, y: jax.Array) -> jax.Array:
+        for _ in range(number):
+            x = x @ y
+        return x
+
+    few_s, many_s = (
+        median_s(partial(jax.jit(partial(chain, number)), x, y), at_once=_AT_ONCE)
+        for number in _CHAINS
+    )
+    few, many = _CHAINS
+    return max(many_s - few_s, 0.0) / (many - few)
+
+
+def host_copies(device: jax.Device, num_bytes: int) -> dict[str, Callable[[], float]]:
+    """Return what times a copy of so many bytes, by where it goes.
+
+    Pinned memory only where the device says that it reads the host's.
+    """
+    at_home = np.random.default_rng(0).standard_normal(num_bytes // 4, np.float32)
+    own = SingleDeviceSharding(device)
+    add = jax.jit(lambda x: x + jnp.float32(1))
+    x = jax.device_put(at_home, own)
+    ways: dict[str, Callable[[], float]] = {
+        "host to device": lambda: median_s(lambda: jax.device_put(at_home, own)),
+        # an array keeps its copy on the host: each is read once
+        "device to host": lambda: median_s(np.asarray, lambda: (add(x),)),
+    }
+    if PINNED in {memory.kind for memory in device.addressable_memories()}:
+        pinned = SingleDeviceSharding(device, memory_kind=PINNED)
+        there = jax.device_put(x, pinned)
+        ways["pinned host to device"] = lambda: median_s(
+            lambda: jax.device_put(there, own)
+        )
+        ways["device to pinned host"] = lambda: median_s(
+            lambda: jax.device_put(x, pinned)
+        )
+    return ways
+
+
+def normal(
+    device: jax.Device, shape: tuple[int, ...], dtype: str, seed: int = 0
+) -> jax.Array:
+    """Return random numbers of which products keep their size."""
+    scale = shape[0] ** -0.5 if len(shape) > 1 else 1.0
+    with jax.default_device(device):
+        drawn = jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
+        return jax.block_until_ready(drawn * jnp.asarray(scale, dtype))
