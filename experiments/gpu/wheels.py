@@ -96,7 +96,7 @@ def listed(
     python: str, jax: Sequence[str], requirements: Sequence[str], folder: Path
 ) -> str:
     """Return the list, with the size of each wheel in the folder."""
-    sizes = {
+    sizes: dict[str, int] = {
         canonicalize_name(wheel.name.partition("-")[0]): wheel.stat().st_size
         for wheel in folder.glob("*.whl")
     }
