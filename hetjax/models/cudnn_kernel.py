@@ -7,6 +7,7 @@ below JAX's public function: that one looks for a GPU when it is traced, and giv
 backward apart from its forward. Does not own when it is asked (`attention.py`).
 """
 
+from inspect import signature
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from hetjax.models.chunked_attention import Visibility
 
-_LATER: dict[str, Any] = (  # what JAX 0.12 asks for besides
-    {} if jax.__version_info__ < (0, 11) else {"score_mod": None}
+_LATER: dict[str, Any] = (  # what JAX asks for besides, from 0.12 on
+    {"score_mod": None}
+    if "score_mod" in signature(cudnn._dot_product_attention_fwd_rule).parameters
+    else {}
 )
 
 
