@@ -81,6 +81,30 @@ _PRIORS = (
     ),
 )
 
+_MEMORY = (
+    Claim(
+        text="a worker starts with 92 % of a GPU's memory",
+        where="docs/many-machines.md",
+        part="memory",
+        what="a process starts with 92% of the memory",
+        holds=is_so,
+    ),
+    Claim(
+        text="a plan may fill 90 % of a GPU's memory",
+        where="docs/many-machines.md, docs/limits.md",
+        part="memory",
+        what="a process holds what plans may fill",
+        holds=is_so,
+    ),
+    Claim(
+        text="no stage needs 2 % more memory than is predicted for it",
+        where="docs/how/compiled.md",
+        part="memory",
+        what="peak of memory over the prediction, the highest",
+        holds=at_most(1.02),
+    ),
+)
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         text="An update gives the same bits on devices of one kind",
@@ -89,5 +113,6 @@ CLAIMS: tuple[Claim, ...] = (
         what="a step in another process: equal to the bit",
         holds=is_so,
     ),
+    *_MEMORY,
     *_PRIORS,
 )

@@ -67,7 +67,7 @@ def _ending(part: PartResult) -> str:
 
 def _judged(claim: Claim, parts: Sequence[PartResult]) -> tuple[str, str, str, str]:
     row = measured(claim, parts)
-    if row is None:
+    if row is None or row.measured is None:
         return claim.text, claim.where, "", "not measured"
     verdict = "holds" if claim.holds(row) else "**does not hold**"
     return claim.text, claim.where, f"{_value(row.measured)} {row.unit}", verdict

@@ -68,11 +68,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """A model that can take steps: `step` returns when the device has done it."""
+    """A model that can take steps: `step` returns when the device has done it.
+
+    `memory` is what its allocator says, by JAX's names, if it says anything."""
 
     step: Callable[[], None]
     peak_bytes: Callable[[], int | None]
     about: dict[str, Any]
+    memory: Callable[[], dict[str, int]] = dict
 
 
 class WayFailed(Exception):
@@ -85,6 +88,7 @@ class Way:
     def __init__(self, name: str, task: Task) -> None:
         command = [sys.executable, "-m", "experiments.gpu.way", name, *task.options()]
         self.name, self._peak_bytes = name, None
+        self.memory: dict[str, int] = {}  # once it has ended
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -114,7 +118,8 @@ class Way:
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             self._process.stdin.close()
-            self._peak_bytes = self._answer()["peak_bytes"]
+            last = self._answer()
+            self._peak_bytes, self.memory = last["peak_bytes"], last["memory"]
             self._process.wait()
         return self._peak_bytes
 
@@ -145,7 +150,12 @@ def product(task: Task) -> Trained:
         number += 1
 
     about = {"temp_bytes": runtime.temp_bytes()[KEY], "compiling": compiling_bytes}
-    return Trained(step=step, peak_bytes=lambda: peak_bytes(device), about=about)
+    return Trained(
+        step=step,
+        peak_bytes=lambda: peak_bytes(device),
+        about=about,
+        memory=lambda: device.memory_stats() or {},
+    )
 
 
 def jit(task: Task) -> Trained:
@@ -183,7 +193,8 @@ def serve(trained: Trained) -> None:
     for line in sys.stdin:
         times_s = [_timed_s(trained.step) for _ in range(int(line))]
         print(json.dumps({"steps_s": times_s}), flush=True)
-    print(json.dumps({"peak_bytes": trained.peak_bytes()}), flush=True)
+    last = {"peak_bytes": trained.peak_bytes(), "memory": trained.memory()}
+    print(json.dumps(last), flush=True)
 
 
 def _timed_s(step: Callable[[], None]) -> float:
