@@ -105,6 +105,23 @@ _MEMORY = (
     ),
 )
 
+_TRANSPORTS = (
+    Claim(
+        text="sockets carry arrays between the workers of two cards",
+        where="docs/many-machines.md",
+        part="transports",
+        what="sockets between two processes: what is sent arrives",
+        holds=is_so,
+    ),
+    Claim(
+        text="--transport transfer carries arrays from one process's card to another's",
+        where="docs/many-machines.md",
+        part="transports",
+        what="jax.experimental.transfer between two processes: what is sent arrives",
+        holds=is_so,
+    ),
+)
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         text="An update gives the same bits on devices of one kind",
@@ -115,4 +132,5 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *_MEMORY,
     *_PRIORS,
+    *_TRANSPORTS,
 )

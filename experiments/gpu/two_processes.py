@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that go from a device to one of another process and back, by either transport.
+
+    python -m experiments.gpu.two_processes sockets --platform cpu --sizes 65536
+
+The transports are those of a run (`hetjax/comm/`): over sockets, by way of both hosts,
+or by `jax.experimental.transfer`. This process starts another one, which sends back
+whatever comes, and prints a JSON line for each size: half the seconds of a round trip,
+and whether what came back is what was sent. Owns both ends. Does not own what is
+expected of them (`parts/transports.py`).
+"""
+
+import argparse
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from experiments.gpu.part import share_card
+from experiments.gpu.timed_programs import normal
+from hetjax.comm.peers import Peers
+from hetjax.comm.pull import PullServer, TransferTransport
+from hetjax.comm.transport import Tag, Transport
+from hetjax.comm.wire import HostWorkPool, SocketTransport
+from hetjax.mesh.process_setup import simulate_devices
+
+TRANSPORTS = ("sockets", "transfer")
+_HOST = "127.0.0.1"
+_STAGES = {"east": 0, "west": 1}  # the process that measures has the first
+_ROUNDS = 6  # of which the first compiles and connects
+_NUM_THREADS = 4
+_CONNECT_S = 30.0
+_WIDTH = 1024
+
+
+class _End:
+    """One of the two processes, once it is connected to the other."""
+
+    def __init__(self, own: str, device: jax.Device) -> None:
+        self.own, self.device = own, device
+        (self.other,) = _STAGES.keys() - {own}
+
+    def listen(self, secret: bytes) -> str:
+        self._secret = secret
+        self.peers = Peers(self.own, f"{_HOST}:0", secret)
+        return self.peers.address
+
+    def connect(self, transport: str, address: str) -> None:
+        self.peers.connect({self.other: address}, _CONNECT_S)
+        self._pool = HostWorkPool(self.peers, _NUM_THREADS)
+        self._transport = self._of_kind(transport)
+
+    def _of_kind(self, transport: str) -> Transport:
+        if transport == "sockets":
+            ranks = {(0, stage): ((node,),) for node, stage in _STAGES.items()}
+            return SocketTransport(self.peers, self._pool, ranks)
+        nodes = {(0, stage): node for node, stage in _STAGES.items()}
+        server = PullServer(_HOST, self._secret)
+        degrees = dict.fromkeys(nodes, 1)
+        return TransferTransport(self.peers, self._pool, nodes, server, degrees)
+
+    def send(self, turn: int, number: int, x: jax.Array) -> None:
+        self._transport.send(_tag(turn, number, self.other), x)
+
+    def receive(self, turn: int, number: int, num_bytes: int) -> jax.Array:
+        """Wait for the array of that size; raises PeerLost with the other process."""
+        tag, version = _tag(turn, number, self.own), self.peers.mailbox.version
+        while not self._transport.arrived(tag):
+            version = self.peers.mailbox.wait(version)
+        expected = jax.ShapeDtypeStruct(
+            _shape(num_bytes), jnp.float32, sharding=SingleDeviceSharding(self.device)
+        )
+        return jax.block_until_ready(self._transport.receive(tag, expected))
+
+
+def _tag(turn: int, number: int, receiver: str) -> Tag:
+    kind = "F" if receiver == "west" else "B"
+    return Tag(0, turn, kind, 0, _STAGES[receiver], number)
+
+
+def _shape(num_bytes: int) -> tuple[int, int]:
+    return num_bytes // 4 // _WIDTH, _WIDTH
+
+
+def measuring(transport: str, device: jax.Device, options: Sequence[str]) -> None:
+    """Start the other process, send it arrays, and print how long they were away."""
+    end, secret = _End("east", device), secrets.token_bytes(32)
+    command = [sys.executable, "-m", "experiments.gpu.two_processes", *options]
+    child = subprocess.Popen(
+        [*command, "--answering"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(f"{secret.hex()} {end.listen(secret)}\n")
+    child.stdin.flush()
+    end.connect(transport, child.stdout.readline().strip())
+    for turn, num_bytes in enumerate(_sizes(options)):
+        x = normal(device, _shape(num_bytes), "float32")
+        times_s, are_equal = list[float](), True
+        for number in range(_ROUNDS):
+            start_s = time.perf_counter()
+            end.send(turn, number, x)
+            found = end.receive(turn, number, num_bytes)
+            times_s.append((time.perf_counter() - start_s) / 2)
+            are_equal &= bool(jnp.array_equal(x, found))
+        told = {"num_bytes": num_bytes, "seconds": median(times_s[1:])}
+        print(json.dumps(told | {"are_equal": are_equal}), flush=True)
+    child.stdin.close()  # it ends then
+    child.wait()
+    os._exit(0)  # with what waits for a peer that is gone
+
+
+def answering(transport: str, device: jax.Device, options: Sequence[str]) -> None:
+    """Send back whatever comes."""
+    secret, address = sys.stdin.readline().split()
+    threading.Thread(target=_end_with_other, daemon=True).start()
+    end = _End("west", device)
+    print(end.listen(bytes.fromhex(secret)), flush=True)
+    end.connect(transport, address)
+    for turn, num_bytes in enumerate(_sizes(options)):
+        for number in range(_ROUNDS):
+            end.send(turn, number, end.receive(turn, number, num_bytes))
+    threading.Event().wait()  # what was sent last may not have been pulled yet
+
+
+def _end_with_other() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _sizes(options: Sequence[str]) -> list[int]:
+    return parser().parse_args(options).sizes
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    made.add_argument("transport", choices=TRANSPORTS)
+    made.add_argument("--platform", default="cuda")
+    made.add_argument("--sizes", type=int, nargs="+", required=True, metavar="BYTES")
+    made.add_argument("--answering", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def main() -> None:
+    options = sys.argv[1:]
+    arguments = parser().parse_args(options)
+    share_card()
+    if arguments.platform == "cpu":
+        simulate_devices(1)
+    device = jax.local_devices(backend=arguments.platform)[0]
+    end = answering if arguments.answering else measuring
+    end(arguments.transport, device, options)
+
+
+if __name__ == "__main__":
+    main()
