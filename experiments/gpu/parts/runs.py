@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether hetjax runs on the card at all, knows it, and trains there as on the CPU.
+
+The card says what it is, the driver and JAX how much memory it has; then preset `tiny`
+trains as one stage through the product, on the card and on the CPU at the same time,
+while `hetjax devices` and `hetjax doctor` run as a user runs them. Owns these questions
+and the bounds within which losses count as equal.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from experiments.gpu.background import Background, python_module
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting
+from experiments.gpu.tiny_run import RunSize, furthest, losses, tiny_arguments
+from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.discovery import device_name
+from hetjax.cluster.memory_budget import node_plan_bytes
+from hetjax.launch.isolation import gpu_share
+from hetjax.launch.looking import accelerators_here
+from hetjax.mesh.driver import Card, driver_cards
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan_files import write_plan
+from hetjax.profiling.found_here import cluster_here
+
+_GIB = 2**30
+_NODE = "device"
+_LAYERS = 6  # of preset tiny: the embedding, four blocks, the head
+_USUAL = RunSize(steps=24, seq_len=64, microbatches=2, microbatch_size=8)
+_QUICK = RunSize(steps=6, seq_len=16, microbatches=2, microbatch_size=4)
+_KEPT_S = 1.0  # for the rows after a run that does not end
+_CPU_ALONE = {"JAX_PLATFORMS": "cpu"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """How a run on the card computes, and how far its losses may be from the CPU's.
+
+    `rounding` says what the bound rests on.
+    """
+
+    name: str
+    dtype: str
+    bound: float
+    rounding: str
+    environment: Mapping[str, str]
+
+
+# A run's losses are means over tokens, so that roundings partly cancel; each step
+# starts from weights that the roundings of those before it have moved. Against float32
+# on a CPU the usual run was off by 2.4e-4 in float16, which has the mantissa of TF32,
+# and by 1.2e-3 in bfloat16.
+PRECISIONS = (
+    Precision(
+        name="float32",
+        dtype="float32",
+        bound=2**-9,
+        rounding="JAX's default; from Ampere on products are of TF32, which rounds "
+        "operands by up to 2^-11 each, both 2^-10, twice that over the steps",
+        environment={},
+    ),
+    Precision(
+        name="exact float32",
+        dtype="float32",
+        bound=1e-4,
+        rounding="JAX_DEFAULT_MATMUL_PRECISION=highest: sums in another order, 2^-24 "
+        "each, which AdamW enlarges where gradients nearly vanish",
+        environment={"JAX_DEFAULT_MATMUL_PRECISION": "highest"},
+    ),
+    Precision(
+        name="the card's own precision",
+        dtype="best",
+        bound=2**-7,
+        rounding="bfloat16 rounds operands and activations by up to 2^-9 each, both "
+        "operands 2^-8, twice that over the steps; float16 rounds less",
+        environment={},
+    ),
+)
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    yield from _card(setting.device)
+    with setting.scratch() as folder, ExitStack() as commands:
+        devices, doctor = (
+            commands.enter_context(
+                python_module(folder / f"{name}.txt", f"hetjax.{name}")
+            )
+            for name in ("devices", "doctor")
+        )
+        yield from _trained(setting, folder)
+        yield from _devices(devices, setting)
+        yield _exit_code("hetjax doctor", doctor, setting)
+
+
+def _card(device: jax.Device) -> Iterator[Row]:
+    """What the card says of itself, beside what catalogue and driver say."""
+    yield Row(what="card", measured=device.device_kind)
+    shown = [card for card in driver_cards() if card.name == device.device_kind]
+    card = shown[0] if shown and device.platform != "cpu" else None
+    yield Row(
+        what="compute capability",
+        measured=_capability(device),
+        note=f"the driver says {card.compute_capability}" if card else "no driver",
+    )
+    yield from _memory(device, card)
+    by_driver = sorted(device_name(found) for found in accelerators_here(os.environ))
+    by_jax = sorted(
+        device_name(found)
+        for found in jax.local_devices(backend=device.platform)
+        if found.platform != "cpu"
+    )
+    yield Row(
+        what="discovery finds the devices that JAX has",
+        measured=by_driver == by_jax,
+        note=f"discovery: {', '.join(by_driver) or 'none'}; "
+        f"JAX: {', '.join(by_jax) or 'none'}",
+    )
+
+
+def _capability(device: jax.Device) -> str | None:
+    found = getattr(device, "compute_capability", None)
+    return None if found is None else str(found)
+
+
+def _memory(device: jax.Device, card: Card | None) -> Iterator[Row]:
+    """The catalogue, the driver, JAX's allocator and a plan's budget, in that order."""
+    known = catalogue().get(canonical_name(device_name(device)))
+    by_driver = card.memory_gib if card and card.memory_gib else None
+    yield Row(
+        what="memory of the card",
+        measured=by_driver,
+        unit="GiB",
+        predicted=known.memory_gib if known else None,
+        note=f"the driver's total; the catalogue's {known.name}"
+        if known
+        else f"the catalogue does not have {device_name(device)}",
+    )
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    share = gpu_share(os.environ)
+    yield Row(
+        what="memory limit of JAX",
+        measured=limit / _GIB if limit else None,
+        unit="GiB",
+        predicted=share * by_driver if by_driver else None,
+        note=f"bytes_limit; hetjax sets {share:.0%} of the driver's total",
+    )
+    (node,) = cluster_here([device])[0].nodes
+    budget = node_plan_bytes(node)
+    yield Row(
+        what="memory of a plan is within JAX's limit",
+        measured=budget <= limit if limit else None,
+        note=f"a plan may fill {budget / _GIB:.2f} GiB",
+    )
+
+
+def _trained(setting: Setting, folder: Path) -> Iterator[Row]:
+    """The same run on the CPU and on the card in each precision, all at once."""
+    size = setting.choose(_USUAL, _QUICK)
+    card = device_name(setting.device)
+    plan = folder / "plan.json"
+    write_plan(plan, one_stage_plan(size))
+    with ExitStack() as commands:
+
+        def start(name: str, device: str, dtype: str, own: Mapping[str, str]):
+            node = Node(name=_NODE, device=device, count=1)
+            more = ["--plan", str(plan), "--dtype", dtype]
+            more += ["--platform", "cpu"] if device == "cpu" else []
+            cluster = Cluster(name="here", nodes=(node,))
+            cache = folder / f"{name}-cache"
+            words = tiny_arguments(folder / name, cluster, size, cache, *more)
+            log, environment = folder / f"{name}.txt", os.environ | own
+            return commands.enter_context(
+                python_module(log, "hetjax.train", words, environment)
+            )
+
+        on_cpu = start("cpu", "cpu", "float32", _CPU_ALONE)
+        on_card = [
+            start(f"card-{n}", card, each.dtype, each.environment)
+            for n, each in enumerate(PRECISIONS)
+        ]
+        on_cpu.exit_code(setting.left_s() - _KEPT_S)
+        expected = losses(folder / "cpu")
+        for n, (precision, run) in enumerate(zip(PRECISIONS, on_card, strict=True)):
+            code = run.exit_code(setting.left_s() - _KEPT_S)
+            found = losses(folder / f"card-{n}")
+            if n == 0:
+                yield _falls(found, size, code, run)
+            yield from _beside_cpu(precision, found, expected, size, run)
+
+
+def one_stage_plan(size: RunSize) -> Plan:
+    """Return the whole of `tiny` on one device, as any planner would have it."""
+    stage = Stage(node=_NODE, devices=(0,), layers=(0, _LAYERS), launch_ahead=1)
+    replica = Replica(
+        num_microbatches=size.microbatches,
+        microbatch_size=size.microbatch_size,
+        stages=(stage,),
+    )
+    return Plan(
+        model="tiny",
+        seq_len=size.seq_len,
+        global_batch=size.global_batch,
+        replicas=(replica,),
+    )
+
+
+def _falls(
+    found: Sequence[float], size: RunSize, code: int | None, run: Background
+) -> Row:
+    is_whole = len(found) == size.steps and code == 0
+    course = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps" if found else ""
+    return Row(
+        what="hetjax train runs, and its loss falls",
+        measured=is_whole and found[-1] < found[0],
+        note=f"tiny, one stage; {course}"
+        if is_whole
+        else f"exit code {code}, {len(found)} steps; {run.tail}",
+    )
+
+
+def _beside_cpu(
+    precision: Precision,
+    found: Sequence[float],
+    expected: Sequence[float],
+    size: RunSize,
+    run: Background,
+) -> Iterator[Row]:
+    """The distance of losses that were not all made is not known."""
+    is_whole = len(found) == len(expected) == size.steps
+    distance = furthest(found, expected)
+    yield Row(
+        what=f"losses in {precision.name}, furthest from the CPU's",
+        measured=distance if is_whole else None,
+        unit="of the loss",
+        note=""
+        if is_whole
+        else f"{len(found)} steps, {len(expected)} on the CPU; {run.tail}",
+    )
+    yield Row(
+        what=f"losses in {precision.name} are the CPU's within rounding",
+        measured=is_whole and distance <= precision.bound,
+        note=f"bound {precision.bound:.2g}: {precision.rounding}",
+    )
+
+
+def _devices(command: Background, setting: Setting) -> Iterator[Row]:
+    """`hetjax devices` says in its last line what this machine has."""
+    yield _exit_code("hetjax devices", command, setting)
+    device = setting.device
+    is_cpu = device.platform == "cpu"
+    name = "the CPU alone" if is_cpu else device_name(device)
+    last = (command.output.strip().splitlines() or [""])[-1]
+    yield Row(what="hetjax devices names the card", measured=name in last, note=last)
+
+
+def _exit_code(name: str, command: Background, setting: Setting) -> Row:
+    code = command.exit_code(setting.left_s() - _KEPT_S)
+    return Row(
+        what=f"exit code of {name}",
+        measured=None if code is None else float(code),
+        note="" if code == 0 else command.tail,
+    )
