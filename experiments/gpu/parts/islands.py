@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage on the accelerator and one on the host's CPU, against the CPU alone, in fp32.
+"""The card and the CPU of its machine as two islands of one job, and either one lost.
 
-Owns the plan and the comparison of gradients.
+First the gradients of a pipeline over both, in this process, against those of one stage
+on the CPU. Then preset `tiny` on two worker processes, by a plan of the planner: each
+node is said to have too little memory for the whole model, so that no plan leaves one
+of them out. The run is repeated twice; in one the CPU's worker is killed, in the other
+the card's. Owns the clusters, the blows, and what of a run is compared.
 """
 
-import argparse
-from dataclasses import replace
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
@@ -13,53 +23,257 @@ import numpy as np
 import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
+from experiments.gpu.background import Background, python_module
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting
+from experiments.gpu.tiny_run import RunSize, furthest, losses, tiny_arguments
+from experiments.recovery.kills import workers
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.discovery import device_name
+from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.data.batches import Batch
 from hetjax.models.presets import model_preset
+from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan_files import write_plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.schedule.predicted import Predicted
+from hetjax.training.rundir import EVENTS, METRICS, read_journal
+
+CARD, HOST = "card", "host"  # the nodes, and their workers
+_LOST = {HOST: "CPU's worker", CARD: "card's worker"}
+_USUAL = RunSize(steps=60, seq_len=64, microbatches=8, microbatch_size=2)
+_QUICK = RunSize(steps=24, seq_len=16, microbatches=4, microbatch_size=2)
+_KILLED_AFTER = 8  # steps
+_SAVED_EVERY = 2  # steps: with one pipeline, state comes back from the disk
+_MEMORY = 0.75  # of what the whole model needs, each node has
+_LOOK_S = 0.01
+_KEPT_S = 1.0  # for the rows after a run that does not end
 
 
-def mixed(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
-    """A stage on the accelerator and one on the CPU, against the CPU alone, fp32."""
-    model = model_preset("tiny")
-    cpu = jax.local_devices(backend="cpu")[0]
-    nodes = {"accelerator": [device], "host": [cpu]}
-
-    def stage(node: str, layers: tuple[int, int], launch_ahead: int) -> Stage:
-        return Stage(node=node, devices=(0,), layers=layers, launch_ahead=launch_ahead)
-
-    last = len(model.layers)
-    replicas = (
-        Replica(
-            num_microbatches=2,
-            microbatch_size=2,
-            stages=(stage("accelerator", (0, 3), 2), stage("host", (3, last), 1)),
-        ),
+def measure(setting: Setting) -> Iterator[Row]:
+    yield _gradients(setting.device)
+    size = setting.choose(_USUAL, _QUICK)
+    cluster = cluster_of_two_kinds(setting.device, size)
+    planned = find_plan(_request(cluster, size), local_search_s=1.0).best
+    yield Row(
+        what="the plan has stages on both kinds",
+        measured=planned.plan.nodes == {CARD, HOST},
+        note="; ".join(f"{s.node}: {s.layers}" for _, _, s in planned.plan.stages()),
     )
+    with setting.scratch() as folder:
+        yield from _runs(setting, Job(folder, cluster, planned, size))
+
+
+def _gradients(device: jax.Device) -> Row:
+    """Of a stage on the device and one on the CPU, against one stage on the CPU."""
+    model = model_preset("tiny")
+    cpu = jax.local_devices(backend="cpu")[-1]  # another one, where there are several
+    first, last = (0, len(model.layers) // 2), (len(model.layers) // 2, 6)
     whole = even_pipeline(model, 1, microbatches=2, size=2)
-    plan = replace(whole, replicas=replicas)
-    batch = random_batch(plan, model.vocab_size)
+    stages = (_stage(CARD, first, 2), _stage(HOST, last, 1))
+    (replica,) = whole.replicas
+    both = replace(whole, replicas=(replace(replica, stages=stages),))
+    batch = random_batch(whole, model.vocab_size)
     with jax.default_matmul_precision("highest"):
-        loss, found = _loss_and_gradients(plan, nodes, batch)
-        one_loss, expected = _loss_and_gradients(whole, {"node": [cpu]}, batch)
-    errors = [
-        float(np.linalg.norm(found[name] - value) / np.linalg.norm(value))
+        found = _gradients_by(both, {CARD: [device], HOST: [cpu]}, batch)
+        expected = _gradients_by(whole, {"node": [cpu]}, batch)
+    errors = {
+        name: float(np.linalg.norm(found[name] - value) / np.linalg.norm(value))
         for name, value in expected.items()
-    ]
-    return {
-        "loss": loss,
-        "loss_on_one_device": one_loss,
-        "largest_relative_gradient_error": max(errors),
     }
+    return Row(
+        what="gradients of both kinds in one pipeline, furthest from the CPU's",
+        measured=max(errors.values()),
+        unit="of a parameter's norm",
+        note="float32, products in full precision; worst: "
+        f"{max(errors, key=errors.__getitem__)}",
+    )
 
 
-def _loss_and_gradients(
-    plan: Plan, nodes: dict[str, list[jax.Device]], batch: Batch
-) -> tuple[float, dict[str, np.ndarray]]:
-    """One step; optax.trace without decay keeps the gradient as its state."""
+def _stage(node: str, layers: tuple[int, int], launch_ahead: int) -> Stage:
+    return Stage(node=node, devices=(0,), layers=layers, launch_ahead=launch_ahead)
+
+
+def _gradients_by(
+    plan: Plan, nodes: Mapping[str, list[jax.Device]], batch: Batch
+) -> dict[str, np.ndarray]:
+    """Take one step; optax.trace without decay keeps the gradient as its state."""
     model = model_preset(plan.model)
     runtime = StageRuntime(plan, model, nodes, optax.trace(decay=0.0))
     runtime.initialise(0)
-    loss = runtime.step(0, batch).loss()
+    runtime.step(0, batch)
     kept = {e.name: v for e, v in runtime.entries() if e.name.startswith("opt.")}
-    return loss, kept
+    runtime.close()
+    return kept
+
+
+def cluster_of_two_kinds(device: jax.Device, size: RunSize) -> Cluster:
+    """Return the device and the CPU as nodes, neither with room for all of `tiny`."""
+    nodes = (
+        Node(name=CARD, device=device_name(device), count=1),
+        Node(name=HOST, device="cpu", count=1),
+    )
+    return Cluster(name="two kinds", nodes=tuple(_cramped(n, size) for n in nodes))
+
+
+def _cramped(node: Node, size: RunSize) -> Node:
+    """The node with part of the memory that the whole model takes there."""
+    model = model_preset("tiny")
+    replica = Replica(
+        num_microbatches=size.microbatches,
+        microbatch_size=size.microbatch_size,
+        stages=(_stage(node.name, (0, len(model.layers)), 1),),
+    )
+    plan = Plan(
+        model=model.name,
+        seq_len=size.seq_len,
+        global_batch=size.global_batch,
+        replicas=(replica,),
+    )
+    request = _request(Cluster(name="alone", nodes=(node,)), size)
+    needed = evaluate_plan(request, plan).memory[f"{node.name}/0"].total_bytes
+    bytes_per_gib = plan_bytes(device_spec(node).name, 1.0)
+    return replace(node, memory_gib=_MEMORY * needed / bytes_per_gib)
+
+
+def _request(cluster: Cluster, size: RunSize) -> PlanRequest:
+    """Ask for a plan of `tiny` with few choices, so that it takes a second or two."""
+    return PlanRequest(
+        model=model_preset("tiny"),
+        cluster=cluster,
+        seq_len=size.seq_len,
+        global_batch=size.global_batch,
+        dtype="float32",
+        microbatch_sizes=(size.microbatch_size,),
+        tensor_degrees=(1,),
+        data_degrees=(1,),
+        remats=("none",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The same run for all that happens to it, in folders of their own."""
+
+    folder: Path
+    cluster: Cluster
+    planned: Predicted
+    size: RunSize
+
+    def arguments(self, run_dir: Path, platform: str) -> list[str]:
+        """What follows `python -m hetjax.train`."""
+        plan = run_dir.with_suffix(".json")
+        write_plan(plan, self.planned.plan)
+        words = ["--launcher", "processes", "--plan", str(plan), "--dtype", "float32"]
+        words += ["--checkpoint.every", str(_SAVED_EVERY)]
+        words += ["--platform", "cpu"] if platform == "cpu" else []
+        # later runs find what the first has compiled, and have its bits
+        cache = self.folder / "cache"
+        return [
+            *tiny_arguments(run_dir, self.cluster, self.size, cache),
+            *words,
+        ]
+
+
+def _runs(setting: Setting, job: Job) -> Iterator[Row]:
+    whole = job.folder / "whole"
+    log = job.folder / "whole.txt"
+    words = job.arguments(whole, setting.platform)
+    with python_module(log, "hetjax.train", words) as run:
+        code = run.exit_code(setting.left_s() - _KEPT_S)
+    expected = losses(whole)
+    runs = code == 0 and len(expected) == job.size.steps
+    yield Row(
+        what="a run on workers of both kinds ends, and its loss falls",
+        measured=runs and expected[-1] < expected[0],
+        note="" if runs else f"exit code {code}, {len(expected)} steps; {run.tail}",
+    )
+    if not runs:
+        return
+    yield _step_time(whole, job)
+    with ThreadPoolExecutor(setting.choose(2, 1)) as pool:
+        lost = [pool.submit(_run_with_loss, w, setting, job) for w in _LOST]
+        for worker, ended in zip(_LOST, lost, strict=True):
+            yield from _recovery(worker, ended.result(), expected)
+
+
+def _step_time(run_dir: Path, job: Job) -> Row:
+    lines = read_journal(run_dir / METRICS)
+    times_s = [line["step_time_s"] for line in lines if "step_time_s" in line]
+    return Row(
+        what="step of both kinds in one job",
+        measured=median(times_s[len(times_s) // 2 :]),
+        unit="s",
+        predicted=job.planned.simulation.step_time_s,
+        note="predicted by data sheets; the CPU's is a rough guess",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disturbed:
+    """A run of which a worker was killed, if there was time; `tail` ends its log."""
+
+    is_killed: bool
+    code: int | None
+    losses: list[float]
+    recovered: list[dict[str, Any]]
+    tail: str
+
+
+def _run_with_loss(worker: str, setting: Setting, job: Job) -> Disturbed:
+    """Kill a worker as soon as some steps are trained."""
+    run_dir = job.folder / f"without-{worker}"
+    log = job.folder / f"without-{worker}.txt"
+    words = job.arguments(run_dir, setting.platform)
+    with python_module(log, "hetjax.train", words) as run:
+        is_killed = _kill(worker, run_dir, run, setting)
+        code = run.exit_code(setting.left_s() - _KEPT_S)
+    events = read_journal(run_dir / EVENTS)
+    return Disturbed(
+        is_killed=is_killed,
+        code=code,
+        losses=losses(run_dir),
+        recovered=[event for event in events if event["event"] == "recovered"],
+        tail=run.tail,
+    )
+
+
+def _kill(worker: str, run_dir: Path, run: Background, setting: Setting) -> bool:
+    """Kill the worker once `_KILLED_AFTER` steps are in the journal; False if the run
+    has ended before."""
+    while run.process.poll() is None and setting.left_s() > _KEPT_S:
+        pid = workers(run_dir).get(worker)
+        if pid is not None and len(losses(run_dir)) >= _KILLED_AFTER:
+            os.kill(pid, signal.SIGKILL)
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+def _recovery(worker: str, found: Disturbed, expected: list[float]) -> Iterator[Row]:
+    lost = f"the {_LOST[worker]}"
+    is_back = found.is_killed and found.code == 0 and len(found.recovered) == 1
+    why = f"killed: {found.is_killed}, exit code {found.code}; {found.tail}"
+    yield Row(
+        what=f"recovers when {lost} is killed",
+        measured=is_back,
+        note=found.recovered[0]["reason"] if is_back else why,
+    )
+    if not is_back:
+        return
+    seconds = found.recovered[0]["seconds"]
+    yield Row(
+        what=f"recovery from the loss of {lost}",
+        measured=sum(seconds.values()),
+        unit="s",
+        note=", ".join(f"{phase} {s:.2f}" for phase, s in seconds.items()),
+    )
+    yield Row(
+        what=f"losses are those of an undisturbed run when {lost} is killed",
+        measured=found.losses == expected,
+        note=f"furthest apart: {furthest(found.losses, expected):.2g} of the loss",
+    )
