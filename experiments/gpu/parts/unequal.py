@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two unequal cards made of one: is the planner's layout the fastest, and as predicted?
+
+Two processes share the card as clients of MPS, one with 70 % of its multiprocessors and
+one with 30 %, each with as large a share of its memory. Both are profiled at the same
+time; then a plan of the planner, an even split and the larger share alone train in
+turn, each on workers of its own. On CPUs there is no MPS: the smaller one runs slower
+programs. Owns the layouts and their comparison. Does not own the
+shares (`experiments/gpu/shares.py`), the service that makes them
+(`experiments/gpu/mps.py`) nor the model (`experiments/islands/models.py`).
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import jax
+
+from experiments.gpu.mps import NoService, multi_process_service
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting, Skipped
+from experiments.gpu.shares import (
+    LARGER,
+    SMALLER,
+    Share,
+    as_kinds,
+    cluster_of_shares,
+    kind_of,
+    memory_gib_of,
+    multiprocessors,
+    profiled,
+    shares_of_card,
+    shares_of_cpu,
+)
+from experiments.islands import models
+from hetjax.cluster.catalogue import Precision, best_precision, device_spec
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.cluster.discovery import device_name
+from hetjax.cluster.local_devices import LocalDevice
+from hetjax.costs.measured.layer_profile import Profile, measured
+from hetjax.data.dataset import Dataset
+from hetjax.launch.launching import OnThisMachine, started
+from hetjax.launch.looking import accelerators_here
+from hetjax.models.presets import model_preset
+from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.find import find_plan
+from hetjax.plans.plan import Plan
+from hetjax.runtime.control.controller import Controller
+from hetjax.schedule.predicted import Predicted
+from hetjax.training.config import RunConfig
+from hetjax.training.optimizer import optimizer
+from hetjax.training.worker import worker_settings
+
+PLANNED, EVEN, ALONE = "the planner's layout", "an even split", "the larger share alone"
+_WORKER = "experiments.islands.worker"
+_CPU_GIB = 4.0  # of memory, as the catalogue says of a CPU
+_PROFILE_S = 300.0  # at most
+_KEPT_S = 2.0  # for the last rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What is trained: a model of `experiments/islands/models.py`, and how much."""
+
+    model: str
+    global_batch: int
+    microbatch_sizes: tuple[int, ...]
+    steps: int
+    search_s: float
+
+
+_USUAL = Sizes(
+    model="gpt-12x768",
+    global_batch=32,
+    microbatch_sizes=(2, 4, 8),
+    steps=10,
+    search_s=2.0,
+)
+_QUICK = Sizes(
+    model="gpt-2x64", global_batch=4, microbatch_sizes=(1,), steps=3, search_s=0.2
+)
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    card = None if setting.platform == "cpu" else _card()
+    jax.config.update("jax_platforms", "cpu")  # the card is for the shares alone
+    sizes = setting.choose(_USUAL, _QUICK)
+    with setting.scratch() as folder, _shares(card) as shares:
+        if card is not None:
+            yield from _multiprocessors(shares)
+        gib = _CPU_GIB if card is None else memory_gib_of(card)
+        kind = "cpu" if card is None else device_name(card)
+        cluster = cluster_of_shares(shares, kind, gib, folder)
+        job = Job(setting, folder, shares, cluster, sizes)
+        profile = job.profile()
+        yield _unlike(profile, sizes)
+        yield from _compared(job, profile)
+
+
+def _card() -> LocalDevice:
+    """The first GPU that a process of this user may have."""
+    cards = [d for d in accelerators_here(os.environ) if d.platform == "cuda"]
+    if not cards:
+        raise Skipped("no GPU of NVIDIA is here, and only those have MPS")
+    return cards[0]
+
+
+@contextmanager
+def _shares(card: LocalDevice | None) -> Iterator[Sequence[Share]]:
+    """Two shares of the card, or of the CPU, as long as they are needed."""
+    if card is None:
+        yield shares_of_cpu()
+        return
+    with ExitStack() as service:
+        try:
+            clients = service.enter_context(multi_process_service(card.handle))
+        except NoService as reason:
+            raise Skipped(f"MPS does not start: {reason}") from None
+        yield shares_of_card(clients)
+
+
+def _multiprocessors(shares: Sequence[Share]) -> Iterator[Row]:
+    """Whether the service divides the card; Skipped if JAX does not run on a share."""
+    asked = [os.environ, *(share.variables for share in shares)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        whole, *parts = pool.map(multiprocessors, asked)
+    if None in parts:
+        raise Skipped("MPS has started, but JAX does not start as its client")
+    for share, found in zip(shares, parts, strict=True):
+        yield Row(
+            what=f"multiprocessors of the {share.name} share",
+            measured=found or None,
+            predicted=share.fraction * whole if whole else None,
+            note=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE asks for {share.fraction:.0%} of "
+            f"{whole or 'an unknown number'}",
+        )
+
+
+def _unlike(profile: Profile, sizes: Sizes) -> Row:
+    """How unequal the shares are, for what is trained."""
+    block_s = {}
+    for name in (LARGER, SMALLER):
+        found = measured(
+            profile,
+            device=kind_of(name),
+            kind=profile.layers[1],
+            tensor=1,
+            microbatch_size=max(sizes.microbatch_sizes),
+        )
+        block_s[name] = found.forward_s + found.backward_s
+    return Row(
+        what="time of a block on the smaller share over that on the larger",
+        measured=block_s[SMALLER] / block_s[LARGER],
+        note=f"{sizes.model}, {1e3 * block_s[LARGER]:.3g} ms on the larger; "
+        "both measured at the same time",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all layouts have in common.
+
+    `cluster` has the shares as what they are, two devices of one kind.
+    """
+
+    setting: Setting
+    folder: Path
+    shares: Sequence[Share]
+    cluster: Cluster
+    sizes: Sizes
+
+    @property
+    def precision(self) -> Precision:
+        """What both compute in; without a loss scale, which float16 would need."""
+        best = best_precision(device_spec(self.cluster.nodes[0]))
+        return best if best == "bfloat16" else "float32"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.setting.platform == "cpu"
+
+    def profile(self) -> Profile:
+        sizes = ",".join(map(str, self.sizes.microbatch_sizes))
+        options = ["--microbatch-sizes", sizes, "--dtype", self.precision]
+        options += ["--platform", "cpu"] if self.is_cpu else []
+        limit_s = min(self.setting.left_s() - _KEPT_S, _PROFILE_S)
+        return profiled(
+            self.shares, self.cluster, self.sizes.model, self.folder, options, limit_s
+        )
+
+    def config(self) -> RunConfig:
+        preset = models.preset(self.sizes.model).config
+        cache = replace(preset.data, cache_dir=self.folder / "cache")
+        return replace(
+            preset,
+            simulate=False,
+            platform="cpu" if self.is_cpu else "auto",
+            dtype=self.precision,
+            global_batch=self.sizes.global_batch,
+            data=cache,
+        )
+
+    def request(self, profile: Profile) -> PlanRequest:
+        """Ask for a plan of the shares as devices of two kinds."""
+        config = self.config()
+        return PlanRequest(
+            model=model_preset(self.sizes.model),
+            cluster=as_kinds(self.cluster, self.shares),
+            seq_len=config.seq_len,
+            global_batch=config.global_batch,
+            dtype=self.precision,
+            optimizer=optimizer(config.optimizer, config.steps).init,
+            profile=profile,
+            microbatch_sizes=self.sizes.microbatch_sizes,
+            tensor_degrees=(1,),
+            data_degrees=(1,),
+            remats=("none",),
+        )
+
+    def as_run(self, plan: Plan) -> Plan:
+        """The plan with the attention of the devices that the shares are."""
+        replicas = tuple(
+            replace(r, stages=tuple(replace(s, attention=None) for s in r.stages))
+            for r in plan.replicas
+        )
+        config = self.config()
+        request = PlanRequest(
+            model=model_preset(self.sizes.model),
+            cluster=self.cluster,
+            seq_len=config.seq_len,
+            global_batch=config.global_batch,
+            dtype=self.precision,
+        )
+        return request.said(replace(plan, replicas=replicas))
+
+
+def _compared(job: Job, profile: Profile) -> Iterator[Row]:
+    """Each layout's step beside its prediction, then what the planner gains."""
+    layouts = predicted_layouts(job.request(profile), job.sizes)
+    model = model_preset(job.sizes.model)
+    dataset = models.own_sources(job.folder, model.vocab_size)
+    step_s: dict[str, float] = {}
+    with _running(layouts, job, dataset) as controllers:
+        for name, controller in controllers.items():
+            if job.setting.left_s() < _KEPT_S:
+                return
+            step_s[name] = _step_s(controller, job.sizes.steps)
+            yield Row(
+                what=f"step of {name}",
+                measured=step_s[name],
+                unit="s",
+                predicted=layouts[name].simulation.step_time_s,
+                note=_in_words(layouts[name].plan),
+            )
+    yield gain(step_s, {n: p.simulation.step_time_s for n, p in layouts.items()})
+
+
+def predicted_layouts(request: PlanRequest, sizes: Sizes) -> Mapping[str, Predicted]:
+    """Return the layouts that are held against each other, all for the same batch."""
+    cluster, size = request.cluster, max(sizes.microbatch_sizes)
+    replica = models.pipeline(
+        request.model, (LARGER, SMALLER), sizes.global_batch // size, size
+    )
+    larger = replace(cluster, nodes=(cluster.node(LARGER),), links=())
+    return {
+        PLANNED: find_plan(request, local_search_s=sizes.search_s).best,
+        EVEN: evaluate_plan(request, models.plan_of(request.model, replica)),
+        ALONE: find_plan(
+            replace(request, cluster=larger), local_search_s=sizes.search_s
+        ).best,
+    }
+
+
+@contextmanager
+def _running(
+    layouts: Mapping[str, Predicted], job: Job, dataset: Dataset
+) -> Iterator[Mapping[str, Controller]]:
+    """Workers of all layouts, ready to train; they start at the same time on a machine
+    with the cores for it."""
+    with ExitStack() as ends:
+        stacks = {name: ends.enter_context(ExitStack()) for name in layouts}
+
+        def start(name: str) -> Controller:
+            plan = job.as_run(layouts[name].plan)
+            return _started(plan, job, dataset, job.folder / name, stacks[name])
+
+        with ThreadPoolExecutor(job.setting.choose(len(layouts), 1)) as pool:
+            controllers = dict(zip(layouts, pool.map(start, layouts), strict=True))
+        yield controllers
+        for controller in controllers.values():
+            controller.end()
+
+
+def _started(
+    plan: Plan, job: Job, dataset: Dataset, folder: Path, stack: ExitStack
+) -> Controller:
+    """A worker on each share that the plan uses; each sees what its share says."""
+    launcher = OnThisMachine(
+        folder / "logs",
+        stack,
+        module=_WORKER,
+        cluster=job.cluster,
+        environments=lambda _: {s.name: s.environment for s in job.shares},
+    )
+    controller = started(launcher, plan)
+    settings = worker_settings(job.config(), cluster_toml(job.cluster), plan, dataset)
+    controller.build(settings)
+    controller.connect()
+    controller.compile()
+    controller.initialise(0)
+    return controller
+
+
+def _step_s(controller: Controller, steps: int) -> float:
+    """Seconds of a step: the median of the later two thirds."""
+    times_s = []
+    for step in range(steps):
+        begin_s = time.perf_counter()
+        controller.step(step)
+        times_s.append(time.perf_counter() - begin_s)
+    return median(times_s[steps // 3 :])
+
+
+def gain(step_s: Mapping[str, float], predicted_s: Mapping[str, float]) -> Row:
+    """Return how many times as fast as the better of the others the planner's is."""
+    return Row(
+        what="gain of the planner's layout over the better of the other two",
+        measured=min(step_s[EVEN], step_s[ALONE]) / step_s[PLANNED],
+        unit="times",
+        predicted=min(predicted_s[EVEN], predicted_s[ALONE]) / predicted_s[PLANNED],
+    )
+
+
+def _in_words(plan: Plan) -> str:
+    return "; ".join(
+        f"{r.num_microbatches} x {r.microbatch_size}: "
+        + ", ".join(f"{s.node} {s.layers[0]}-{s.layers[1]}" for s in r.stages)
+        for r in plan.replicas
+    )

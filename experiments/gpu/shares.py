@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two unequal shares of one device, each for the processes of a node of its own.
+
+Owns what is set for the processes of a share, the nodes that shares are in a cluster,
+and measuring a model's layers on one. Does not own the service that divides a card
+(`mps.py`), nor what is planned and trained (`parts/unequal.py`).
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetjax.cluster.catalogue import best_precision, device_spec
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.cluster.local_devices import LocalDevice
+from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
+from hetjax.costs.measured.layer_profile import Profile, check_values, read_profile
+from hetjax.diagnosis.peers import answer, ask
+from hetjax.launch.launching import LOOPBACK
+from hetjax.mesh.process_setup import malloc_environment
+from hetjax.profiling.found_apart import as_found_apart, run_here
+
+LARGER, SMALLER = "larger", "smaller"
+FRACTIONS = {LARGER: 0.7, SMALLER: 0.3}
+_UNOPTIMISED = "--xla_backend_optimization_level=0"  # a few times as slow, on CPUs
+_ASK_MULTIPROCESSORS = """
+import jax
+(card, *_) = jax.devices("cuda")
+jax.block_until_ready(jax.numpy.ones(8) + 1)
+print("multiprocessors", getattr(card, "core_count", 0))
+"""
+_ASK_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A part of a device; `environment` makes a process compute on it."""
+
+    name: str
+    fraction: float
+    environment: Mapping[str, str]
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """All that a process of the share has in its environment."""
+        return {**os.environ, **malloc_environment(), **self.environment}
+
+
+def shares_of_card(clients: Mapping[str, str]) -> tuple[Share, ...]:
+    """Return two shares of a card of which `clients` of the service see one."""
+    return tuple(
+        Share(
+            name=name,
+            fraction=fraction,
+            environment={
+                **clients,
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{100 * fraction:g}",
+                "XLA_PYTHON_CLIENT_MEM_FRACTION": (
+                    f"{GPU_ALLOCATOR_FRACTION * fraction:.3f}"
+                ),
+                "XLA_CLIENT_MEM_FRACTION": "",  # JAX refuses to start with both
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            },
+        )
+        for name, fraction in FRACTIONS.items()
+    )
+
+
+def shares_of_cpu() -> tuple[Share, ...]:
+    """Return two CPUs of one thread each, for the second of which programs are compiled
+    without optimisation: a slower device, without a privilege."""
+    own = {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1"}
+    slow = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_UNOPTIMISED}"}
+    return (
+        Share(name=LARGER, fraction=FRACTIONS[LARGER], environment=own),
+        Share(name=SMALLER, fraction=FRACTIONS[SMALLER], environment=own | slow),
+    )
+
+
+def multiprocessors(environment: Mapping[str, str]) -> int | None:
+    """Return how many CUDA shows to a process with this environment, 0 if it does not
+    tell; None if JAX does not compute there."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_MULTIPROCESSORS],
+            capture_output=True,
+            text=True,
+            env=dict(environment),
+            timeout=_ASK_S,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    words = done.stdout.split()
+    return int(words[-1]) if done.returncode == 0 and words else None
+
+
+def cluster_of_shares(
+    shares: Sequence[Share], device: str, memory_gib: float, folder: Path
+) -> Cluster:
+    """Return a node for each share, joined by the way between processes as measured.
+
+    A kind of card that the catalogue lacks is measured, too.
+    """
+    nodes = tuple(
+        Node(
+            name=share.name,
+            device=device,
+            count=1,
+            memory_gib=share.fraction * memory_gib,
+        )
+        for share in shares
+    )
+    cluster = Cluster(name="shares", nodes=nodes, links=(_loopback(),))
+    run = run_here({share.name: share.environment for share in shares})
+    return as_found_apart(cluster, run, folder)
+
+
+def _loopback() -> Link:
+    """The way from one process to the other, as `hetjax doctor --peers` measures it."""
+    with closing(socket.create_server((LOOPBACK, 0))) as listening:
+        port = listening.getsockname()[1]
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(answer, listening)
+            peer = ask(f"{LOOPBACK}:{port}")
+            listening.close()  # and so the answering ends
+    if peer.error:
+        raise RuntimeError(f"loopback was not measured: {peer.error}")
+    return Link(
+        between=(LARGER, SMALLER),
+        bandwidth_gbit_per_s=peer.gbit_per_s,
+        latency_ms=peer.latency_ms,
+    )
+
+
+def as_kinds(cluster: Cluster, shares: Sequence[Share]) -> Cluster:
+    """Return the same nodes as devices of two kinds, as the planner has to see them.
+
+    A profile says what each computes in which time; the peak counts where it is silent.
+    """
+    nodes = tuple(
+        _as_kind(cluster.node(share.name), share.fraction) for share in shares
+    )
+    return replace(cluster, nodes=nodes)
+
+
+def _as_kind(node: Node, fraction: float) -> Node:
+    spec = device_spec(node)
+    return replace(
+        node,
+        device=kind_of(node.name),
+        peak_tflops=fraction * spec.peak_tflops,
+        memory_gib=spec.memory_gib,
+        memory_gb_per_s=spec.memory_gb_per_s,
+        intra_node_gb_per_s=spec.intra_node_gb_per_s,
+        network_gbit_per_s=spec.network_gbit_per_s,
+        precision=best_precision(spec),
+    )
+
+
+def kind_of(share: str) -> str:
+    """The name of the device kind that a share is to the planner."""
+    return f"{share}-share"
+
+
+def profiled(
+    shares: Sequence[Share],
+    cluster: Cluster,
+    model: str,
+    folder: Path,
+    options: Sequence[str],
+    limit_s: float,
+) -> Profile:
+    """Measure the model's layers on all shares at the same time, as in training.
+
+    `options` are of `hetjax.profile`; the measurements are of the shares' own kinds.
+    """
+    with ThreadPoolExecutor(len(shares)) as pool:
+        measure = lambda s: _profile(s, cluster, model, folder, options, limit_s)  # noqa: E731
+        found = list(pool.map(measure, shares))
+    measurements = tuple(
+        replace(measurement, device=kind_of(share.name))
+        for share, profile in zip(shares, found, strict=True)
+        for measurement in profile.measurements
+    )
+    together = replace(found[0], measurements=measurements, links=())
+    check_values(together)
+    return together
+
+
+def _profile(
+    share: Share,
+    cluster: Cluster,
+    model: str,
+    folder: Path,
+    options: Sequence[str],
+    limit_s: float,
+) -> Profile:
+    file, output = folder / f"{share.name}.toml", folder / f"{share.name}.json"
+    node = cluster.node(share.name)
+    file.write_text(cluster_toml(replace(cluster, nodes=(node,), links=())))
+    words = [sys.executable, "-m", "experiments.islands.models", "profile", model]
+    words += ["--no-simulate", "--cluster", str(file), "--output", str(output)]
+    done = subprocess.run(
+        [*words, "--tensor", "1", "--remat", "none", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(share.variables),
+        timeout=limit_s,
+    )
+    if done.returncode:
+        raise RuntimeError(f"profile of the {share.name} share: {done.stderr[-800:]}")
+    return read_profile(output)
+
+
+def memory_gib_of(card: LocalDevice) -> float:
+    return card.memory_bytes / 2**30
