@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
@@ -27,10 +28,11 @@ from hetjax.data.batches import Batch
 from hetjax.models.attention import head_sizes
 from hetjax.models.configs import DecoderConfig
 from hetjax.models.decoders import model_of
+from hetjax.models.finetuning import WHOLE, WITHOUT_ADAPTERS, LoraConfig, fine_tuned
 from hetjax.models.model import Model
 from hetjax.planner.model.costing import checked_costs
 from hetjax.plans.attention import Attention, with_attentions
-from hetjax.plans.plan import AttentionForm, Plan, Remat, Stage, StageKey
+from hetjax.plans.plan import AttentionForm, Offload, Plan, Remat, Stage, StageKey
 from hetjax.plans.precision import Dtype, stage_precision, with_precisions
 from hetjax.profiling.found_here import cluster_here
 from hetjax.runtime.execution.stage_runtime import StageRuntime
@@ -72,7 +74,13 @@ class OneStage:
         return _LOSS_SCALE if self.precision == "float16" else None
 
     def batch(self) -> Batch:
-        return random_batch(self.plan, self.model.vocab_size)
+        """Tokens without meaning; of a packed plan each sequence has two documents."""
+        batch = random_batch(self.plan, self.model.vocab_size)
+        if not self.plan.packed:
+            return batch
+        documents_GL = np.ones_like(batch[0])
+        documents_GL[:, self.plan.seq_len // 2 :] = 2
+        return *batch, documents_GL
 
     def runtime(
         self, device: jax.Device, optimizer: optax.GradientTransformation, **more: Any
@@ -137,10 +145,15 @@ def one_stage(
     remat: Remat = "selective",
     dtype: Dtype = "best",
     attention: Attention = "best",
+    lora: LoraConfig = WITHOUT_ADAPTERS,
+    offload: Offload = "none",
+    packed: bool = False,
 ) -> OneStage:
     """BadInput for attention that cannot run there."""
     model, cluster = model_of(config), Cluster(name="here", nodes=(node,))
+    model = fine_tuned(model, WHOLE, lora)
     plan = even_pipeline(model, 1, microbatches, size, remat)
+    plan = replace(_offloaded(plan, offload), packed=packed)
     plan = with_precisions(plan, cluster, dtype)
     of = OneStage(model=model, plan=plan, cluster=cluster)
     sizes = head_sizes(model)
@@ -148,6 +161,13 @@ def one_stage(
     return replace(
         of, plan=with_attentions(plan, cluster, sizes, precisions, attention)
     )
+
+
+def _offloaded(plan: Plan, offload: Offload) -> Plan:
+    (replica,) = plan.replicas
+    (stage,) = replica.stages
+    replica = replace(replica, stages=(replace(stage, offload=offload),))
+    return replace(plan, replicas=(replica,))
 
 
 def other_forms(form: AttentionForm | None) -> tuple[AttentionForm, ...]:
