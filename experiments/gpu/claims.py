@@ -122,15 +122,51 @@ _TRANSPORTS = (
     ),
 )
 
-CLAIMS: tuple[Claim, ...] = (
+_BITS = (
     Claim(
-        text="An update gives the same bits on devices of one kind",
+        text="an update gives the same bits on devices of one kind",
         where="docs/survive.md",
         part="bits",
         what="a step in another process: equal to the bit",
         holds=is_so,
     ),
+)
+
+_METHODS = (
+    Claim(
+        text="a stopped run continues with the same command, as if nothing had been",
+        where="docs/train.md",
+        part="methods",
+        what="a run that was stopped and resumed: losses of one that was not",
+        holds=is_so,
+    ),
+    Claim(
+        text="QLoRA trains over frozen weights in four bits",
+        where="docs/train.md",
+        part="methods",
+        what="QLoRA (NF4): runs",
+        holds=is_so,
+    ),
+    Claim(
+        text="cards without bfloat16 train in float16 with a scaled loss",
+        where="README.md",
+        part="methods",
+        what="float16 with loss scaling: runs",
+        holds=is_so,
+    ),
+    Claim(
+        text="updates on the host take the time that plans count, within a half",
+        where="docs/train.md, docs/limits.md",
+        part="methods",
+        what="optimizer on the host: step",
+        holds=near(0.5),
+    ),
+)
+
+CLAIMS: tuple[Claim, ...] = (
+    *_BITS,
     *_MEMORY,
     *_PRIORS,
     *_TRANSPORTS,
+    *_METHODS,
 )
