@@ -109,10 +109,11 @@ class AttentionPasses:
     def _random(self, device: jax.Device) -> list[jax.Array]:
         with jax.default_device(device):
             keys = jax.random.split(jax.random.key(0), len(self._abstract))
-            return [
+            drawn = [
                 jax.random.normal(key, like.shape, like.dtype)
                 for key, like in zip(keys, self._abstract, strict=True)
             ]
+        return jax.device_put(drawn, device)
 
 
 def _backward(pull: Any, dz: Any) -> Any:

@@ -109,4 +109,6 @@ def normal(
     scale = shape[0] ** -0.5 if len(shape) > 1 else 1.0
     with jax.default_device(device):
         drawn = jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
-        return jax.block_until_ready(drawn * jnp.asarray(scale, dtype))
+        return jax.block_until_ready(
+            jax.device_put(drawn * jnp.asarray(scale, dtype), device)
+        )
