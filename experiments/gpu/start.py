@@ -44,15 +44,16 @@ class Started:
 
 def started(platform: str, share: float, limit_s: float) -> Started:
     """Start a process with this share of a GPU's memory; raises NotStarted."""
-    variables = {
+    variables = os.environ | {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
     }
+    variables.pop("XLA_CLIENT_MEM_FRACTION", None)  # JAX refuses to start with both
     command = [sys.executable, "-m", "experiments.gpu.start", "--platform", platform]
     try:
         done = subprocess.run(
             command,
-            env=os.environ | variables,
+            env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -4,6 +4,7 @@
 All on random data: zeros use less power, and are faster. Each function returns seconds.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,9 @@ from experiments.gpu.clock import median_s
 PINNED = "pinned_host"  # what JAX calls the host's memory that a device reads itself
 _AT_ONCE = 8  # programs that are queued
 _CHAINS = 8, 72  # kernels of the two programs whose difference is kernels alone
+# in XLA's text an operation stands before its operands
+_KERNEL = re.compile(r"\s(?:fusion|custom-call|dot)\(")
+_RUN = "ENTRY", "%command_buffer"
 _ROWS = 128  # of a product that takes hardly more than its launch
 
 
@@ -59,7 +63,8 @@ def idle_program_s(device: jax.Device, at_once: int) -> float:
 def kernel_s(device: jax.Device) -> float:
     """Return the seconds by which a program is longer for another small kernel.
 
-    A product of 128 x 128 that waits for the one before: no compiler makes one of two.
+    Products of 128 x 128 of which each waits for the one before: no compiler makes one
+    kernel of two, but it may make two of one.
     """
     x, y = (normal(device, (_ROWS, _ROWS), "float32", at) for at in range(2))
 
@@ -68,12 +73,24 @@ def kernel_s(device: jax.Device) -> float:
             x = x @ y
         return x
 
-    few_s, many_s = (
-        median_s(partial(jax.jit(partial(chain, number)), x, y), at_once=_AT_ONCE)
-        for number in _CHAINS
+    few, many = (
+        jax.jit(partial(chain, number)).lower(x, y).compile() for number in _CHAINS
     )
-    few, many = _CHAINS
-    return max(many_s - few_s, 0.0) / (many - few)
+    few_s, many_s = (
+        median_s(partial(program, x, y), at_once=_AT_ONCE) for program in (few, many)
+    )
+    num_kernels = count_kernels(many.as_text()) - count_kernels(few.as_text())
+    return max(many_s - few_s, 0.0) / max(num_kernels, 1)
+
+
+def count_kernels(text: str | None) -> int:
+    """Return how many kernels a compiled program runs, by its text.
+
+    Those of its entry, and of what XLA has a GPU launch as one graph of kernels.
+    """
+    computations = (text or "").split("\n\n")
+    run = (c for c in computations if c.lstrip().startswith(_RUN))
+    return sum(len(_KERNEL.findall(computation)) for computation in run)
 
 
 def host_copies(device: jax.Device, num_bytes: int) -> dict[str, Callable[[], float]]:

@@ -5,6 +5,8 @@ import math
 import time
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments.gpu.attention_passes import AttentionPasses, HeadSizes
@@ -18,6 +20,7 @@ from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts.priors import HOST_TO_DEVICE, measure
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
+from experiments.gpu.timed_programs import count_kernels
 from hetjax.cluster.catalogue import catalogue
 from hetjax.costs.roofline import Calibration, calibration
 
@@ -105,6 +108,32 @@ def test_each_form_of_attention_has_a_rate_beside_that_of_costs(rows: Sequence[R
     found = named(rows, "attention forward") + named(rows, "attention backward")
     assert {row.what.split(", ")[-1] for row in found} == {"chunked", "xla"}
     assert all(row.measured and row.predicted for row in found)
+
+
+def test_kernels_of_a_program_are_counted_as_they_were_compiled():
+    """On a CPU each product is one; for an H100 one of these was made of two."""
+    x = jnp.ones((128, 128))
+    program = jax.jit(lambda x: x @ x @ x @ x).lower(x).compile()
+    assert count_kernels(program.as_text()) == 3
+
+
+def test_kernels_that_are_launched_as_a_graph_count_too():
+    text = """
+%gemm_fusion (a: f32[8,8], b: f32[8,8]) -> f32[8,8] {
+  ROOT %dot.1 = f32[8,8]{1,0} dot(%a, %b)
+}
+
+%command_buffer (a: f32[8,8], b: f32[8,8]) -> f32[8,8] {
+  %fusion.1 = f32[8,8]{1,0} fusion(%a, %b), kind=kCustom, calls=%gemm_fusion
+  ROOT %fusion.2 = f32[8,8]{1,0} fusion(%fusion.1, %b), kind=kCustom, calls=%gemm_fusion
+}
+
+ENTRY %main (a: f32[8,8], b: f32[8,8]) -> f32[8,8] {
+  %call = f32[8,8]{1,0} call(%a, %b), to_apply=%command_buffer
+  ROOT %custom-call = f32[8,8]{1,0} custom-call(%call), custom_call_target="__cublas"
+}
+"""
+    assert count_kernels(text) == 3
 
 
 def test_products_are_measured_in_every_precision(rows: Sequence[Row]):
