@@ -14,14 +14,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import median
 
 import jax
-import numpy as np
 import optax
 
 from experiments.gpu.one_stage import CLIP_NORM, KEY, NODE, OneStage, node_of, one_stage
+from experiments.gpu.random_weights import random_weights
 from experiments.gpu.resumed import stopped_and_resumed
 from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
@@ -119,7 +118,7 @@ def _prepared(method: Method, setting: Setting, node: Node) -> _Prepared:
         stage=stage,
         predicted=stage.predicted(optimizer),
         runtime=stage.runtime(
-            setting.device, optimizer, clip_norm=CLIP_NORM, weights=some_weights
+            setting.device, optimizer, clip_norm=CLIP_NORM, weights=random_weights()
         ),
     )
 
@@ -182,19 +181,6 @@ def _steps(method: _Prepared) -> tuple[list[float], int]:
         times_s.append(time.perf_counter() - begin_s)
         skipped += commit.is_skipped
     return times_s[1:], skipped
-
-
-def some_weights(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return weights without meaning: to draw a billion takes a host too long."""
-    if len(shape) == 1:  # of norms
-        return np.ones(shape, np.float32)
-    return np.resize(_drawn(), shape)
-
-
-@cache
-def _drawn() -> np.ndarray:
-    drawn = np.random.default_rng(0).normal(0.0, 0.02, 2**20 + 7)
-    return drawn.astype(np.float32)
 
 
 def _step(name: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from experiments.gpu.claims import CLAIMS
 from experiments.gpu.one_stage import NODE
 from experiments.gpu.parts import methods
-from experiments.gpu.parts.methods import METHODS, some_weights
+from experiments.gpu.parts.methods import METHODS
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.cluster import Node
@@ -115,11 +115,3 @@ def test_a_method_that_does_not_fit_is_a_row(monkeypatch: pytest.MonkeyPatch):
     found = [row for row in methods.measure(QUICK) if row.what.endswith(": step")]
     assert {row.what.removesuffix(": step") for row in found} == NAMES
     assert all(row.measured is None and "GiB" in row.note for row in found)
-
-
-def test_weights_without_meaning_are_spread_as_first_ones_are():
-    assert np.all(some_weights("norm.scale", (7,)) == 1)
-    weight = some_weights("mlp.up", (1100, 1000))
-    assert weight.dtype == np.float32
-    assert np.std(weight) == pytest.approx(0.02, rel=0.01)
-    assert len(np.unique(weight, axis=0)) == 1100
