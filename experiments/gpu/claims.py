@@ -122,6 +122,99 @@ _TRANSPORTS = (
     ),
 )
 
+_RUNS = (
+    Claim(
+        text="where JAX finds a card, `hetjax train` runs on it",
+        where="docs/start.md",
+        part="runs",
+        what="hetjax train runs, and its loss falls",
+        holds=is_so,
+    ),
+    Claim(
+        text="CPU devices show that results are right: losses on a card are the same",
+        where="README.md, docs/limits.md",
+        part="runs",
+        what="losses in float32 are the CPU's within rounding",
+        holds=is_so,
+    ),
+    Claim(
+        text="a run without a cluster file has the devices of this machine",
+        where="docs/machines.md",
+        part="runs",
+        what="discovery finds the devices that JAX has",
+        holds=is_so,
+    ),
+    Claim(
+        text="plans fill less of a card than JAX takes",
+        where="docs/many-machines.md",
+        part="runs",
+        what="memory of a plan is within JAX's limit",
+        holds=is_so,
+    ),
+    Claim(
+        text="`hetjax doctor` ends with 0 where nothing is wrong",
+        where="docs/doctor.md",
+        part="runs",
+        what="exit code of hetjax doctor",
+        holds=at_most(0),
+    ),
+)
+
+_ISLANDS = (
+    Claim(
+        text="every plan gives the gradients of one jit, up to rounding",
+        where="README.md",
+        part="islands",
+        what="gradients of both kinds in one pipeline, furthest from the CPU's",
+        holds=at_most(1e-4),
+    ),
+    Claim(
+        text="a card and the CPU of its machine can train together",
+        where="docs/faq.md",
+        part="islands",
+        what="a run on workers of both kinds ends, and its loss falls",
+        holds=is_so,
+    ),
+    *(
+        Claim(
+            text=f"when a worker dies, the run goes on: {worker}",
+            where="docs/survive.md",
+            part="islands",
+            what=f"recovers when the {worker} is killed",
+            holds=is_so,
+        )
+        for worker in ("CPU's worker", "card's worker")
+    ),
+    *(
+        Claim(
+            text=f"losses have the same bits as without a loss: {worker}",
+            where="docs/survive.md",
+            part="islands",
+            what=f"losses are those of an undisturbed run when the {worker} is killed",
+            holds=is_so,
+        )
+        for worker in ("CPU's worker", "card's worker")
+    ),
+)
+
+_UNEQUAL = (
+    Claim(
+        text="unlike devices get as much work as each can do: no slower than an even "
+        "split, nor than the faster one alone",
+        where="docs/faq.md",
+        part="unequal",
+        what="gain of the planner's layout over the better of the other two",
+        holds=at_least(1.0),
+    ),
+    Claim(
+        text="a plan by measured times takes as long as predicted, within a tenth",
+        where="docs/figures.md",
+        part="unequal",
+        what="step of the planner's layout",
+        holds=near(0.1),
+    ),
+)
+
 _BITS = (
     Claim(
         text="an update gives the same bits on devices of one kind",
@@ -164,7 +257,10 @@ _METHODS = (
 )
 
 CLAIMS: tuple[Claim, ...] = (
+    *_RUNS,
     *_BITS,
+    *_ISLANDS,
+    *_UNEQUAL,
     *_MEMORY,
     *_PRIORS,
     *_TRANSPORTS,

@@ -55,11 +55,17 @@ def multi_process_service(card: str) -> Iterator[Mapping[str, str]]:
         answer = json.loads(keeper.stdout.readline() or b'{"error": "it ended"}')
         if "error" in answer:
             raise NoService(answer["error"])
-        yield answer | {"CUDA_VISIBLE_DEVICES": card}
+        yield answer | {"CUDA_VISIBLE_DEVICES": _seen_by_clients(card)}
     finally:
         keeper.stdin.close()
-        keeper.wait(_ANSWER_S + _QUIT_S + 2 * _END_S)
+        with suppress(subprocess.TimeoutExpired):  # it goes on by itself
+            keeper.wait(2 * _ANSWER_S + _QUIT_S + 2 * _END_S)
         keeper.stdout.close()
+
+
+def _seen_by_clients(card: str) -> str:
+    """A UUID is the same to all; by number clients count what the daemon sees."""
+    return card if card.startswith(("GPU-", "MIG-")) else "0"
 
 
 def _keep() -> None:

@@ -2,10 +2,10 @@
 """The card and the CPU of its machine as two islands of one job, and either one lost.
 
 First the gradients of a pipeline over both, in this process, against those of one stage
-on the CPU. Then preset `tiny` on two worker processes, by a plan of the planner: each
-node is said to have too little memory for the whole model, so that no plan leaves one
-of them out. The run is repeated twice; in one the CPU's worker is killed, in the other
-the card's. Owns the clusters, the blows, and what of a run is compared.
+on the CPU. Then preset `tiny` on two worker processes, by a plan of the planner, which
+is told that no node has the memory for the whole model, and so leaves none of them out.
+The run is repeated twice; in one the CPU's worker is killed, in the other the card's.
+Owns the clusters, the blows, and what of a run is compared.
 """
 
 import os
@@ -27,6 +27,7 @@ from experiments.gpu.background import Background, python_module
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from experiments.gpu.tiny_run import RunSize, furthest, losses, tiny_arguments
+from experiments.gpu.words import in_words
 from experiments.recovery.kills import workers
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node
@@ -55,17 +56,21 @@ _KEPT_S = 1.0  # for the rows after a run that does not end
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    yield _gradients(setting.device)
     size = setting.choose(_USUAL, _QUICK)
-    cluster = cluster_of_two_kinds(setting.device, size)
-    planned = find_plan(_request(cluster, size), local_search_s=1.0).best
-    yield Row(
-        what="the plan has stages on both kinds",
-        measured=planned.plan.nodes == {CARD, HOST},
-        note="; ".join(f"{s.node}: {s.layers}" for _, _, s in planned.plan.stages()),
-    )
+    cluster = cluster_of_two_kinds(setting.device)
+    request = _request(cramped(cluster, size), size)
+    planned = find_plan(request, local_search_s=1.0).best
     with setting.scratch() as folder:
-        yield from _runs(setting, Job(folder, cluster, planned, size))
+        job = Job(folder, cluster, planned, size)
+        log, words = folder / "whole.txt", job.arguments("whole", setting.platform)
+        with python_module(log, "hetjax.train", words) as run:
+            yield _gradients(setting.device)  # meanwhile
+            yield Row(
+                what="the plan has stages on both kinds",
+                measured=planned.plan.nodes == {CARD, HOST},
+                note=in_words(planned.plan),
+            )
+            yield from _runs(setting, job, run)
 
 
 def _gradients(device: jax.Device) -> Row:
@@ -111,13 +116,19 @@ def _gradients_by(
     return kept
 
 
-def cluster_of_two_kinds(device: jax.Device, size: RunSize) -> Cluster:
-    """Return the device and the CPU as nodes, neither with room for all of `tiny`."""
+def cluster_of_two_kinds(device: jax.Device) -> Cluster:
+    """Return the device and the CPU as nodes."""
     nodes = (
         Node(name=CARD, device=device_name(device), count=1),
         Node(name=HOST, device="cpu", count=1),
     )
-    return Cluster(name="two kinds", nodes=tuple(_cramped(n, size) for n in nodes))
+    return Cluster(name="two kinds", nodes=nodes)
+
+
+def cramped(cluster: Cluster, size: RunSize) -> Cluster:
+    """Return the cluster without room for all of `tiny` on any node."""
+    nodes = tuple(_cramped(node, size) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
 
 
 def _cramped(node: Node, size: RunSize) -> Node:
@@ -164,8 +175,12 @@ class Job:
     planned: Predicted
     size: RunSize
 
-    def arguments(self, run_dir: Path, platform: str) -> list[str]:
+    def run_dir(self, name: str) -> Path:
+        return self.folder / name
+
+    def arguments(self, name: str, platform: str) -> list[str]:
         """What follows `python -m hetjax.train`."""
+        run_dir = self.run_dir(name)
         plan = run_dir.with_suffix(".json")
         write_plan(plan, self.planned.plan)
         words = ["--launcher", "processes", "--plan", str(plan), "--dtype", "float32"]
@@ -179,26 +194,31 @@ class Job:
         ]
 
 
-def _runs(setting: Setting, job: Job) -> Iterator[Row]:
-    whole = job.folder / "whole"
-    log = job.folder / "whole.txt"
-    words = job.arguments(whole, setting.platform)
-    with python_module(log, "hetjax.train", words) as run:
-        code = run.exit_code(setting.left_s() - _KEPT_S)
-    expected = losses(whole)
-    runs = code == 0 and len(expected) == job.size.steps
-    yield Row(
-        what="a run on workers of both kinds ends, and its loss falls",
-        measured=runs and expected[-1] < expected[0],
-        note="" if runs else f"exit code {code}, {len(expected)} steps; {run.tail}",
-    )
-    if not runs:
-        return
-    yield _step_time(whole, job)
+def _runs(setting: Setting, job: Job, run: Background) -> Iterator[Row]:
+    """`run` is the one that nothing happens to. The others begin when it trains: they
+    find what it has compiled."""
+    whole = job.run_dir("whole")
+    while run.process.poll() is None and not losses(whole) and _has_time(setting):
+        time.sleep(_LOOK_S)
     with ThreadPoolExecutor(setting.choose(2, 1)) as pool:
         lost = [pool.submit(_run_with_loss, w, setting, job) for w in _LOST]
+        code = run.exit_code(setting.left_s() - _KEPT_S)
+        expected = losses(whole)
+        is_whole = code == 0 and len(expected) == job.size.steps
+        why = f"exit code {code}, {len(expected)} steps; {run.tail}"
+        yield Row(
+            what="a run on workers of both kinds ends, and its loss falls",
+            measured=is_whole and expected[-1] < expected[0],
+            note="" if is_whole else why,
+        )
+        if is_whole:
+            yield _step_time(whole, job)
         for worker, ended in zip(_LOST, lost, strict=True):
             yield from _recovery(worker, ended.result(), expected)
+
+
+def _has_time(setting: Setting) -> bool:
+    return setting.left_s() > _KEPT_S
 
 
 def _step_time(run_dir: Path, job: Job) -> Row:
@@ -226,9 +246,9 @@ class Disturbed:
 
 def _run_with_loss(worker: str, setting: Setting, job: Job) -> Disturbed:
     """Kill a worker as soon as some steps are trained."""
-    run_dir = job.folder / f"without-{worker}"
-    log = job.folder / f"without-{worker}.txt"
-    words = job.arguments(run_dir, setting.platform)
+    name = f"without-{worker}"
+    run_dir, log = job.run_dir(name), job.folder / f"{name}.txt"
+    words = job.arguments(name, setting.platform)
     with python_module(log, "hetjax.train", words) as run:
         is_killed = _kill(worker, run_dir, run, setting)
         code = run.exit_code(setting.left_s() - _KEPT_S)
@@ -245,7 +265,7 @@ def _run_with_loss(worker: str, setting: Setting, job: Job) -> Disturbed:
 def _kill(worker: str, run_dir: Path, run: Background, setting: Setting) -> bool:
     """Kill the worker once `_KILLED_AFTER` steps are in the journal; False if the run
     has ended before."""
-    while run.process.poll() is None and setting.left_s() > _KEPT_S:
+    while run.process.poll() is None and _has_time(setting):
         pid = workers(run_dir).get(worker)
         if pid is not None and len(losses(run_dir)) >= _KILLED_AFTER:
             os.kill(pid, signal.SIGKILL)

@@ -37,6 +37,7 @@ from experiments.gpu.shares import (
     shares_of_card,
     shares_of_cpu,
 )
+from experiments.gpu.words import in_words
 from experiments.islands import models
 from hetjax.cluster.catalogue import Precision, best_precision, device_spec
 from hetjax.cluster.cluster import Cluster
@@ -79,9 +80,9 @@ class Sizes:
 _USUAL = Sizes(
     model="gpt-12x768",
     global_batch=32,
-    microbatch_sizes=(2, 4, 8),
+    microbatch_sizes=(4, 8),
     steps=10,
-    search_s=2.0,
+    search_s=1.0,
 )
 _QUICK = Sizes(
     model="gpt-2x64", global_batch=4, microbatch_sizes=(1,), steps=3, search_s=0.2
@@ -93,13 +94,15 @@ def measure(setting: Setting) -> Iterator[Row]:
     jax.config.update("jax_platforms", "cpu")  # the card is for the shares alone
     sizes = setting.choose(_USUAL, _QUICK)
     with setting.scratch() as folder, _shares(card) as shares:
-        if card is not None:
-            yield from _multiprocessors(shares)
         gib = _CPU_GIB if card is None else memory_gib_of(card)
         kind = "cpu" if card is None else device_name(card)
         cluster = cluster_of_shares(shares, kind, gib, folder)
         job = Job(setting, folder, shares, cluster, sizes)
-        profile = job.profile()
+        with ThreadPoolExecutor(1) as pool:
+            profiling = pool.submit(job.profile)
+            if card is not None:
+                yield from _multiprocessors(shares)  # meanwhile
+            profile = profiling.result()
         yield _unlike(profile, sizes)
         yield from _compared(job, profile)
 
@@ -109,6 +112,8 @@ def _card() -> LocalDevice:
     cards = [d for d in accelerators_here(os.environ) if d.platform == "cuda"]
     if not cards:
         raise Skipped("no GPU of NVIDIA is here, and only those have MPS")
+    if not cards[0].memory_bytes:
+        raise Skipped("the driver does not say how much memory the card has")
     return cards[0]
 
 
@@ -257,7 +262,7 @@ def _compared(job: Job, profile: Profile) -> Iterator[Row]:
                 measured=step_s[name],
                 unit="s",
                 predicted=layouts[name].simulation.step_time_s,
-                note=_in_words(layouts[name].plan),
+                note=in_words(layouts[name].plan),
             )
     yield gain(step_s, {n: p.simulation.step_time_s for n, p in layouts.items()})
 
@@ -335,12 +340,4 @@ def gain(step_s: Mapping[str, float], predicted_s: Mapping[str, float]) -> Row:
         measured=min(step_s[EVEN], step_s[ALONE]) / step_s[PLANNED],
         unit="times",
         predicted=min(predicted_s[EVEN], predicted_s[ALONE]) / predicted_s[PLANNED],
-    )
-
-
-def _in_words(plan: Plan) -> str:
-    return "; ".join(
-        f"{r.num_microbatches} x {r.microbatch_size}: "
-        + ", ".join(f"{s.node} {s.layers[0]}-{s.layers[1]}" for s in r.stages)
-        for r in plan.replicas
     )

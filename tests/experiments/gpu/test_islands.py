@@ -8,8 +8,14 @@ from collections.abc import Iterator, Mapping
 import jax
 import pytest
 
+from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts import islands
-from experiments.gpu.parts.islands import Disturbed, cluster_of_two_kinds, measure
+from experiments.gpu.parts.islands import (
+    Disturbed,
+    cluster_of_two_kinds,
+    cramped,
+    measure,
+)
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.errors import NoFeasiblePlan
@@ -61,7 +67,7 @@ def test_a_lost_worker_comes_back_and_no_loss_changes(
 
 def test_neither_node_has_room_for_the_whole_model():
     size = islands._QUICK
-    cluster = cluster_of_two_kinds(jax.local_devices()[0], size)
+    cluster = cramped(cluster_of_two_kinds(jax.local_devices()[0]), size)
     request = islands._request(cluster, size)
     plan = find_plan(request, local_search_s=0.1).best.plan
     for node in cluster.nodes:
@@ -94,3 +100,8 @@ def test_the_seconds_of_a_recovery_are_those_of_all_its_phases():
     assert took.measured == 2.0 and same.measured is True
     *_, other = islands._recovery("host", disturbed(losses=[3.0, 2.2]), [3.0, 2.0])
     assert other.measured is False and "0.1" in other.note
+
+
+def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
+    wanted = {claim.what for claim in CLAIMS if claim.part == "islands"}
+    assert wanted and wanted <= rows.keys()

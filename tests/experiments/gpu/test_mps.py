@@ -84,6 +84,13 @@ def test_the_service_lasts_as_long_as_the_block(fake: Path):
     assert requests(fake)[-1] == "quit"
 
 
+def test_clients_call_the_one_card_that_the_daemon_sees_0(fake: Path):
+    with multi_process_service("3") as variables:
+        assert variables["CUDA_VISIBLE_DEVICES"] == "0"
+        environment = Path(f"/proc/{daemon(fake)}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=3" in environment
+
+
 def test_an_error_inside_the_block_ends_the_service(fake: Path):
     with pytest.raises(KeyError), multi_process_service("0"):
         raise KeyError

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from experiments.gpu.background import Background
+from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts import runs
 from experiments.gpu.parts.runs import PRECISIONS, measure, one_stage_plan
 from experiments.gpu.rows import Row
@@ -102,3 +103,8 @@ def test_memory_is_held_against_catalogue_driver_and_budget(
     assert limit.ratio == pytest.approx(1, abs=1e-3)
     assert within.what == "memory of a plan is within JAX's limit"
     assert within.measured is fits
+
+
+def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
+    wanted = {claim.what for claim in CLAIMS if claim.part == "runs"}
+    assert wanted and wanted <= rows.keys()

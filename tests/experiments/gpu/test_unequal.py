@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts import unequal
 from experiments.gpu.parts.unequal import ALONE, EVEN, PLANNED, gain, measure
 from experiments.gpu.rows import Row
@@ -124,3 +125,8 @@ def test_without_a_card_or_without_the_service_it_says_so(
 
 def test_a_process_that_has_no_card_has_no_multiprocessors():
     assert multiprocessors({**os.environ, "JAX_PLATFORMS": "cpu"}) is None
+
+
+def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
+    wanted = {claim.what for claim in CLAIMS if claim.part == "unequal"}
+    assert wanted and wanted <= rows.keys()
