@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of sessions has what people sent, and says so where that is nothing."""
+
+import ast
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how" / "cards.md").read_text(encoding="utf-8")
+PARTS = ROOT / "experiments" / "gpu" / "parts"
+
+
+@pytest.fixture(scope="module")
+def cards() -> ModuleType:
+    """The file as mkdocs loads it, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("cards", ROOT / "docs" / "cards.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def session(**measured: Any) -> dict[str, Any]:
+    """What a session writes of two parts, one of which ran out of time."""
+    rows = [
+        {"what": "rate, hetjax", "measured": 12345.6},
+        {"what": "rate of hetjax over one plain jit", "measured": 0.98765},
+    ]
+    again = {"what": "a step in another process: equal to the bit", "measured": False}
+    parts = [
+        {"name": "speed", "state": "done", "rows": rows},
+        {"name": "bits", "state": "out of time", "rows": [again]},
+    ]
+    return {"card": "A | B", "date": "2026-12-24", "parts": parts} | measured
+
+
+def made(cards: ModuleType) -> str:
+    """The page as mkdocs asks for it."""
+    return cards.on_page_markdown(PAGE, page=None, config=None, files=None)
+
+
+@pytest.fixture
+def folder(cards: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cards, "RESULTS", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_table_without_sessions_says_so(cards: ModuleType):
+    page = made(cards)
+    assert page == PAGE.replace(cards.PLACE, cards.NOTHING) != PAGE
+
+
+def test_each_session_is_a_row(cards: ModuleType, folder: Path):
+    for name, card in (("b-2026", "B"), ("a-2026", "A | A")):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(session(card=card)), encoding="utf-8")
+    page = made(cards)
+    (table,) = re.findall(r"^\| card .*?(?=\n\n)", page, re.M | re.S)
+    cells = [line.strip("|").split("|") for line in table.splitlines()]
+    header, _, first, second = [[cell.strip() for cell in row] for row in cells]
+    assert len(header) == len(first) == len(second)
+    shown = dict(zip(header, first, strict=True))
+    assert (shown["card"], second[0]) == ("A / A", "B")  # by name of file
+    assert shown["file"] == "`a-2026`"
+    assert (shown["date"], shown["parts done"]) == ("2026-12-24", "1 of 2")
+    assert (shown["tokens/s"], shown["over one plain jit"]) == ("12,346", "0.988")
+    assert (shown["same bits again"], shown["over PyTorch"]) == ("no", "")
+
+
+def test_other_pages_stay_as_they_are(cards: ModuleType):
+    assert cards.on_page_markdown("# A page") == "# A page"
+
+
+def is_text_of(source: str, wanted: str) -> bool:
+    """Whether a file of Python has that text, or one with texts of its put in."""
+    nodes = [*ast.walk(ast.parse(source))]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    patterns = [
+        "".join(
+            re.escape(str(value.value)) if isinstance(value, ast.Constant) else "(.*)"
+            for value in node.values
+        )
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+    matches = [m for p in patterns if (m := re.fullmatch(p, wanted))]
+    return wanted in texts or any(
+        len(match[0]) > sum(map(len, match.groups()))
+        and all(not put_in or put_in in texts for put_in in match.groups())
+        for match in matches
+    )
+
+
+def test_columns_are_of_rows_that_parts_measure(cards: ModuleType):
+    for _, part, what in cards.COLUMNS:
+        source = (PARTS / f"{part}.py").read_text(encoding="utf-8")
+        assert is_text_of(source, what), f"{part} has no row {what!r}"
