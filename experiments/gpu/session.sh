@@ -15,6 +15,7 @@ trap 'rm -rf "$scratch"' EXIT
 # Prints a Python that is new enough and whose JAX finds devices of platform $1.
 find_python() {
     local python
+    local -x XLA_PYTHON_CLIENT_PREALLOCATE=false # to look takes no memory of the card
     for python in ${PYTHON:-} python3 python3.{14,13,12,11} python; do
         command -v "$python" >/dev/null || continue
         if "$python" -c "import sys, jax
