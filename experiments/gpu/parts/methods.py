@@ -36,6 +36,7 @@ from hetjax.schedule.predicted import Predicted
 
 _STEPS = 10
 _MOST_S = 6.0  # of all steps of a method: the host may take seconds for an update
+_EACH_S = 15.0  # what a method takes: to compile, to get its weights, its steps
 _LEAST_S = 4.0  # in which no method gets anywhere
 _RANK = 16
 
@@ -62,7 +63,7 @@ class Method:
         )
 
 
-METHODS = (
+METHODS = (  # those that are worth most first
     Method(name="QLoRA (NF4)", lora=LoraConfig(rank=_RANK, frozen="nf4")),
     Method(name="LoRA", lora=LoraConfig(rank=_RANK)),
     Method(name="optimizer on the host", offload="optimizer"),
@@ -94,7 +95,11 @@ class _Prepared:
 
 def measure(setting: Setting) -> Iterator[Row]:
     node, prepared = node_of(setting.device), list[_Prepared]()
-    for method in METHODS:
+    affordable = setting.left_s() / setting.choose(_EACH_S, _EACH_S / 3)
+    number = max(1, int(min(affordable, len(METHODS))))
+    for method in METHODS[number:]:
+        yield Row(what=_runs(method.name), measured=None, note="no time was left")
+    for method in METHODS[:number]:
         try:
             prepared.append(_prepared(method, setting, node))
         except NoFeasiblePlan as refused:
@@ -134,7 +139,7 @@ def _tried(
     except Exception as failed:
         runs, note = False, without_names(f"{type(failed).__name__}: {failed}")
     method.runtime.close()
-    yield Row(what=f"{method.name}: runs", measured=runs, note=note)
+    yield Row(what=_runs(method.name), measured=runs, note=note)
 
 
 def _trained(method: _Prepared, device: jax.Device) -> Iterator[Row]:
@@ -181,6 +186,10 @@ def _steps(method: _Prepared) -> tuple[list[float], int]:
         times_s.append(time.perf_counter() - begin_s)
         skipped += commit.is_skipped
     return times_s[1:], skipped
+
+
+def _runs(name: str) -> str:
+    return f"{name}: runs"
 
 
 def _step(name: str) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way to train takes its steps beside its prediction; a run resumes as it was."""
 
+import time
 from collections.abc import Iterator
 
 import jax
@@ -14,6 +15,7 @@ from experiments.gpu.parts.methods import METHODS
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.cluster import Node
+from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import abstract_params
 from tests import jax_settings
 
@@ -94,6 +96,24 @@ def test_what_claims_ask_for_is_measured(rows: dict[str, Row]):
 @pytest.fixture
 def no_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "stopped_and_resumed", lambda setting: iter(()))
+
+
+@pytest.mark.usefixtures("no_resuming")
+def test_where_time_is_short_the_first_methods_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(methods, "_prepared", refuse)
+    hurried = Setting(platform="cpu", quick=True, ends_s=time.monotonic() + 11)
+    rows = {row.what: row for row in methods.measure(hurried)}
+    first, second, *others = [method.name for method in METHODS]
+    assert {name for name in NAMES if f"{name}: step" in rows} == {first, second}
+    for name in others:
+        row = rows[f"{name}: runs"]
+        assert row.measured is None and "time" in row.note
+
+
+def refuse(*arguments: object) -> None:
+    raise NoFeasiblePlan(got="a device without room", allowed="more", fix="none")
 
 
 @pytest.mark.usefixtures("no_resuming")
