@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that go from a device to one of another process and back, by either transport.
+"""Arrays that go from a device to one of another process and back, by both transports.
 
-    python -m experiments.gpu.two_processes sockets --platform cpu --sizes 65536
+    python -m experiments.gpu.two_processes --platform cpu --sizes 65536
 
-The transports are those of a run (`hetjax/comm/`): over sockets, by way of both hosts,
-or by `jax.experimental.transfer`. This process starts another one, which sends back
-whatever comes, and prints a JSON line for each size: half the seconds of a round trip,
-and whether what came back is what was sent. Owns both ends. Does not own what is
-expected of them (`parts/transports.py`).
+The transports are those of a run (`hetjax/comm/`): over sockets, by way of the host's
+memory, then by `jax.experimental.transfer`. This process starts another one, which
+sends back whatever comes, and prints a JSON line for each transport and size: half the
+seconds of a round trip, and whether what came back is what was sent. Owns both ends.
+Does not own what is expected of them (`parts/transports.py`).
 """
 
 import argparse
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import product
 from statistics import median
 
 import jax
@@ -48,18 +49,23 @@ class _End:
     def __init__(self, own: str, device: jax.Device) -> None:
         self.own, self.device = own, device
         (self.other,) = _STAGES.keys() - {own}
+        self._by = ""
 
     def listen(self, secret: bytes) -> str:
         self._secret = secret
         self.peers = Peers(self.own, f"{_HOST}:0", secret)
         return self.peers.address
 
-    def connect(self, transport: str, address: str) -> None:
+    def connect(self, address: str) -> None:
         self.peers.connect({self.other: address}, _CONNECT_S)
         self._pool = HostWorkPool(self.peers, _NUM_THREADS)
-        self._transport = self._of_kind(transport)
 
-    def _of_kind(self, transport: str) -> Transport:
+    def go_on_by(self, transport: str) -> None:
+        """From now on send and receive by this transport."""
+        if transport != self._by:
+            self._by, self._transport = transport, self._made(transport)
+
+    def _made(self, transport: str) -> Transport:
         if transport == "sockets":
             ranks = {(0, stage): ((node,),) for node, stage in _STAGES.items()}
             return SocketTransport(self.peers, self._pool, ranks)
@@ -91,9 +97,8 @@ def _shape(num_bytes: int) -> tuple[int, int]:
     return num_bytes // 4 // _WIDTH, _WIDTH
 
 
-def measuring(transport: str, device: jax.Device, options: Sequence[str]) -> None:
+def measuring(options: Sequence[str]) -> None:
     """Start the other process, send it arrays, and print how long they were away."""
-    end, secret = _End("east", device), secrets.token_bytes(32)
     command = [sys.executable, "-m", "experiments.gpu.two_processes", *options]
     child = subprocess.Popen(
         [*command, "--answering"],
@@ -102,11 +107,13 @@ def measuring(transport: str, device: jax.Device, options: Sequence[str]) -> Non
         text=True,
     )
     assert child.stdin is not None and child.stdout is not None
+    end, secret = _End("east", _device(options)), secrets.token_bytes(32)
     child.stdin.write(f"{secret.hex()} {end.listen(secret)}\n")
     child.stdin.flush()
-    end.connect(transport, child.stdout.readline().strip())
-    for turn, num_bytes in enumerate(_sizes(options)):
-        x = normal(device, _shape(num_bytes), "float32")
+    end.connect(child.stdout.readline().strip())
+    for turn, (transport, num_bytes) in enumerate(_turns(options)):
+        end.go_on_by(transport)
+        x = normal(end.device, _shape(num_bytes), "float32")
         times_s, are_equal = list[float](), True
         for number in range(_ROUNDS):
             start_s = time.perf_counter()
@@ -114,21 +121,23 @@ def measuring(transport: str, device: jax.Device, options: Sequence[str]) -> Non
             found = end.receive(turn, number, num_bytes)
             times_s.append((time.perf_counter() - start_s) / 2)
             are_equal &= bool(jnp.array_equal(x, found))
-        told = {"num_bytes": num_bytes, "seconds": median(times_s[1:])}
-        print(json.dumps(told | {"are_equal": are_equal}), flush=True)
+        told = {"transport": transport, "num_bytes": num_bytes}
+        told |= {"seconds": median(times_s[1:]), "are_equal": are_equal}
+        print(json.dumps(told), flush=True)
     child.stdin.close()  # it ends then
     child.wait()
     os._exit(0)  # with what waits for a peer that is gone
 
 
-def answering(transport: str, device: jax.Device, options: Sequence[str]) -> None:
+def answering(options: Sequence[str]) -> None:
     """Send back whatever comes."""
+    end = _End("west", _device(options))  # JAX starts in both processes at once
     secret, address = sys.stdin.readline().split()
     threading.Thread(target=_end_with_other, daemon=True).start()
-    end = _End("west", device)
     print(end.listen(bytes.fromhex(secret)), flush=True)
-    end.connect(transport, address)
-    for turn, num_bytes in enumerate(_sizes(options)):
+    end.connect(address)
+    for turn, (transport, num_bytes) in enumerate(_turns(options)):
+        end.go_on_by(transport)
         for number in range(_ROUNDS):
             end.send(turn, number, end.receive(turn, number, num_bytes))
     threading.Event().wait()  # what was sent last may not have been pulled yet
@@ -139,13 +148,20 @@ def _end_with_other() -> None:
     os._exit(0)
 
 
-def _sizes(options: Sequence[str]) -> list[int]:
-    return parser().parse_args(options).sizes
+def _device(options: Sequence[str]) -> jax.Device:
+    platform = parser().parse_args(options).platform
+    share_card()
+    if platform == "cpu":
+        simulate_devices(1)
+    return jax.local_devices(backend=platform)[0]
+
+
+def _turns(options: Sequence[str]) -> list[tuple[str, int]]:
+    return [*product(TRANSPORTS, parser().parse_args(options).sizes)]
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
-    made.add_argument("transport", choices=TRANSPORTS)
     made.add_argument("--platform", default="cuda")
     made.add_argument("--sizes", type=int, nargs="+", required=True, metavar="BYTES")
     made.add_argument("--answering", action="store_true", help=argparse.SUPPRESS)
@@ -154,13 +170,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     options = sys.argv[1:]
-    arguments = parser().parse_args(options)
-    share_card()
-    if arguments.platform == "cpu":
-        simulate_devices(1)
-    device = jax.local_devices(backend=arguments.platform)[0]
-    end = answering if arguments.answering else measuring
-    end(arguments.transport, device, options)
+    end = answering if parser().parse_args(options).answering else measuring
+    end(options)
 
 
 if __name__ == "__main__":

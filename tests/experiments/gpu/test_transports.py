@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,41 +54,45 @@ def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
     assert len(wanted) == 2 and wanted <= rows.keys()
 
 
-def answers(*are_equal: bool) -> bytes:
-    return b"".join(
-        json.dumps({"num_bytes": n, "seconds": 1e-3, "are_equal": is_equal}).encode()
-        + b"\n"
-        for n, is_equal in zip(SIZES, are_equal, strict=False)
+def told(*are_equal: bool) -> list[dict[str, Any]]:
+    """What two processes print who have gone through so many turns."""
+    turns = [(transport, size) for transport in TRANSPORTS for size in SIZES]
+    return [
+        {"transport": transport, "num_bytes": n, "seconds": 1e-3, "are_equal": is_equal}
+        for (transport, n), is_equal in zip(turns, are_equal, strict=False)
+    ]
+
+
+def verdicts(printed: list[dict[str, Any]], why: str) -> list[Row]:
+    rows = transports.between_processes(printed, why, SIZES, NODE)
+    return [row for row in rows if not row.unit]
+
+
+def test_an_array_that_comes_back_changed_is_told():
+    sockets, transfer = verdicts(told(True, True, True, False), "")
+    assert sockets.measured is True and transfer.measured is False
+
+
+def test_a_transport_that_ends_early_does_not_work_and_says_why():
+    sockets, transfer = verdicts(told(True, True, True), "UNIMPLEMENTED: no such thing")
+    assert sockets.measured is True and transfer.measured is False
+    assert "UNIMPLEMENTED" in transfer.note
+
+
+def process(code: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
-def between(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> list[Row]:
-    """The rows of a transport whose processes end in this way."""
-
-    def run(*_: Any, **__: Any) -> Any:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(transports.subprocess, "run", run)
-    return [*transports._between_processes(QUICK, "sockets", SIZES, NODE)]
+def test_what_hangs_is_ended_and_what_it_had_printed_is_kept():
+    line = json.dumps(told(True)[0])
+    hangs = process(f"import time; print('{line}', flush=True); time.sleep(600)")
+    found, why = transports.ended(hangs, 5.0)
+    assert found == told(True) and why == "no end within 5 s"
+    assert hangs.poll() is not None
 
 
-def test_an_array_that_comes_back_changed_is_told(monkeypatch: pytest.MonkeyPatch):
-    done = subprocess.CompletedProcess("", 0, answers(True, False), b"")
-    assert between(monkeypatch, done)[0].measured is False
-
-
-def test_a_transport_that_hangs_says_so_and_keeps_what_had_arrived(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    late = subprocess.TimeoutExpired("", 60.0, output=answers(True))
-    works, *rates = between(monkeypatch, late)
-    assert works.measured is False and "no end within 60 s" in works.note
-    assert [row.what for row in rates] == ["sockets between two processes, 0.0625 MiB"]
-
-
-def test_a_transport_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
-    failed = subprocess.CompletedProcess("", 1, b"", b"UNIMPLEMENTED: no such thing")
-    (works,) = between(monkeypatch, failed)
-    assert works.measured is False and "UNIMPLEMENTED" in works.note
+def test_what_fails_says_why():
+    found, why = transports.ended(process("raise ValueError('no such port')"), 60.0)
+    assert found == [] and "no such port" in why
