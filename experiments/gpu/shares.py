@@ -30,13 +30,6 @@ from hetjax.profiling.found_apart import as_found_apart, run_here
 LARGER, SMALLER = "larger", "smaller"
 FRACTIONS = {LARGER: 0.7, SMALLER: 0.3}
 _UNOPTIMISED = "--xla_backend_optimization_level=0"  # a few times as slow, on CPUs
-_ASK_MULTIPROCESSORS = """
-import jax
-(card, *_) = jax.devices("cuda")
-jax.block_until_ready(jax.numpy.ones(8) + 1)
-print("multiprocessors", getattr(card, "core_count", 0))
-"""
-_ASK_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,23 +75,6 @@ def shares_of_cpu() -> tuple[Share, ...]:
         Share(name=LARGER, fraction=FRACTIONS[LARGER], environment=own),
         Share(name=SMALLER, fraction=FRACTIONS[SMALLER], environment=own | slow),
     )
-
-
-def multiprocessors(environment: Mapping[str, str]) -> int | None:
-    """Return how many CUDA shows to a process with this environment, 0 if it does not
-    tell; None if JAX does not compute there."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_MULTIPROCESSORS],
-            capture_output=True,
-            text=True,
-            env=dict(environment),
-            timeout=_ASK_S,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    words = done.stdout.split()
-    return int(words[-1]) if done.returncode == 0 and words else None
 
 
 def cluster_of_shares(

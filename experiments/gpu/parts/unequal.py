@@ -22,6 +22,7 @@ from statistics import median
 import jax
 
 from experiments.gpu.mps import NoService, multi_process_service
+from experiments.gpu.multiprocessors import NoContext, multiprocessors
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting, Skipped
 from experiments.gpu.shares import (
@@ -32,7 +33,6 @@ from experiments.gpu.shares import (
     cluster_of_shares,
     kind_of,
     memory_gib_of,
-    multiprocessors,
     profiled,
     shares_of_card,
     shares_of_cpu,
@@ -98,11 +98,9 @@ def measure(setting: Setting) -> Iterator[Row]:
         kind = "cpu" if card is None else device_name(card)
         cluster = cluster_of_shares(shares, kind, gib, folder)
         job = Job(setting, folder, shares, cluster, sizes)
-        with ThreadPoolExecutor(1) as pool:
-            profiling = pool.submit(job.profile)
-            if card is not None:
-                yield from _multiprocessors(shares)  # meanwhile
-            profile = profiling.result()
+        if card is not None:
+            yield from _multiprocessors(shares)
+        profile = job.profile()
         yield _unlike(profile, sizes)
         yield from _compared(job, profile)
 
@@ -132,19 +130,19 @@ def _shares(card: LocalDevice | None) -> Iterator[Sequence[Share]]:
 
 
 def _multiprocessors(shares: Sequence[Share]) -> Iterator[Row]:
-    """Whether the service divides the card; Skipped if JAX does not run on a share."""
-    asked = [os.environ, *(share.variables for share in shares)]
-    with ThreadPoolExecutor(len(asked)) as pool:
-        whole, *parts = pool.map(multiprocessors, asked)
-    if None in parts:
-        raise Skipped("MPS has started, but JAX does not start as its client")
-    for share, found in zip(shares, parts, strict=True):
+    """Whether the service divides the card; Skipped if nothing runs on a share."""
+    whole = multiprocessors(os.environ)
+    for share in shares:
+        try:
+            found = multiprocessors(share.variables)
+        except NoContext as reason:
+            raise Skipped(f"MPS has started, but not for clients: {reason}") from None
         yield Row(
             what=f"multiprocessors of the {share.name} share",
-            measured=found or None,
-            predicted=share.fraction * whole if whole else None,
+            measured=found,
+            predicted=share.fraction * whole,
             note=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE asks for {share.fraction:.0%} of "
-            f"{whole or 'an unknown number'}",
+            f"{whole}",
         )
 
 

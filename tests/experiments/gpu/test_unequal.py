@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.gpu.claims import CLAIMS
+from experiments.gpu.multiprocessors import NoContext, multiprocessors
 from experiments.gpu.parts import unequal
 from experiments.gpu.parts.unequal import ALONE, EVEN, PLANNED, gain, measure
 from experiments.gpu.rows import Row
@@ -19,7 +20,6 @@ from experiments.gpu.shares import (
     as_kinds,
     cluster_of_shares,
     kind_of,
-    multiprocessors,
     shares_of_card,
     shares_of_cpu,
 )
@@ -123,8 +123,38 @@ def test_without_a_card_or_without_the_service_it_says_so(
     assert "nvidia-cuda-mps-control is not installed" in skipped(monkeypatch, CARD)
 
 
-def test_a_process_that_has_no_card_has_no_multiprocessors():
-    assert multiprocessors({**os.environ, "JAX_PLATFORMS": "cpu"}) is None
+def test_multiprocessors_are_asked_under_the_variables_of_each_share(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    percent = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    counts = {None: 132, "70": 92, "30": 40}
+    monkeypatch.setattr(
+        unequal, "multiprocessors", lambda own: counts[own.get(percent)]
+    )
+    larger, smaller = unequal._multiprocessors(shares_of_card({}))
+    assert (larger.measured, smaller.measured) == (92, 40)
+    assert (larger.predicted, smaller.predicted) == pytest.approx((92.4, 39.6))
+
+
+def test_a_service_that_has_no_use_for_clients_is_a_reason_to_skip(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def fails(environment: Mapping[str, str]) -> int:
+        if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environment:
+            raise NoContext("cuInit: CUDA error 805")
+        return 132
+
+    monkeypatch.setattr(unequal, "multiprocessors", fails)
+    with pytest.raises(Skipped, match="error 805"):
+        next(unequal._multiprocessors(shares_of_card({})))
+
+
+def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a driver")
+    with pytest.raises(NoContext, match="libcuda"):
+        multiprocessors(os.environ)
 
 
 def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
