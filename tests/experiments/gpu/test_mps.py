@@ -73,13 +73,17 @@ def requests(fake: Path) -> list[str]:
     return (fake / "requests").read_text().split()
 
 
-def test_the_service_lasts_as_long_as_the_block(fake: Path):
+def test_the_service_lasts_as_long_as_the_block(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(MARK, "of a session")
     with multi_process_service("GPU-1a2b") as variables:
         folder = Path(variables["CUDA_MPS_PIPE_DIRECTORY"])
         assert variables["CUDA_MPS_LOG_DIRECTORY"] and folder.is_dir()
         assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1a2b"
         environment = Path(f"/proc/{daemon(fake)}/environ").read_bytes().split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=GPU-1a2b" in environment
+        assert not any(entry.startswith(MARK.encode()) for entry in environment)
     assert not is_there(daemon(fake)) and not folder.exists()
     assert requests(fake)[-1] == "quit"
 
