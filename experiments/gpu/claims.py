@@ -91,7 +91,7 @@ _MEMORY = (
     ),
     Claim(
         text="a plan may fill 90 % of a GPU's memory",
-        where="docs/many-machines.md, docs/limits.md",
+        where="docs/many-machines.md",
         part="memory",
         what="a process holds what plans may fill",
         holds=is_so,
