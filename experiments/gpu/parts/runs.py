@@ -88,15 +88,16 @@ PRECISIONS = (
 def measure(setting: Setting) -> Iterator[Row]:
     yield from _card(setting.device)
     with setting.scratch() as folder, ExitStack() as commands:
+        on_cpu, *on_card = _trainings(setting, folder, commands)
         devices, doctor = (
             commands.enter_context(
                 python_module(folder / f"{name}.txt", f"hetjax.{name}")
             )
             for name in ("devices", "doctor")
         )
-        yield from _trained(setting, folder)
-        yield from _devices(devices, setting)
+        yield from _devices(devices, setting)  # they end first
         yield _exit_code("hetjax doctor", doctor, setting)
+        yield from _trained(setting, folder, on_cpu, on_card)
 
 
 def _card(device: jax.Device) -> Iterator[Row]:
@@ -160,39 +161,46 @@ def _memory(device: jax.Device, card: Card | None) -> Iterator[Row]:
     )
 
 
-def _trained(setting: Setting, folder: Path) -> Iterator[Row]:
-    """The same run on the CPU and on the card in each precision, all at once."""
-    size = setting.choose(_USUAL, _QUICK)
-    card = device_name(setting.device)
+def _trainings(
+    setting: Setting, folder: Path, commands: ExitStack
+) -> Iterator[Background]:
+    """Start the same run on the CPU and, in each precision, on the card."""
+    size, card = setting.choose(_USUAL, _QUICK), device_name(setting.device)
     plan = folder / "plan.json"
     write_plan(plan, one_stage_plan(size))
-    with ExitStack() as commands:
 
-        def start(name: str, device: str, dtype: str, own: Mapping[str, str]):
-            node = Node(name=_NODE, device=device, count=1)
-            more = ["--plan", str(plan), "--dtype", dtype]
-            more += ["--platform", "cpu"] if device == "cpu" else []
-            cluster = Cluster(name="here", nodes=(node,))
-            cache = folder / f"{name}-cache"
-            words = tiny_arguments(folder / name, cluster, size, cache, *more)
-            log, environment = folder / f"{name}.txt", os.environ | own
-            return commands.enter_context(
-                python_module(log, "hetjax.train", words, environment)
-            )
+    def start(
+        run_dir: Path, device: str, dtype: str, environment: Mapping[str, str]
+    ) -> Background:
+        node = Node(name=_NODE, device=device, count=1)
+        more = ["--plan", str(plan), "--dtype", dtype]
+        more += ["--platform", "cpu"] if device == "cpu" else []
+        cluster, cache = Cluster(name="here", nodes=(node,)), run_dir / "cache"
+        run_dir.mkdir()
+        words = tiny_arguments(run_dir / "run", cluster, size, cache, *more)
+        log = run_dir / "log.txt"
+        return commands.enter_context(
+            python_module(log, "hetjax.train", words, os.environ | environment)
+        )
 
-        on_cpu = start("cpu", "cpu", "float32", _CPU_ALONE)
-        on_card = [
-            start(f"card-{n}", card, each.dtype, each.environment)
-            for n, each in enumerate(PRECISIONS)
-        ]
-        on_cpu.exit_code(setting.left_s() - _KEPT_S)
-        expected = losses(folder / "cpu")
-        for n, (precision, run) in enumerate(zip(PRECISIONS, on_card, strict=True)):
-            code = run.exit_code(setting.left_s() - _KEPT_S)
-            found = losses(folder / f"card-{n}")
-            if n == 0:
-                yield _falls(found, size, code, run)
-            yield from _beside_cpu(precision, found, expected, size, run)
+    yield start(folder / "cpu", "cpu", "float32", _CPU_ALONE)
+    for n, each in enumerate(PRECISIONS):
+        yield start(folder / f"card-{n}", card, each.dtype, each.environment)
+
+
+def _trained(
+    setting: Setting, folder: Path, on_cpu: Background, on_card: Sequence[Background]
+) -> Iterator[Row]:
+    """Hold what the card has trained against what the CPU has."""
+    size = setting.choose(_USUAL, _QUICK)
+    on_cpu.exit_code(setting.left_s() - _KEPT_S)
+    expected = losses(folder / "cpu" / "run")
+    for n, (precision, run) in enumerate(zip(PRECISIONS, on_card, strict=True)):
+        code = run.exit_code(setting.left_s() - _KEPT_S)
+        found = losses(folder / f"card-{n}" / "run")
+        if n == 0:
+            yield _falls(found, size, code, run)
+        yield from _beside_cpu(precision, found, expected, size, run)
 
 
 def one_stage_plan(size: RunSize) -> Plan:
