@@ -132,7 +132,7 @@ _RUNS = (
     ),
     Claim(
         text="CPU devices show that results are right: losses on a card are the same",
-        where="README.md, docs/limits.md",
+        where="README.md",
         part="runs",
         what="losses in float32 are the CPU's within rounding",
         holds=is_so,
@@ -249,7 +249,7 @@ _METHODS = (
     ),
     Claim(
         text="updates on the host take the time that plans count, within a half",
-        where="docs/train.md, docs/limits.md",
+        where="docs/train.md",
         part="methods",
         what="optimizer on the host: step",
         holds=near(0.5),
