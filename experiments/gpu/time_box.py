@@ -12,9 +12,10 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 MARK = "HETJAX_SESSION_PART"
 _GRACE_S = 2.0  # from the request to end until the kill
@@ -23,26 +24,33 @@ _GRACE_S = 2.0  # from the request to end until the kill
 def run_boxed(command: Sequence[str], limit_s: float, log: Path) -> int | None:
     """Run the command, its output in `log`; return its code, None if time was up.
 
-    No process that it started is left when this returns or raises.
+    No process that it started is left when this returns or raises, nor any of its
+    temporary files.
     """
-    mark = uuid.uuid4().hex
-    environment = os.environ | {MARK: mark}
+    with TemporaryDirectory(prefix="hetjax-part-", ignore_cleanup_errors=True) as own:
+        mark = uuid.uuid4().hex
+        process = _start(command, log, {MARK: mark, "TMPDIR": own})
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end_all(mark)
+            process.wait()
+
+
+def _start(
+    command: Sequence[str], log: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=os.environ | variables,
             start_new_session=True,
         )
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _end_all(mark)
-        process.wait()
 
 
 def _end_all(mark: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transformers goes on with a text as long as it is asked to, and tells when."""
 
-from experiments.gpu.torch_text import measured
+from experiments.gpu.models.torch_text import measured
 
 
 def test_seconds_are_of_the_first_new_token_and_of_the_last():

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.gpu.one_stage import OneStage, node_of, one_stage, other_forms
+from experiments.gpu.models.one_stage import OneStage, node_of, one_stage, other_forms
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.catalogue import Precision

@@ -6,7 +6,7 @@ prompt, and is bound by products; each other one reads all weights, and is bound
 memory's bandwidth. By the code behind `hetjax sample`, at temperature 0; nothing in the
 product predicts these times, but what weights take of the memory it does.
 
-Owns the rows. Does not own transformers' part (`experiments/gpu/torch_text.py`).
+Owns the rows. Does not own transformers' part (`experiments/gpu/models/torch_text.py`).
 """
 
 import json
@@ -19,12 +19,12 @@ from functools import partial
 
 import numpy as np
 
-from experiments.gpu.one_stage import node_of
+from experiments.gpu.models.one_stage import node_of
+from experiments.gpu.models.random_weights import random_weights
+from experiments.gpu.models.way import peak_bytes
 from experiments.gpu.parts.speed import has_torch
-from experiments.gpu.random_weights import random_weights
 from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
-from experiments.gpu.way import peak_bytes
 from hetjax.cluster.catalogue import device_spec
 from hetjax.inference.choosing import Sampling
 from hetjax.inference.continuing import Continuation
@@ -120,7 +120,13 @@ def _beside_transformers(
         why = "PyTorch or transformers is missing"
         yield Row(what=_RUNS, measured=None, note=why)
         return
-    command = [sys.executable, "-m", "experiments.gpu.torch_text", name, precision]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu.models.torch_text",
+        name,
+        precision,
+    ]
     command += [setting.platform, str(text.prompt_tokens), str(text.new_tokens)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -23,11 +23,11 @@ import numpy as np
 import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
-from experiments.gpu.background import Background, python_module
+from experiments.gpu.models.tiny_run import RunSize, furthest, losses, tiny_arguments
+from experiments.gpu.models.words import in_words
+from experiments.gpu.processes.background import Background, python_module
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.tiny_run import RunSize, furthest, losses, tiny_arguments
-from experiments.gpu.words import in_words
 from experiments.recovery.kills import workers
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node

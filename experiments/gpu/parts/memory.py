@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import optax
 
-from experiments.gpu.one_stage import OneStage
+from experiments.gpu.models.one_stage import OneStage
+from experiments.gpu.models.way import Task, Way, WayFailed
+from experiments.gpu.processes.start import NotStarted, Started, started
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.start import NotStarted, Started, started
-from experiments.gpu.way import Task, Way, WayFailed
 from hetjax.cluster.catalogue import best_precision, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION, node_plan_bytes

@@ -3,7 +3,7 @@
 
 LoRA, QLoRA, updates on the host, float16 with a scaled loss, packed sequences: seconds
 of a step and the peak of memory, beside what the product predicts. Then a run of the
-command `train` is stopped and resumed (`experiments/gpu/resumed.py`).
+command `train` is stopped and resumed (`experiments/gpu/models/resumed.py`).
 
 A process has one peak of memory, so all methods share this one in the order of what
 they are predicted to take: each peak that exceeds the one before is its method's own.
@@ -19,12 +19,19 @@ from statistics import median
 import jax
 import optax
 
-from experiments.gpu.one_stage import CLIP_NORM, KEY, NODE, OneStage, node_of, one_stage
-from experiments.gpu.random_weights import random_weights
-from experiments.gpu.resumed import stopped_and_resumed
+from experiments.gpu.models.one_stage import (
+    CLIP_NORM,
+    KEY,
+    NODE,
+    OneStage,
+    node_of,
+    one_stage,
+)
+from experiments.gpu.models.random_weights import random_weights
+from experiments.gpu.models.resumed import stopped_and_resumed
+from experiments.gpu.models.way import peak_bytes
 from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
-from experiments.gpu.way import peak_bytes
 from hetjax.cluster.cluster import Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.finetuning import WITHOUT_ADAPTERS, LoraConfig

@@ -14,17 +14,17 @@ from itertools import chain
 from statistics import median
 from typing import cast
 
-from experiments.gpu.attention_passes import HeadSizes
-from experiments.gpu.attention_rows import AttentionRows
-from experiments.gpu.calibrating import (
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting
+from experiments.gpu.timing.attention_passes import HeadSizes
+from experiments.gpu.timing.attention_rows import AttentionRows
+from experiments.gpu.timing.calibrating import (
     TimedProduct,
     attention_efficiency,
     fitted_products,
 )
-from experiments.gpu.card import Card
-from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting
-from experiments.gpu.timed_programs import (
+from experiments.gpu.timing.card import Card
+from experiments.gpu.timing.timed_programs import (
     copy_s,
     host_copies,
     idle_program_s,

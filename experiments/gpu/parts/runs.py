@@ -15,10 +15,10 @@ from pathlib import Path
 
 import jax
 
-from experiments.gpu.background import Background, python_module
+from experiments.gpu.models.tiny_run import RunSize, furthest, losses, tiny_arguments
+from experiments.gpu.processes.background import Background, python_module
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.tiny_run import RunSize, furthest, losses, tiny_arguments
 from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.discovery import device_name

@@ -5,7 +5,7 @@ All train the same sizes in the same precision, with the recomputation that the 
 predicts to be fastest. Two take turns on the card if it holds both at once, and have it
 one after the other if not.
 
-Owns the order and the rows. Does not own the ways (`experiments/gpu/way.py`).
+Owns the order and the rows. Does not own the ways (`experiments/gpu/models/way.py`).
 """
 
 import importlib.util
@@ -17,10 +17,10 @@ from typing import get_args
 
 import optax
 
-from experiments.gpu.one_stage import NODE, OneStage, node_of
+from experiments.gpu.models.one_stage import NODE, OneStage, node_of
+from experiments.gpu.models.way import Task, Way, WayFailed
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.way import Task, Way, WayFailed
 from hetjax.cluster.catalogue import device_spec
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.errors import NoFeasiblePlan

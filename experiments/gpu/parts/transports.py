@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.gpu.clock import median_s
-from experiments.gpu.one_stage import node_of
+from experiments.gpu.models.one_stage import node_of
+from experiments.gpu.processes.two_processes import TRANSPORTS
 from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
-from experiments.gpu.timed_programs import normal
-from experiments.gpu.two_processes import TRANSPORTS
+from experiments.gpu.timing.clock import median_s
+from experiments.gpu.timing.timed_programs import normal
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.network.routes import Place, route, trunks
 
@@ -35,7 +35,7 @@ Told = dict[str, Any]  # a line of `two_processes.py`
 
 def measure(setting: Setting) -> Iterator[Row]:
     sizes = setting.choose((_MIB, 16 * _MIB, 64 * _MIB), (_MIB // 16, _MIB))
-    command = [sys.executable, "-m", "experiments.gpu.two_processes"]
+    command = [sys.executable, "-m", "experiments.gpu.processes.two_processes"]
     command += ["--platform", setting.platform, "--sizes", *map(str, sizes)]
     process = subprocess.Popen(
         command,

@@ -6,8 +6,8 @@ one with 30 %, each with as large a share of its memory. Both are profiled at th
 time; then a plan of the planner, an even split and the larger share alone train in
 turn, each on workers of its own. On CPUs there is no MPS: the smaller one runs slower
 programs. Owns the layouts and their comparison. Does not own the
-shares (`experiments/gpu/shares.py`), the service that makes them
-(`experiments/gpu/mps.py`) nor the model (`experiments/islands/models.py`).
+shares (`experiments/gpu/divided/shares.py`), the service that makes them
+(`experiments/gpu/divided/mps.py`) nor the model (`experiments/islands/models.py`).
 """
 
 import os
@@ -21,11 +21,9 @@ from statistics import median
 
 import jax
 
-from experiments.gpu.mps import NoService, multi_process_service
-from experiments.gpu.multiprocessors import NoContext, multiprocessors
-from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting, Skipped
-from experiments.gpu.shares import (
+from experiments.gpu.divided.mps import NoService, multi_process_service
+from experiments.gpu.divided.multiprocessors import NoContext, multiprocessors
+from experiments.gpu.divided.shares import (
     LARGER,
     SMALLER,
     Share,
@@ -37,7 +35,9 @@ from experiments.gpu.shares import (
     shares_of_card,
     shares_of_cpu,
 )
-from experiments.gpu.words import in_words
+from experiments.gpu.models.words import in_words
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting, Skipped
 from experiments.islands import models
 from hetjax.cluster.catalogue import Precision, best_precision, device_spec
 from hetjax.cluster.cluster import Cluster

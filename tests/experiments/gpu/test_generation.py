@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.gpu.models.random_weights import random_weights
 from experiments.gpu.parts import generation
-from experiments.gpu.random_weights import random_weights
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.models.model import abstract_params
@@ -40,7 +40,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
     with pytest.MonkeyPatch.context() as patch:
         found = measured(patch, stub(folder / "python", code))
     asked = (folder / "asked").read_text(encoding="utf-8")
-    assert asked == "-m experiments.gpu.torch_text tiny float32 cpu 16 8\n"
+    assert asked == "-m experiments.gpu.models.torch_text tiny float32 cpu 16 8\n"
     return found
 
 

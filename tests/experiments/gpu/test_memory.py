@@ -8,12 +8,12 @@ from typing import Any
 import optax
 import pytest
 
-from experiments.gpu import start
 from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts import memory
+from experiments.gpu.processes import start
+from experiments.gpu.processes.start import NotStarted, Started, started
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.start import NotStarted, Started, started
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.measured.compiled import NOTHING

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.gpu.claims import CLAIMS
-from experiments.gpu.one_stage import NODE
+from experiments.gpu.models.one_stage import NODE
 from experiments.gpu.parts import methods
 from experiments.gpu.parts.methods import METHODS
 from experiments.gpu.rows import Row

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.gpu.mps import NoService, multi_process_service
+from experiments.gpu.divided.mps import NoService, multi_process_service
 from experiments.gpu.time_box import MARK, run_boxed
 
 # as NVIDIA's: -d puts a daemon into the background, other starts read a request
@@ -32,7 +32,7 @@ echo "$request" >> "$FAKE_REQUESTS"
 """
 USER = """
 import time
-from experiments.gpu.mps import multi_process_service
+from experiments.gpu.divided.mps import multi_process_service
 with multi_process_service("GPU-1a2b") as variables:
     print(variables["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
     time.sleep(600)

@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.gpu.attention_passes import AttentionPasses, HeadSizes
-from experiments.gpu.attention_rows import LONGEST
-from experiments.gpu.calibrating import (
-    TimedProduct,
-    attention_efficiency,
-    fitted_products,
-)
 from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts.priors import HOST_TO_DEVICE, measure
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.timed_programs import count_kernels
+from experiments.gpu.timing.attention_passes import AttentionPasses, HeadSizes
+from experiments.gpu.timing.attention_rows import LONGEST
+from experiments.gpu.timing.calibrating import (
+    TimedProduct,
+    attention_efficiency,
+    fitted_products,
+)
+from experiments.gpu.timing.timed_programs import count_kernels
 from hetjax.cluster.catalogue import catalogue
 from hetjax.costs.roofline import Calibration, calibration
 
@@ -32,7 +32,7 @@ SIZES += [(1, 4096, 8192, 2048), (1, 4096, 512, 2048), (1, 512, 8192, 2048)]
 @pytest.fixture(scope="module")
 def rows() -> Sequence[Row]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("experiments.gpu.clock._SAMPLES_S", 0.0)
+        patched.setattr("experiments.gpu.timing.clock._SAMPLES_S", 0.0)
         return [*measure(Setting(platform="cpu", quick=True))]
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import jax
 import pytest
 
-from experiments.gpu.background import Background
 from experiments.gpu.claims import CLAIMS
+from experiments.gpu.models.tiny_run import RunSize, furthest
 from experiments.gpu.parts import runs
 from experiments.gpu.parts.runs import PRECISIONS, measure, one_stage_plan
+from experiments.gpu.processes.background import Background
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.tiny_run import RunSize, furthest
 from hetjax.mesh.driver import read_cards
 from hetjax.models.presets import model_preset
 

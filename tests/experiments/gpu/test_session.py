@@ -133,11 +133,13 @@ def test_a_stopped_session_says_what_it_has(tmp_path: Path, parts: Parts):
 
 def test_nothing_that_a_part_started_outlives_its_box(tmp_path: Path):
     """Neither a daemon of another process group, nor one that ignores SIGTERM."""
-    script = "trap '' TERM; setsid sleep 600 & sleep 600"
+    script = "mktemp; trap '' TERM; setsid sleep 600 & sleep 600"
     begin_s = time.monotonic()
     assert run_boxed(["sh", "-c", script], 1.0, tmp_path / "log") is None
     assert time.monotonic() - begin_s < 1.0 + 8.0
     assert not [*_marked_sleepers()]
+    left = Path((tmp_path / "log").read_text().strip())
+    assert left.is_absolute() and not left.exists()
 
 
 def test_a_part_ends_with_a_session_that_is_killed(tmp_path: Path):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.gpu.one_stage import NODE, one_stage, other_forms
+from experiments.gpu.models.one_stage import NODE, one_stage, other_forms
+from experiments.gpu.models.way import Task, Way, WayFailed
 from experiments.gpu.parts import speed
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.way import Task, Way, WayFailed
 from hetjax.cluster.cluster import Node
 from hetjax.models.presets import model_config
 

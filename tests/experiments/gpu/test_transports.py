@@ -11,9 +11,9 @@ import pytest
 
 from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts import transports
+from experiments.gpu.processes.two_processes import TRANSPORTS
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
-from experiments.gpu.two_processes import TRANSPORTS
 from hetjax.cluster.cluster import Node
 
 QUICK = Setting(platform="cpu", quick=True)

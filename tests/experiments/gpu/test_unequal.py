@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.gpu.claims import CLAIMS
-from experiments.gpu.multiprocessors import NoContext, multiprocessors
-from experiments.gpu.parts import unequal
-from experiments.gpu.parts.unequal import ALONE, EVEN, PLANNED, gain, measure
-from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting, Skipped
-from experiments.gpu.shares import (
+from experiments.gpu.divided.multiprocessors import NoContext, multiprocessors
+from experiments.gpu.divided.shares import (
     LARGER,
     SMALLER,
     as_kinds,
@@ -23,6 +19,10 @@ from experiments.gpu.shares import (
     shares_of_card,
     shares_of_cpu,
 )
+from experiments.gpu.parts import unequal
+from experiments.gpu.parts.unequal import ALONE, EVEN, PLANNED, gain, measure
+from experiments.gpu.rows import Row
+from experiments.gpu.setting import Setting, Skipped
 from hetjax.cluster.catalogue import catalogue, device_spec
 from hetjax.cluster.local_devices import LocalDevice
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m experiments.gpu.multiprocessors` prints how many its first card shows it.
+"""Prints how many multiprocessors the first card shows to this process.
+
+    python -m experiments.gpu.divided.multiprocessors
 
 CUDA's driver is asked, in a process whose environment says which card that is and, for
 a client of MPS, which share of it. A context is made, so that a service that does not
@@ -23,7 +25,7 @@ def multiprocessors(environment: Mapping[str, str]) -> int:
     """Return how many a process with this environment sees; NoContext says why none."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "experiments.gpu.multiprocessors"],
+            [sys.executable, "-m", "experiments.gpu.divided.multiprocessors"],
             capture_output=True,
             text=True,
             env=dict(environment),

@@ -12,8 +12,8 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
-from experiments.gpu.one_stage import CLIP_NORM
-from experiments.gpu.way import Task, Trained
+from experiments.gpu.models.one_stage import CLIP_NORM
+from experiments.gpu.models.way import Task, Trained
 from hetjax.models.hugging_face.written import fields_of
 from hetjax.models.presets import model_config
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that starts as a worker does, and says what memory it got.
 
-    XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 python -m experiments.gpu.start --platform cuda
+    python -m experiments.gpu.processes.start --platform cuda
 
 Prints one JSON object (`Started`). Owns what it tries, and how another process asks for
 it. Does not own what follows from it (`parts/memory.py`).
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import jax
 import jax.numpy as jnp
 
-from experiments.gpu.one_stage import node_of
+from experiments.gpu.models.one_stage import node_of
 from experiments.gpu.rows import without_names
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
@@ -49,7 +49,13 @@ def started(platform: str, share: float, limit_s: float) -> Started:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
     }
     variables.pop("XLA_CLIENT_MEM_FRACTION", None)  # JAX refuses to start with both
-    command = [sys.executable, "-m", "experiments.gpu.start", "--platform", platform]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu.processes.start",
+        "--platform",
+        platform,
+    ]
     try:
         done = subprocess.run(
             command,

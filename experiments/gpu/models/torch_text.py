@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transformers' `generate` of a model of ours, in a process of its own.
 
-    python -m experiments.gpu.torch_text llama-1b bfloat16 cuda 512 128
+    python -m experiments.gpu.models.torch_text llama-1b bfloat16 cuda 512 128
 
 Prints a JSON line: seconds until the first new token and until the last, and the peak
 of memory. Needs PyTorch and transformers.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One way to train a model, in a process that takes steps when it is asked to.
 
-    python -m experiments.gpu.way product --model llama-1b
+    python -m experiments.gpu.models.way product --model llama-1b
 
 Ways are `product` (hetjax's runtime, one stage), `jit` (the same model as one plain
 jit) and `torch` (`torch_way.py`). Prints a JSON line once it has compiled and warmed
@@ -25,7 +25,13 @@ import jax
 import optax
 
 from experiments.benchmarks.one_jit import one_jit
-from experiments.gpu.one_stage import CLIP_NORM, KEY, OneStage, node_of, one_stage
+from experiments.gpu.models.one_stage import (
+    CLIP_NORM,
+    KEY,
+    OneStage,
+    node_of,
+    one_stage,
+)
 from experiments.gpu.part import share_card
 from experiments.gpu.rows import without_names
 from hetjax.cluster.cluster import Node, Precision
@@ -86,7 +92,13 @@ class Way:
     """A way in a process of its own, for who compares it with others."""
 
     def __init__(self, name: str, task: Task) -> None:
-        command = [sys.executable, "-m", "experiments.gpu.way", name, *task.options()]
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.gpu.models.way",
+            name,
+            *task.options(),
+        ]
         self.name, self._peak_bytes = name, None
         self.memory: dict[str, int] = {}  # once it has ended
         self._process = subprocess.Popen(
@@ -217,7 +229,9 @@ def main() -> None:
     name, task = arguments.pop("way"), Task(**arguments)
     share_card()
     if name == "torch":
-        from experiments.gpu.torch_way import by_torch  # needs what may not be here
+        from experiments.gpu.models.torch_way import (
+            by_torch,  # needs what may not be here
+        )
 
         serve(by_torch(task))
     else:

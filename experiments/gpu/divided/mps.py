@@ -43,7 +43,7 @@ def multi_process_service(card: str) -> Iterator[Mapping[str, str]]:
     """
     environment = {name: text for name, text in os.environ.items() if name != MARK}
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "experiments.gpu.mps"],
+        [sys.executable, "-m", "experiments.gpu.divided.mps"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from experiments.gpu.clock import median_s
+from experiments.gpu.timing.clock import median_s
 
 PINNED = "pinned_host"  # what JAX calls the host's memory that a device reads itself
 _AT_ONCE = 8  # programs that are queued

@@ -8,10 +8,10 @@ called (`attention_passes.py`).
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from experiments.gpu.attention_passes import PASSES, AttentionPasses, HeadSizes
-from experiments.gpu.calibrating import TimedProduct
-from experiments.gpu.card import Card
 from experiments.gpu.rows import Row
+from experiments.gpu.timing.attention_passes import PASSES, AttentionPasses, HeadSizes
+from experiments.gpu.timing.calibrating import TimedProduct
+from experiments.gpu.timing.card import Card
 from hetjax.models.kernel_attention import FORWARD
 from hetjax.plans.attention import EVERYWHERE
 from hetjax.plans.plan import AttentionForm

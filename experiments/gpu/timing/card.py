@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
-from experiments.gpu.one_stage import node_of
+from experiments.gpu.models.one_stage import node_of
 from hetjax.cluster.catalogue import (
     DeviceSpec,
     Precision,

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.gpu.calibrating import TimedProduct
-from experiments.gpu.clock import median_s
+from experiments.gpu.timing.calibrating import TimedProduct
+from experiments.gpu.timing.clock import median_s
 from hetjax.cluster.catalogue import DeviceSpec, Precision
 from hetjax.costs.graph.values import Cuts, Dims, Origin, graph_of
 from hetjax.costs.roofline import attention_products, graph_s, ring_hop

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays that go from a device to one of another process and back, by both transports.
 
-    python -m experiments.gpu.two_processes --platform cpu --sizes 65536
+    python -m experiments.gpu.processes.two_processes --platform cpu --sizes 65536
 
 The transports are those of a run (`hetjax/comm/`): over sockets, by way of the host's
 memory, then by `jax.experimental.transfer`. This process starts another one, which
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from experiments.gpu.part import share_card
-from experiments.gpu.timed_programs import normal
+from experiments.gpu.timing.timed_programs import normal
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer, TransferTransport
 from hetjax.comm.transport import Tag, Transport
@@ -99,7 +99,12 @@ def _shape(num_bytes: int) -> tuple[int, int]:
 
 def measuring(options: Sequence[str]) -> None:
     """Start the other process, send it arrays, and print how long they were away."""
-    command = [sys.executable, "-m", "experiments.gpu.two_processes", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu.processes.two_processes",
+        *options,
+    ]
     child = subprocess.Popen(
         [*command, "--answering"],
         stdin=subprocess.PIPE,
