@@ -99,6 +99,7 @@ def index(tmp_path: Path) -> Index:
     return Index(tmp_path)
 
 
+@pytest.mark.nightly
 def test_an_environment_is_made_once_and_again_where_it_must_be(index: Index):
     first = index.environment()
     assert index.versions(first, "lower") == ["1.0"]

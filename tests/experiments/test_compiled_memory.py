@@ -27,6 +27,7 @@ from experiments.compiled_memory.judging import (
 )
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.workspace import MARGINS
+from tests.short_runs import draws
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments/results"
@@ -174,7 +175,7 @@ def test_the_page_says_how_far_stages_are_off_that_compile_with_other_kernels_al
         )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("backend", draws(["gpu", "tpu", "cpu"], short=1))
 def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
     backend: Backend,
 ):

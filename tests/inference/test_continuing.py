@@ -20,8 +20,9 @@ from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.models.named import load_named
 from tests.inference.model_folder import drawn
 from tests.models.hugging_face import whole
+from tests.models.hugging_face.test_fixtures import FOLDERS
+from tests.short_runs import draws
 
-FIXTURES = Path(__file__).parents[1] / "models/hugging_face/fixtures"
 LLAMA = LlamaConfig(
     name="windowed",
     vocab_size=37,
@@ -55,7 +56,7 @@ def some_tokens(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 37, number, np.int32)
 
 
-@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda f: f.name)
+@pytest.mark.parametrize("folder", draws(FOLDERS, short=5), ids=lambda f: f.name)
 def test_each_family_goes_on_as_it_reads_the_whole_text(folder: Path):
     model, weights = load_named(str(folder)), FolderWeights(folder)
     length = min(model.max_seq_len, 40)  # windows have 4 and 5

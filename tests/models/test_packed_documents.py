@@ -15,6 +15,7 @@ from hetjax.models.decoders import gpt_model, llama_model
 from hetjax.models.model import Model, apply, can_pack
 from hetjax.models.positions import positions_within
 from tests.runtime.random_weights import random_params
+from tests.short_runs import draws
 
 L = 24
 DOCUMENTS = [7, 12]  # lengths; then padding
@@ -61,7 +62,7 @@ def summed_loss(
     return x
 
 
-@pytest.mark.parametrize("form", ["chunked", "xla"])
+@pytest.mark.parametrize("form", draws(["chunked", "xla"], short=1))
 @pytest.mark.parametrize("name", MODELS)
 def test_two_documents_have_the_losses_and_gradients_of_each_alone(
     name: str, form: AttentionForm

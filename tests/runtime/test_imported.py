@@ -13,9 +13,10 @@ from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from tests.models.hugging_face.test_fixtures import FIXTURES
+from tests.models.hugging_face.test_fixtures import FOLDERS
 from tests.models.hugging_face.test_written import all_tensors
 from tests.runtime.oracle import keep_gradients
+from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -47,7 +48,7 @@ def loss_of(logits_BLV: np.ndarray, tokens_BL: np.ndarray) -> float:
     return -np.take_along_axis(log_BLV, tokens_BL[:, 1:, None], -1).mean()
 
 
-@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda f: f.name)
+@pytest.mark.parametrize("folder", draws(FOLDERS, short=5), ids=lambda f: f.name)
 def test_the_loss_is_that_of_transformers_and_weights_come_out_as_they_went_in(
     folder: Path, tmp_path: Path
 ):

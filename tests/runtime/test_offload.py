@@ -17,6 +17,7 @@ from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, fully_optimised
+from tests.short_runs import draws
 
 EXACT = {"xla_disable_hlo_passes": "algsimp", "xla_backend_optimization_level": 0}
 ALL = {(0, 0), (0, 1), (1, 0)}
@@ -51,6 +52,9 @@ def runtime_of(plan: Plan, dtype: str = "float32", **options: Any) -> StageRunti
     return StageRuntime(plan, MODEL, nodes, rule, clip_norm=0.5, dtype=dtype)
 
 
+AVERAGED_MUON = {"name": "muon", "ema": 0.9}
+
+
 def trained(runtime: StageRuntime, steps: range = range(3)) -> dict[str, np.ndarray]:
     if not steps.start:
         runtime.initialise(0)
@@ -67,12 +71,15 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
 
 @pytest.mark.parametrize(
     ("plan", "stages", "dtype"),
-    [
-        (PLAN, ALL, "bfloat16"),
-        (PLAN, {(0, 1)}, "float32"),
-        (PLAN, {(1, 0)}, "float32"),
-        (ALONE, ALL, "float32"),
-    ],
+    draws(
+        [
+            (PLAN, ALL, "bfloat16"),
+            (PLAN, {(0, 1)}, "float32"),
+            (PLAN, {(1, 0)}, "float32"),
+            (ALONE, ALL, "float32"),
+        ],
+        short=2,
+    ),
     ids=["all", "one of a pipeline", "a whole replica", "no other holders"],
 )
 def test_three_steps_are_bit_equal_wherever_masters_are(
@@ -87,8 +94,8 @@ def test_three_steps_are_bit_equal_wherever_masters_are(
 
 @pytest.mark.parametrize(
     "options",
-    [{"name": "adafactor"}, {"name": "muon", "ema": 0.9}, {"state_bits": 8}],
-    ids=["adafactor", "averaged muon", "8 bits"],
+    draws([{"state_bits": 8}, {"name": "adafactor"}, AVERAGED_MUON], short=1),
+    ids=["8 bits", "adafactor", "averaged muon"],
 )
 def test_every_rule_is_bit_equal_there(options: dict[str, Any]):
     expected = trained(runtime_of(PLAN, **options))

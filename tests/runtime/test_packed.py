@@ -19,6 +19,7 @@ from tests.runtime.oracle import (
 from tests.runtime.packed_cases import expected, packed_batch, packed_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.test_in_process import Work
+from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -31,7 +32,7 @@ class PackedWork(Work):
         return packed_batch(self.case, step)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", draws(SEEDS, short=1))
 def test_loss_gradients_and_evaluations_are_those_of_the_documents_alone(seed: int):
     case, made = packed_case(seed), list[Work]()
     params = random_params(case.model, seed)

@@ -40,6 +40,7 @@ from tests.runtime.spanning_plans import (
     spanning_case,
 )
 from tests.runtime.test_islands import MESSAGES, SILENCE_S, gradients, sent, started
+from tests.short_runs import draws
 
 SEED = 5
 
@@ -67,7 +68,7 @@ def joined(
     return controller
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", draws(CASES, short=3))
 def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
     connections: SocketConnections, tmp_path: Path, name: str
 ):

@@ -28,6 +28,7 @@ from tests.runtime.oracle import (
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.test_in_process import Work
+from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -76,7 +77,7 @@ def expected(
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", draws(SEEDS, short=1))
 def test_loss_gradients_and_evaluations_are_those_of_the_targets_that_count(seed: int):
     case, made = random_case(seed), list[Work]()
     params = random_params(case.model, seed)

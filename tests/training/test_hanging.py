@@ -74,6 +74,7 @@ def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_chang
     assert not processes_of(run_dir)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_hangs_while_it_compiles_restores_or_ends_a_save_is_survived(
     tmp_path: Path,
     cache: Path,

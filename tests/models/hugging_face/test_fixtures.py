@@ -11,6 +11,9 @@ from hetjax.models.named import load_named
 from tests.models.hugging_face.whole import logits, parameters
 
 FIXTURES = Path(__file__).parent / "fixtures"
+# families that differ most come first
+_FIRST = ("gemma3", "gpt2", "llama3", "qwen3_moe", "qwen2_window")
+FOLDERS = sorted(FIXTURES.iterdir(), key=lambda f: (f.name not in _FIRST, f.name))
 
 
 @pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda f: f.name)
