@@ -160,6 +160,23 @@ _RUNS = (
     ),
 )
 
+_SPEED = (
+    Claim(
+        text="a step through hetjax reaches 0.97 of the rate of one plain jit",
+        where="docs/how/cards.md",
+        part="speed",
+        what="rate of hetjax over one plain jit",
+        holds=at_least(0.97),
+    ),
+    Claim(
+        text="hetjax is at least as fast as PyTorch with torch.compile",
+        where="docs/how/cards.md",
+        part="speed",
+        what="rate of hetjax over PyTorch",
+        holds=at_least(1.0),
+    ),
+)
+
 _ISLANDS = (
     Claim(
         text="every plan gives the gradients of one jit, up to rounding",
@@ -258,6 +275,7 @@ _METHODS = (
 
 CLAIMS: tuple[Claim, ...] = (
     *_RUNS,
+    *_SPEED,
     *_BITS,
     *_ISLANDS,
     *_UNEQUAL,
