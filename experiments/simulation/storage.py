@@ -103,7 +103,11 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
         return is_here and holder.started not in alive
 
     with ExitStack() as stack:
-        for name, other in (("holder_here", own), ("threading", threads), ("time", threads)):
+        for name, other in (
+            ("holder_here", own),
+            ("threading", threads),
+            ("time", threads),
+        ):
             stack.enter_context(patch.object(lease, name, other))
         stack.enter_context(patch.object(leases, "time", threads))
         # nobody removes the folder here, so no number is taken twice
