@@ -28,6 +28,7 @@ _CONTROL = "nvidia-cuda-mps-control"
 _PID_FILE = f"{_CONTROL}.pid"  # in the directory of pipes, by NVIDIA's documentation
 _START_S, _ANSWER_S, _QUIT_S, _END_S = 10.0, 5.0, 5.0, 3.0
 _LOOK_S = 0.05
+_OF_A_PART = (MARK, "TMPDIR")
 
 
 class NoService(Exception):
@@ -41,7 +42,8 @@ def multi_process_service(card: str) -> Iterator[Mapping[str, str]]:
     Yields the variables of its clients, to which they add
     CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, their share of the multiprocessors.
     """
-    environment = {name: text for name, text in os.environ.items() if name != MARK}
+    # neither the mark nor the temporary folder of a part, which may end before it
+    environment = {n: text for n, text in os.environ.items() if n not in _OF_A_PART}
     keeper = subprocess.Popen(
         [sys.executable, "-m", "experiments.gpu.divided.mps"],
         stdin=subprocess.PIPE,

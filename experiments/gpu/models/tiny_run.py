@@ -14,7 +14,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.training.rundir import METRICS, read_journal
 
-_TEXT = Path(__file__).parents[2] / "LICENSE"
+_TEXT = Path(__file__).parents[3] / "LICENSE"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
