@@ -33,6 +33,7 @@ from hetjax.planner.baselines.stage_costs import (
     best_first,
     stage_costs,
 )
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
@@ -164,6 +165,7 @@ def _stage_s(
     costs: StageCosts, b: int, c: int, num_devices: int, ahead_K: Ints
 ) -> Floats:
     """Seconds of the fastest sharding that fits, by launch-ahead and layers."""
+    check_deadline()  # of a deep model this is half a GiB
     options, range_IJ = _options(costs, c, num_devices), costs.problem.range_IJ
     least_s_KU = np.array(
         [_fitting_s(costs, b, options, int(k)).min(axis=0) for k in ahead_K]

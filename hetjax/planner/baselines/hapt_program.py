@@ -94,7 +94,7 @@ class Task:
         """Every time that the slowest stage or hop can have."""
         tables = [m.stage_s_KIJ for c in self.clusters for m in c.submeshes]
         inner = self.hop_s_CCJ[:, :, 1:-1]
-        found = np.concatenate([np.unique(table) for table in (*tables, inner)])
+        found = np.concatenate([_distinct(table) for table in (*tables, inner)])
         found = np.unique(found[np.isfinite(found)])
         return found[np.diff(found, prepend=-np.inf) > 1e-9 * found]
 
@@ -148,6 +148,11 @@ class Cheapest:
 
     step_s: float
     stages: tuple[ChosenStage, ...]
+
+
+def _distinct(table: Floats) -> Floats:
+    check_deadline()
+    return np.unique(table)
 
 
 def least_slowest_s(task: Task) -> float:
