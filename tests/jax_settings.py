@@ -4,10 +4,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+from jax._src import compilation_cache
 
 from hetjax.mesh.process_setup import simulate_devices
 
@@ -45,6 +48,18 @@ def keep_compiled(folder: Path) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
+    _add_checksums()
+
+
+def _add_checksums() -> None:
+    """Let entries carry a sum of their bytes: zstandard leaves it out unless it is
+    asked for, and a flipped bit then unpacks to another program."""
+    library = compilation_cache.zstandard  # pyright: ignore
+    if library is not None:
+        compilation_cache.zstandard = SimpleNamespace(  # pyright: ignore
+            ZstdCompressor=partial(library.ZstdCompressor, write_checksum=True),
+            ZstdDecompressor=library.ZstdDecompressor,
+        )
 
 
 def quick_flags() -> list[str]:

@@ -28,9 +28,14 @@ settings.register_profile("short", deadline=None, max_examples=_EXAMPLES)
 
 def draws(values: Iterable[Any], *, short: int) -> list[Any]:
     """Parameters of which a short run takes the first `short`."""
-    rest = iter(values)
-    first = list(islice(rest, short))
-    return [*first, *(pytest.param(v, marks=pytest.mark.nightly) for v in rest)]
+    return rows_drawn(((value,) for value in values), short=short)
+
+
+def rows_drawn(rows: Iterable[tuple[Any, ...]], *, short: int) -> list[Any]:
+    """Do the same with values of several parameters each."""
+    rest = iter(rows)
+    first = [pytest.param(*row) for row in islice(rest, short)]
+    return [*first, *(pytest.param(*row, marks=pytest.mark.nightly) for row in rest)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

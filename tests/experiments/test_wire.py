@@ -19,7 +19,7 @@ from experiments.finetune.wire import (
 from hetjax.models.decoders import model_of
 from hetjax.models.finetuning import LoraConfig, with_adapters
 from hetjax.models.model import parameter_count
-from tests.short_runs import draws
+from tests.short_runs import rows_drawn
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, inner_size=48, num_blocks=2, num_heads=4, num_kv_heads=4
@@ -29,7 +29,9 @@ SMALL = replace(MODEL, vocab_size=384, **SIZES)
 
 @pytest.mark.parametrize(
     ("lora", "wire"),
-    draws([(LORA, "bfloat16"), (LORA, "float32"), (LoraConfig(), "float32")], short=1),
+    rows_drawn(
+        [(LORA, "bfloat16"), (LORA, "float32"), (LoraConfig(), "float32")], short=1
+    ),
 )
 def test_two_replicas_send_what_is_trained_to_each_other_once_a_step(
     tmp_path: Path, lora: LoraConfig, wire: Wire

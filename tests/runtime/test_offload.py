@@ -17,7 +17,7 @@ from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, fully_optimised
-from tests.short_runs import draws
+from tests.short_runs import draws, rows_drawn
 
 EXACT = {"xla_disable_hlo_passes": "algsimp", "xla_backend_optimization_level": 0}
 ALL = {(0, 0), (0, 1), (1, 0)}
@@ -71,7 +71,7 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
 
 @pytest.mark.parametrize(
     ("plan", "stages", "dtype"),
-    draws(
+    rows_drawn(
         [
             (PLAN, ALL, "bfloat16"),
             (PLAN, {(0, 1)}, "float32"),

@@ -30,7 +30,7 @@ from tests.runtime.test_quantised_runs import (
     quantised_model,
 )
 from tests.runtime.test_same_numbers import NODES, Watched, assert_charged
-from tests.short_runs import draws
+from tests.short_runs import rows_drawn
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -46,7 +46,7 @@ def base_of(capacity_factor: float | None) -> Model:
 
 @pytest.mark.parametrize(
     ("form", "capacity_factor"),
-    draws([("nf4", 1.25), ("nf4", None), ("int8", None)], short=1),
+    rows_drawn([("nf4", 1.25), ("nf4", None), ("int8", None)], short=1),
 )
 def test_losses_and_gradients_are_those_of_one_jit_with_the_rounded_experts(
     form: FrozenForm, capacity_factor: float | None

@@ -87,7 +87,7 @@ NOTICED_AT = {
     "what a node that leaves has in memory is not taken": 6,
     "a node that comes is not taken in": 47,
     "a last checkpoint that is gone from the disks is taken for stored": 3290,
-    "a manifest is uploaded before its files": 33,
+    "a manifest is uploaded before its files": 143,
     "a step is committed with the parts that are there": 33,
     "files are removed before the manifest that lists them": 33,
     "a recovery needs an answer of the store": 1321,

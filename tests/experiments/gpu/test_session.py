@@ -133,11 +133,11 @@ def test_a_stopped_session_says_what_it_has(tmp_path: Path, parts: Parts):
 
 def test_nothing_that_a_part_started_outlives_its_box(tmp_path: Path):
     """Neither a daemon of another process group, nor one that ignores SIGTERM."""
-    script = "mktemp; trap '' TERM; setsid sleep 600 & sleep 600"
+    script = "mktemp; trap '' TERM; setsid sleep 611 & sleep 611"
     begin_s = time.monotonic()
     assert run_boxed(["sh", "-c", script], 1.0, tmp_path / "log") is None
     assert time.monotonic() - begin_s < 1.0 + 8.0
-    assert not [*_marked_sleepers()]
+    assert not [*_marked(b"611")]
     left = Path((tmp_path / "log").read_text().strip())
     assert left.is_absolute() and not left.exists()
 
@@ -145,9 +145,9 @@ def test_nothing_that_a_part_started_outlives_its_box(tmp_path: Path):
 def test_a_part_ends_with_a_session_that_is_killed(tmp_path: Path):
     part = "import experiments.gpu.part as p; print('begun', flush=True); "
     part += "p.threading.Thread(target=p._end_with_session, daemon=True).start(); "
-    part += "import time; time.sleep(600)"
+    part += "import time; time.sleep(613)"
     boxed = "from experiments.gpu.time_box import run_boxed; from pathlib import Path; "
-    boxed += f"run_boxed([{sys.executable!r}, '-c', {part!r}], 600, Path('log'))"
+    boxed += f"run_boxed([{sys.executable!r}, '-c', {part!r}], 99, Path('log'))"
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     killed = subprocess.Popen(
         [sys.executable, "-c", boxed], cwd=tmp_path, env=environment
@@ -155,7 +155,7 @@ def test_a_part_ends_with_a_session_that_is_killed(tmp_path: Path):
     _wait_until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text())
     killed.kill()
     killed.wait()
-    _wait_until(lambda: not [*_marked_sleepers()])
+    _wait_until(lambda: not [*_marked(b"613")])
 
 
 def _wait_until(condition: Callable[[], object]) -> None:
@@ -165,12 +165,12 @@ def _wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def _marked_sleepers() -> Iterator[str]:
-    """Processes that carry a session's mark and sleep as those of these tests do."""
+def _marked(seconds: bytes) -> Iterator[str]:
+    """Processes that carry a session's mark and sleep so long."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes()
-            if b"600" in words and MARK.encode() in (process / "environ").read_bytes():
+            if seconds in words and MARK.encode() in (process / "environ").read_bytes():
                 yield words.decode()
         except OSError:
             continue
