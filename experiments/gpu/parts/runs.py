@@ -222,11 +222,12 @@ def one_stage_plan(size: RunSize) -> Plan:
 def _falls(
     found: Sequence[float], size: RunSize, code: int | None, run: Background
 ) -> Row:
+    """One that had no time to end says nothing of the card."""
     is_whole = len(found) == size.steps and code == 0
     course = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps" if found else ""
     return Row(
         what="hetjax train runs, and its loss falls",
-        measured=is_whole and found[-1] < found[0],
+        measured=None if code is None else is_whole and found[-1] < found[0],
         note=f"tiny, one stage; {course}"
         if is_whole
         else f"exit code {code}, {len(found)} steps; {run.tail}",
@@ -253,7 +254,7 @@ def _beside_cpu(
     )
     yield Row(
         what=f"losses in {precision.name} are the CPU's within rounding",
-        measured=is_whole and distance <= precision.bound,
+        measured=distance <= precision.bound if is_whole else None,
         note=f"bound {precision.bound:.2g}: {precision.rounding}",
     )
 
