@@ -35,7 +35,7 @@ def at_most(bound: float) -> Verdict:
 
 
 def near(share: float) -> Verdict:
-    """What was measured is within this share of what was predicted."""
+    """Measured and predicted differ by no more than this share."""
     return lambda row: row.ratio is not None and abs(row.ratio - 1) <= share
 
 

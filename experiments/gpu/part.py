@@ -3,8 +3,8 @@
 
     python -m experiments.gpu.part memory --platform cpu --quick
 
-Prints each row, and writes it to `--output DIR` as a session does. Owns how a part's
-end is told: done, skipped with its reason, failed with its traceback.
+Prints each row, and writes it to `--output DIR` as a session does. Owns how a
+part reports its end: done, skipped with its reason, failed with its traceback.
 """
 
 import argparse
@@ -19,9 +19,8 @@ from pathlib import Path
 
 from experiments.gpu.parts import PARTS
 from experiments.gpu.rows import PartFile
-from experiments.gpu.setting import Setting, Skipped
+from experiments.gpu.setting import Setting, Skipped, share_card
 from experiments.gpu.time_box import MARK
-from hetjax.launch.isolation import memory_share
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,13 +50,6 @@ def run_part(name: str, file: PartFile, setting: Setting) -> None:
     except Exception:
         state, why = "failed", traceback.format_exc()
     file.end(state, time.monotonic() - begin_s, why)
-
-
-def share_card() -> None:
-    """Let JAX take as much of a card as plans count on, and only when it is needed:
-    several processes of a part share the card."""
-    os.environ.update(memory_share(os.environ))
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def _end_with_session() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a part of a session is given: where it runs, how large, and until when."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import jax
+
+from hetjax.launch.isolation import memory_share
 
 Value = TypeVar("Value")
 
@@ -47,3 +50,10 @@ class Setting:
         """A directory that goes when its user is done with it."""
         with TemporaryDirectory(prefix="hetjax-session-") as directory:
             yield Path(directory)
+
+
+def share_card() -> None:
+    """Let JAX take as much of a card as plans count on, and only when it is needed:
+    several processes of a part share the card."""
+    os.environ.update(memory_share(os.environ))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -48,7 +48,7 @@ class LeaseLost(RunFailed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class Sighting:
     """All that there was of a lease at a time of this process's clock."""
 
     names: frozenset[str]
@@ -175,7 +175,7 @@ def take(
     *,
     held_for: HeldFor = NOBODY,
     check: Callable[[int, Holder], None] = lambda number, holder: None,
-    seen: Seen | None = None,
+    seen: Sighting | None = None,
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
 ) -> Lease:
@@ -218,10 +218,10 @@ def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
     )
 
 
-def look(store: Store) -> Seen:
+def look(store: Store) -> Sighting:
     """Note what there is of the lease now, so that waiting for its end begins now."""
     names = frozenset(_from(store, last_number(store)))
-    return Seen(names=names, at_s=time.monotonic())
+    return Sighting(names=names, at_s=time.monotonic())
 
 
 def await_end(
@@ -247,14 +247,14 @@ def _await_end(
     held_for: HeldFor,
     lease_s: float,
     told: Callable[[str], None],
-    seen: Seen | None = None,
+    seen: Sighting | None = None,
 ) -> None:
     now = _from(store, last)
     if _is_over(now, last) or held_for.follows(holder):
         return
     if held_for.excludes(holder):
         raise _held(store, where, last)
-    seen = seen or Seen(names=frozenset(now), at_s=time.monotonic())
+    seen = seen or Sighting(names=frozenset(now), at_s=time.monotonic())
     left_s = seen.at_s + lease_s - time.monotonic()
     if left_s > 0:
         told(f"waiting up to {left_s:.3g} s: {where} may be in use by {holder}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from hetjax.checkpoint.lease import (
     Held,
     Lease,
-    Seen,
+    Sighting,
     await_end,
     holder_of,
     is_free,
@@ -87,7 +87,7 @@ def _check_is_no_copy(
         raise Held(got=held.got, allowed=held.allowed, fix=fix) from held
 
 
-def _look_at_store(storage: CheckpointStorage) -> Seen | None:
+def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
     """What there is of the store's lease, while that of the directory is waited for:
     the two waits are one. None where there is no store to look at."""
     with suppress(OSError, BadInput):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers goes on with a text as long as it is asked to, and tells when."""
+"""Transformers generates as many tokens as asked for, and each is timed."""
 
 from experiments.gpu.models.torch_text import measured
 

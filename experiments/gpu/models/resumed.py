@@ -17,6 +17,7 @@ from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
 from hetjax.models.hugging_face.written import fields_of
 from hetjax.models.presets import model_config
+from hetjax.training.rundir import METRICS, read_journal
 
 _SAME = "a run that was stopped and resumed: losses of one that was not"
 _STEPS, _STOP_AFTER = 6, 3
@@ -85,6 +86,5 @@ def _train(
     )
     if done.returncode not in (0, _STOPPED):
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout)
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line) for line in lines]
-    return {step["step"]: step["loss"] for step in steps if "loss" in step}
+    lines = read_journal(directory / METRICS)
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}

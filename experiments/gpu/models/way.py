@@ -32,8 +32,8 @@ from experiments.gpu.models.one_stage import (
     node_of,
     one_stage,
 )
-from experiments.gpu.part import share_card
 from experiments.gpu.rows import without_names
+from experiments.gpu.setting import share_card
 from hetjax.cluster.cluster import Node, Precision
 from hetjax.models.presets import model_config
 from hetjax.plans.plan import Remat

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of a text that a model goes on with, beside transformers.
+"""Tokens per second of generated text, beside transformers.
 
 The prompt and what follows it are timed apart: the first token needs all of the
 prompt, and is bound by products; each other one reads all weights, and is bound by the

@@ -37,7 +37,7 @@ _START_LIMIT_S = 60.0
 _STAGE_S = 15.0  # in which a stage gets nowhere
 _AT_ONCE, _NUM_STAGES = 3, 6
 _MICROBATCHES = 2
-# of what allocators say, what they have of the device: the first that is there
+# names that allocators give to the memory that they keep; the first that is there
 _KEPT = ("peak_pool_bytes", "pool_bytes", "peak_bytes_reserved", "bytes_reserved")
 _UNKNOWN = "CPUs tell no peak: this is the compiler's total"
 

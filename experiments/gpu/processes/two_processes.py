@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from experiments.gpu.part import share_card
+from experiments.gpu.setting import share_card
 from experiments.gpu.timing.timed_programs import normal
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer, TransferTransport

@@ -33,7 +33,7 @@ class Card:
 
     @property
     def precision(self) -> Precision:
-        """What a stage computes in there unless it is told otherwise."""
+        """The precision that the product computes in there by default."""
         return best_precision(self.spec)
 
     def attention(self, length: int, head_size: int) -> AttentionForm:
