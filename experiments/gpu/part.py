@@ -11,7 +11,6 @@ import argparse
 import importlib
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -54,8 +53,12 @@ def run_part(name: str, file: PartFile, setting: Setting) -> None:
 
 def _end_with_session() -> None:
     """Wait for the end of standard input, which a session holds open as long as it
-    lives, and end with all of this process's group."""
-    sys.stdin.buffer.read()
+    lives, and end with all of this process's group.
+
+    By its descriptor: Python cannot end while a thread waits in `sys.stdin`.
+    """
+    while os.read(0, 1):
+        pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -75,9 +75,8 @@ def _compare(setting: Setting, compared: Compared) -> Iterator[Row]:
     product = Way("product", task)
     waiting = {o: Way(o, task) for o in others if compared.fit >= 1 + len(others)}
     product.ready()
-    first = product.steps_s(setting.choose(_STEPS, 1))
-    yield from _rows(compared, "product", first)
-    for other in others:
+    alone_s = product.steps_s(setting.choose(_STEPS, 1))
+    for at, other in enumerate(others):
         try:
             way = waiting.pop(other, None) or _started(other, compared, product)
             way.ready()
@@ -85,7 +84,10 @@ def _compare(setting: Setting, compared: Compared) -> Iterator[Row]:
             what = f"runs, {_NAMES[other]}{suffix}"
             yield Row(what=what, measured=False, note=str(failed))
             continue
-        ours_s, theirs_s = _turns(setting, product, way, first)
+        turns_s, theirs_s = _turns(setting, product, way)
+        ours_s = turns_s or alone_s
+        if at == 0:
+            yield from _rows(compared, "product", ours_s)
         yield from _rows(compared, other, theirs_s)
         what = f"rate of hetjax over {_NAMES[other]}{suffix}"
         ratio = median(theirs_s) / median(ours_s)
@@ -102,15 +104,15 @@ def _started(name: str, compared: Compared, product: Way) -> Way:
 
 
 def _turns(
-    setting: Setting, product: Way, other: Way, first: list[float]
+    setting: Setting, product: Way, other: Way
 ) -> tuple[list[float], list[float]]:
-    """Seconds of steps of both; of the product those before, if it has ended."""
+    """Seconds of steps of both; none of the product if it has ended."""
     steps = setting.choose(_STEPS, 1)
     ours_s, theirs_s = list[float](), list[float]()
     for _ in range(_ROUNDS):
         ours_s += [] if product.has_ended else product.steps_s(steps)
         theirs_s += other.steps_s(steps)
-    return ours_s or first, theirs_s
+    return ours_s, theirs_s
 
 
 def _rows(compared: Compared, way: str, steps_s: list[float]) -> Iterator[Row]:

@@ -79,8 +79,8 @@ class Sizes:
 
 _USUAL = Sizes(
     model="gpt-12x768",
-    global_batch=32,
-    microbatch_sizes=(4, 8),
+    global_batch=128,
+    microbatch_sizes=(16,),
     steps=10,
     search_s=1.0,
 )
