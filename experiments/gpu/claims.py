@@ -51,7 +51,7 @@ def _is_number(value: object) -> bool:
 _ROOFLINE = "hetjax/costs/roofline.py"
 _PRIORS = (
     Claim(
-        text="attention by a kernel is as fast as costs count on (525 TFLOP/s of an "
+        text="attention by a kernel is as fast as costs count on (545 TFLOP/s of an "
         "H100, at heads of 128), within a fifth",
         where=_ROOFLINE,
         part="priors",

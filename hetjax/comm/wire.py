@@ -19,6 +19,7 @@ import numpy as np
 from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.transport import KINDS, Tag
+from hetjax.mesh.host_copies import start_copy
 from hetjax.mesh.multihost import to_mesh
 
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
@@ -125,11 +126,12 @@ class SocketTransport:
             return
         ends = self._ends(tag)
         unit = unit_rows(x.shape[0], *ends)
-        for (giving, needing), units in who_sends(*ends).items():
-            if giving == self._peers.own:
-                rows = [(start * unit, stop * unit) for start, stop in units]
-                x.copy_to_host_async()
-                self._pool.run(partial(self._send, needing, tag, x, rows))
+        own = self._peers.own
+        ours = [(n, units) for (g, n), units in who_sends(*ends).items() if g == own]
+        there = start_copy(x) if ours else x
+        for needing, units in ours:
+            rows = [(start * unit, stop * unit) for start, stop in units]
+            self._pool.run(partial(self._send, needing, tag, there, rows))
 
     def arrived(self, tag: Tag) -> bool:
         mailbox, key = self._peers.mailbox, key_of(tag)

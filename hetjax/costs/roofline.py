@@ -41,7 +41,9 @@ class Calibration:
     one device (tiles that are not full, pipelines that fill). `memory_efficiency` and
     `link_efficiency` are the shares of the two bandwidths that plain kernels and
     rings of all-reduces see. `launch_s` is what a kernel takes that does nothing,
-    `latency_s` a ring's hop.
+    `latency_s` a ring's hop. A kernel of attention reaches the largest products' share
+    at endless lengths and heads, and half of that for one of them at
+    `attention_half_length` positions or heads of `attention_half_head`.
     """
 
     matmul_efficiency: float = 0.80
@@ -50,16 +52,28 @@ class Calibration:
     link_efficiency: float = 0.50
     launch_s: float = 4e-6
     latency_s: float = 5e-6
+    attention_half_length: float = 128.0
+    attention_half_head: float = 64.0
 
 
 # Matmul: best measured bf16 products over the peak (Maximum Achievable Matmul FLOPS):
-# A100-SXM 271 of 312, A100-PCIe 253, H100 794 of 989, GH200 829 of 989, B200 1745 of
-# 2250. Memory: STREAM-like copies reach 0.8 to 0.9 of HBM. Links: all-reduce bus
-# bandwidth of 8 A100 on NVLink 154 of 300 GB/s.
+# A100-SXM 271 of 312, A100-PCIe 253, GH200 829 of 989, B200 1745 of 2250. Memory:
+# STREAM-like copies reach 0.8 to 0.9 of HBM. Links: all-reduce bus bandwidth of 8 A100
+# on NVLink 154 of 300 GB/s. Those of Hopper were fitted to an H200
+# (`experiments/results/gpu/`), whose chip the H100 has: products as XLA compiles them
+# reach 694 TFLOP/s of the 794 that the best of cuBLAS gives.
+_HOPPER = Calibration(
+    matmul_efficiency=0.745,
+    half_size=112.0,
+    memory_efficiency=0.83,
+    launch_s=1.5e-6,
+    attention_half_length=1250.0,
+    attention_half_head=42.0,
+)
 CALIBRATIONS = {
     "A100": Calibration(matmul_efficiency=0.87),
-    "H100": Calibration(matmul_efficiency=0.80),
-    "H200": Calibration(matmul_efficiency=0.80),
+    "H100": _HOPPER,
+    "H200": _HOPPER,
     "GH200": Calibration(matmul_efficiency=0.84),
     "B200": Calibration(matmul_efficiency=0.78),
     "cpu": Calibration(launch_s=2e-6, half_size=8.0),
@@ -218,6 +232,18 @@ def product_share(sizes: tuple[int, int, int, int], constants: Calibration) -> f
     )
 
 
+def attention_share(length: int, head_size: int, constants: Calibration) -> float:
+    """Return the share of the peak that a kernel of attention reaches.
+
+    It saturates in both sizes s as s / (s + half).
+    """
+    return (
+        constants.matmul_efficiency
+        * (length / (length + constants.attention_half_length))
+        * (head_size / (head_size + constants.attention_half_head))
+    )
+
+
 def attention_products(name: str, length: int) -> float:
     """Return how many products of all scores a pass of causal attention is counted as.
 
@@ -275,8 +301,10 @@ def _attention_s(
     """A kernel's products, of blocks that some query sees; scores stay inside."""
     batch, length, heads, head_size = cuts.shape(step.inputs[0])
     sizes = (batch * heads, length, length, head_size)
-    one_s = _arithmetic_s(sizes, precision, device)
-    products_s = attention_products(step.op, length) * one_s
+    rate = flops_per_s(device, precision) * attention_share(
+        length, head_size, calibration(device)
+    )
+    products_s = attention_products(step.op, length) * 2 * math.prod(sizes) / rate
     size = sum(cuts.num_bytes(v) for v in (*step.inputs, *step.outputs))
     return calibration(device).launch_s + max(products_s, size / _bytes_per_s(device))
 

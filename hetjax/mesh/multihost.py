@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from hetjax.errors import BadInput
+from hetjax.mesh.host_copies import host_copy
 
 
 def is_member(mesh: Mesh) -> bool:
@@ -54,7 +55,7 @@ def whole_value(x: jax.Array) -> np.ndarray | None:
     same order. Waits for the devices.
     """
     if x.is_fully_addressable:
-        return np.array(x)
+        return host_copy(x)
     mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
     assert isinstance(mesh, Mesh), x.sharding
     made = x if x.is_fully_replicated else _replicate(mesh)(x)

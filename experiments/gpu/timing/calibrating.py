@@ -6,12 +6,12 @@ Owns the fit, in the form that `hetjax/costs/roofline.py` reads. Does not own th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from hetjax.costs.roofline import Calibration, product_share
+from hetjax.costs.roofline import Calibration, attention_share, product_share
 
 _FIRST = (0.8, 64.0)  # where the search begins: efficiency and half size
 _OUTLIER = 0.1  # relative errors above this count less than by their square
@@ -64,17 +64,15 @@ def attention_efficiency(
 ) -> float:
     """Return the share of the peak that the largest attention would reach.
 
-    The half size and the launch are those that are known of products.
+    The half sizes and the launch are those that are known.
     """
-    whole = Calibration(matmul_efficiency=1.0, half_size=known.half_size)
-    logarithms = [
-        math.log(
-            product.flops
-            / (product.seconds - min(known.launch_s, product.seconds / 2))
-            / (peak_flops_per_s * product_share(product.sizes, whole))
-        )
-        for product in passes
-    ]
+    whole = replace(known, matmul_efficiency=1.0)
+    logarithms = []
+    for timed in passes:
+        _, length, _, head_size = timed.sizes
+        busy_s = timed.seconds - min(known.launch_s, timed.seconds / 2)
+        rate = peak_flops_per_s * attention_share(length, head_size, whole)
+        logarithms.append(math.log(timed.flops / busy_s / rate))
     return math.exp(float(np.median(logarithms)))
 
 

@@ -20,6 +20,7 @@ from hetjax.comm.peers import Peers
 from hetjax.comm.reduction import Rows, exchange, from_host, to_host, total
 from hetjax.comm.transport import Tally
 from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool, no_value
+from hetjax.mesh.host_copies import start_copy
 from hetjax.mesh.multihost import value_here
 from hetjax.plans.plan import Group, StageKey
 from hetjax.plans.worker_map import WorkerMap
@@ -220,12 +221,15 @@ class PeerSync(GradientSync):
         return {stage for stage in stages if own in members[stage]}
 
     def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
-        for rows in posted.values():
-            for array in rows:
-                array.copy_to_host_async()
-        self._pool.run(lambda: self._sum(group, posted))
+        there = {stage: tuple(map(start_copy, rows)) for stage, rows in posted.items()}
+        self._pool.run(lambda: self._sum(group, posted, there))
 
-    def _sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
+    def _sum(
+        self,
+        group: Group,
+        posted: Mapping[StageKey, Rows],
+        there: Mapping[StageKey, Rows],
+    ) -> None:
         """Sum the rows that are here, those that the same workers have at a time."""
         own, holders = self._peers.own, self._holders[group]
         some = next(iter(posted.values()))
@@ -236,7 +240,7 @@ class PeerSync(GradientSync):
             if own not in workers:
                 continue
             ours = [h for h, w in zip(holders, workers, strict=True) if w == own]
-            first, *others = (to_host(posted[holder], rows) for holder in ours)
+            first, *others = (to_host(there[holder], rows) for holder in ours)
             mine = first
             if others:
                 flat = [each.reshape(-1) for each in (first, *others)]

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hetjax.mesh.axes import replicated, stage_mesh
+from hetjax.mesh.host_copies import start_copy
 from hetjax.mesh.multihost import to_mesh
 from hetjax.stage.arrays import shardings
 
@@ -30,10 +31,9 @@ def whole_on(mesh: Mesh, abstract: Any) -> Any:
     )
 
 
-def start_reading(arrays: Any) -> None:
-    """Start copies to the host, which `moved` will wait for."""
-    for array in jax.tree.leaves(arrays):
-        array.copy_to_host_async()
+def on_their_way(arrays: Any) -> Any:
+    """Start copying arrays to the host; return what `moved` reads there."""
+    return jax.tree.map(start_copy, arrays)
 
 
 def moved(arrays: Any, like: Any) -> Any:

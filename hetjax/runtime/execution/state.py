@@ -17,6 +17,7 @@ import numpy as np
 
 from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import slices
+from hetjax.mesh.host_copies import host_copies, start_copy
 from hetjax.mesh.multihost import to_mesh, whole_value
 from hetjax.models.model import (
     Model,
@@ -75,11 +76,9 @@ def host_values(
         for named, found, leaf in stage_entries(held, masters, opt_state)
         if any(wanted(named, unit) for unit in range(len(found)))
     ]
-    for _, _, leaf in kept:
-        if leaf.is_fully_addressable:
-            leaf.copy_to_host_async()
+    copies = host_copies(leaf for *_, leaf in kept if leaf.is_fully_addressable)
     for named, found, leaf in kept:
-        value = whole_value(leaf)
+        value = next(copies) if leaf.is_fully_addressable else whole_value(leaf)
         if value is None:
             continue
         for unit, entry in enumerate(found):
@@ -104,7 +103,7 @@ def held_values(
 
 def _copied_later(leaf: jax.Array) -> Callable[[], np.ndarray] | None:
     if leaf.is_fully_addressable:
-        return cache(lambda: np.asarray(leaf))
+        return cache(lambda: np.asarray(start_copy(leaf)))
     value = whole_value(leaf)
     return None if value is None else lambda: value
 

@@ -26,7 +26,7 @@ from hetjax.runtime.execution.leaf_updates import (
     scaled,
     updated_by_leaf,
 )
-from hetjax.runtime.execution.offload import moved, start_reading, whole_on
+from hetjax.runtime.execution.offload import moved, on_their_way, whole_on
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.runtime.execution.skipped_state import after_skipped_step, check_numbers
 from hetjax.stage import arrays, eight_bits
@@ -149,7 +149,7 @@ class UpdatePrograms:
     def update(self, masters: Any, opt_state: Any, gradients: Any, scale: Any) -> Any:
         """(masters, opt_state, copies) after one step; masters, opt_state donated."""
         if self._is_away:
-            start_reading(gradients)
+            gradients = on_their_way(gradients)
             scale = moved(scale, whole_on(self.home, self.programs.scalar))
         done = [
             update(
@@ -183,8 +183,7 @@ class UpdatePrograms:
     def _on_stage(self, copies: Any) -> Any:
         if not self._is_away:
             return copies
-        start_reading(copies)
-        return moved(copies, self._copied)
+        return moved(on_their_way(copies), self._copied)
 
     def skipped(self, opt_state: Any) -> Any:
         """The optimizer state after a step that makes no update."""

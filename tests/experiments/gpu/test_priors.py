@@ -74,24 +74,30 @@ def test_one_product_that_went_wrong_moves_the_constants_little():
     assert found.matmul_efficiency == pytest.approx(0.7, rel=0.05)
 
 
-def test_the_efficiency_of_attention_is_found_with_the_half_size_of_products():
+def test_the_efficiency_of_attention_is_found_with_its_half_sizes():
     number = 5 * (9 / 16)  # of eight blocks, those on and below the diagonal
+    rate = lambda length: 0.25 * PEAK * length / (length + 900) * 128 / (128 + 32)  # noqa: E731
     passes = [
         TimedProduct(
             sizes=(4, length, length, 128),
             number=number,
-            seconds=seconds((4, length, length, 128), 0.25, 64.0, number),
+            seconds=LAUNCH_S + 8 * length * length * 128 * number / rate(length),
         )
         for length in (512, 1024, 2048)
     ]
-    known = Calibration(matmul_efficiency=0.8, half_size=64.0, launch_s=LAUNCH_S)
+    known = Calibration(
+        matmul_efficiency=0.8,
+        launch_s=LAUNCH_S,
+        attention_half_length=900.0,
+        attention_half_head=32.0,
+    )
     found = attention_efficiency(passes, PEAK, known)
     assert found == pytest.approx(0.25, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_attention_of_heads_of_128_is_counted_at_525_tflops_on_an_h100(name: str):
-    """Without the launch: 0.8 of the peak, and two thirds of that for the depth."""
+def test_attention_of_heads_of_128_is_counted_as_an_h200_gave_it(name: str):
+    """562 TFLOP/s, both passes together."""
     passes = AttentionPasses(
         sequences=1,
         length=65536,
@@ -99,9 +105,9 @@ def test_attention_of_heads_of_128_is_counted_at_525_tflops_on_an_h100(name: str
         form="cudnn",
         precision="bfloat16",
     )
-    spec = catalogue()["H100-80GB-HBM3"]
+    spec = catalogue()["H200"]
     rate = passes.predicted(spec)[f"attention_{name}"].flops_per_s / 1e12
-    assert rate == pytest.approx(0.8 * 989.4 * 2 / 3, rel=0.01)
+    assert rate == pytest.approx(562.1, rel=0.05)
 
 
 def test_each_form_of_attention_has_a_rate_beside_that_of_costs(rows: Sequence[Row]):
