@@ -24,7 +24,13 @@ COLUMNS = (
         "memory",
         "peak of memory over the prediction, the highest",
     ),
-    ("same bits again", "bits", "a step in another process: equal to the bit"),
+    ("same bits again", "bits", "a step again in one process: equal to the bit"),
+    (
+        "same bits, deterministic",
+        "bits",
+        "a step in another process, deterministic: equal to the bit",
+    ),
+    ("its step over the usual", "bits", "step, deterministic over default"),
     (
         "gain of an unequal plan",
         "unequal",

@@ -76,7 +76,7 @@ _PRIORS = (
         text="the link between a device and its host moves at least 12 GB/s",
         where="docs/train.md",
         part="priors",
-        what="host to device",
+        what="device to host by way of pinned memory",
         holds=at_least(12.0),
     ),
 )
@@ -237,7 +237,14 @@ _BITS = (
         text="an update gives the same bits on devices of one kind",
         where="docs/survive.md",
         part="bits",
-        what="a step in another process: equal to the bit",
+        what="an update in another process: equal to the bit",
+        holds=is_so,
+    ),
+    Claim(
+        text="with --deterministic a step gives the same bits again",
+        where="docs/survive.md",
+        part="bits",
+        what="a step in another process, deterministic: equal to the bit",
         holds=is_so,
     ),
 )

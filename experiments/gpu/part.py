@@ -4,7 +4,8 @@
     python -m experiments.gpu.part memory --platform cpu --quick
 
 Prints each row, and writes it to `--output DIR` as a session does. Owns how a
-part reports its end: done, skipped with its reason, failed with its traceback.
+part reports its end: done, skipped or out of time with its reason, failed with its
+traceback.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from experiments.gpu.parts import PARTS
 from experiments.gpu.rows import PartFile
-from experiments.gpu.setting import Setting, Skipped, share_card
+from experiments.gpu.setting import OutOfTime, Setting, Skipped, share_card
 from experiments.gpu.time_box import MARK
 
 
@@ -46,6 +47,8 @@ def run_part(name: str, file: PartFile, setting: Setting) -> None:
             print(row, flush=True)
     except Skipped as reason:
         state, why = "skipped", str(reason)
+    except OutOfTime as reason:
+        state, why = "out of time", str(reason)
     except Exception:
         state, why = "failed", traceback.format_exc()
     file.end(state, time.monotonic() - begin_s, why)
@@ -81,6 +84,7 @@ def main() -> None:
         platform=arguments.platform,
         quick=arguments.quick,
         ends_s=time.monotonic() + limit_s - _age_s(),
+        logs=arguments.output / "logs",
     )
     run_part(arguments.part, file, setting)
     ended = file.read()

@@ -8,6 +8,7 @@ that is killed loses at most the line that it was writing. Does not own what is 
 
 import json
 import os
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from typing import Any, Literal
 
 State = Literal["done", "failed", "out of time", "skipped", "stopped", "not begun"]
 _LONGEST = 2_000  # characters of a reason
+# of an absolute path, all but its last name; not of a relative one, nor of an address
+_FOLDERS = re.compile(r"(?<![\w.~/:])/(?:[\w.+-]+/)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ class PartFile:
 
     def add(self, row: Row) -> None:
         """Put a row on disk, not only into the file system's memory."""
-        self._append({"row": asdict(row)})
+        self._append({"row": asdict(row) | {"note": without_names(row.note)}})
 
     def end(self, state: State, took_s: float, why: str = "") -> None:
         """Say how the part ended. The first end counts: the part itself knows best."""
@@ -113,4 +116,4 @@ def without_names(text: str) -> str:
     for name, instead in names.items():
         if len(name) > 2:
             text = text.replace(name, instead)
-    return text.strip()[-_LONGEST:]
+    return _FOLDERS.sub("", text).strip()[-_LONGEST:]

@@ -21,17 +21,23 @@ class Skipped(Exception):
     """A part has nothing to do here; its text says why."""
 
 
+class OutOfTime(Exception):
+    """A part could not do what it is for in the time it had; its text says what."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
     """`quick` is for tests: the same code path at the smallest sizes.
 
     `ends_s` is on the clock of `time.monotonic`: a part that sees little of it left
-    yields what it has and ends, which is better than being killed.
+    yields what it has and ends, which is better than being killed. `logs` is where the
+    output of processes that a part starts stays, None if nobody wants it.
     """
 
     platform: str = "cuda"
     quick: bool = False
     ends_s: float = float("inf")
+    logs: Path | None = None
 
     @property
     def device(self) -> jax.Device:
@@ -44,6 +50,12 @@ class Setting:
     def choose(self, usual: Value, quick: Value) -> Value:
         """Return the size for a card, or the one for a test."""
         return quick if self.quick else usual
+
+    def logs_of(self, name: str, scratch: Path) -> Path:
+        """A directory for the logs of processes, which stays if anybody wants it to."""
+        directory = (self.logs or scratch) / name
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -32,7 +32,7 @@ def session(**measured: Any) -> dict[str, Any]:
         {"what": "rate, hetjax", "measured": 12345.6},
         {"what": "rate of hetjax over one plain jit", "measured": 0.98765},
     ]
-    again = {"what": "a step in another process: equal to the bit", "measured": False}
+    again = {"what": "a step again in one process: equal to the bit", "measured": False}
     parts = [
         {"name": "speed", "state": "done", "rows": rows},
         {"name": "bits", "state": "out of time", "rows": [again]},

@@ -8,14 +8,14 @@ and measuring a model's layers on one. Does not own the service that divides a c
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.gpu.processes.background import python_module
+from experiments.gpu.setting import OutOfTime
 from hetjax.cluster.catalogue import best_precision, device_spec
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml
@@ -150,15 +150,21 @@ def profiled(
     cluster: Cluster,
     model: str,
     folder: Path,
+    logs: Path,
     options: Sequence[str],
     limit_s: float,
 ) -> Profile:
     """Measure the model's layers on all shares at the same time, as in training.
 
     `options` are of `hetjax.profile`; the measurements are of the shares' own kinds.
+    OutOfTime says which share's profile did not end.
     """
+
+    def measure(share: Share) -> Profile:
+        log = logs / f"profile-{share.name}.txt"
+        return _profile(share, cluster, model, folder, log, options, limit_s)
+
     with ThreadPoolExecutor(len(shares)) as pool:
-        measure = lambda s: _profile(s, cluster, model, folder, options, limit_s)  # noqa: E731
         found = list(pool.map(measure, shares))
     measurements = tuple(
         replace(measurement, device=kind_of(share.name))
@@ -175,24 +181,25 @@ def _profile(
     cluster: Cluster,
     model: str,
     folder: Path,
+    log: Path,
     options: Sequence[str],
     limit_s: float,
 ) -> Profile:
     file, output = folder / f"{share.name}.toml", folder / f"{share.name}.json"
     node = cluster.node(share.name)
     file.write_text(cluster_toml(replace(cluster, nodes=(node,), links=())))
-    words = [sys.executable, "-m", "experiments.islands.models", "profile", model]
-    words += ["--no-simulate", "--cluster", str(file), "--output", str(output)]
-    done = subprocess.run(
-        [*words, "--tensor", "1", "--remat", "none", *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(share.variables),
-        timeout=limit_s,
+    words = ["profile", model, "--no-simulate", "--cluster", str(file)]
+    words += ["--output", str(output), "--tensor", "1", "--remat", "none", *options]
+    module, what = (
+        "experiments.islands.models",
+        f"the profile of the {share.name} share",
     )
-    if done.returncode:
-        raise RuntimeError(f"profile of the {share.name} share: {done.stderr[-800:]}")
+    with python_module(log, module, words, share.variables) as run:
+        code = run.exit_code(limit_s)
+    if code is None:
+        raise OutOfTime(f"{what} did not end in {limit_s:.0f} s")
+    if code:
+        raise RuntimeError(f"{what}: exit code {code}; {run.tail}")
     return read_profile(output)
 
 

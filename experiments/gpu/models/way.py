@@ -14,10 +14,11 @@ Owns both ends of that. Does not own what is compared (`parts/speed.py`).
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -91,7 +92,10 @@ class WayFailed(Exception):
 class Way:
     """A way in a process of its own, for who compares it with others."""
 
-    def __init__(self, name: str, task: Task) -> None:
+    def __init__(
+        self, name: str, task: Task, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it with these variables besides those of this process."""
         command = [
             sys.executable,
             "-m",
@@ -107,6 +111,7 @@ class Way:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | (environment or {}),
         )
 
     def ready(self) -> dict[str, Any]:

@@ -1,28 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a step gives the same bits again, and how exact each form of attention is.
+"""Whether an update and a step give the same bits again, and how exact attention is.
 
-A run that resumes is promised the bits of one that was never stopped, and replicas on
-equal cards are compared to the bit; but cuDNN says that gradients of its attention may
-differ from run to run, and each process tunes its kernels anew. Owns the comparison of
-states after one step. Does not own the stage (`one_stage.py`).
+Replicas on equal cards are compared to the bit, which needs updates with the same bits
+in every process; a run that resumes is promised the bits of one that was never stopped,
+which needs that of a whole step. Attention by cuDNN does not give it, so that a step is
+taken by programs without nondeterministic operations, too. Owns the comparison of
+states and what such programs cost. Does not own the stage (`one_stage.py`) nor what
+takes steps and updates (`repeated.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from statistics import median
 
 import jax
-import numpy as np
 import optax
 
-from experiments.gpu.models.one_stage import OneStage, node_of, one_stage, other_forms
+from experiments.gpu.models.one_stage import OneStage, node_of, other_forms
+from experiments.gpu.models.repeated import (
+    GRADIENT,
+    State,
+    begin,
+    described,
+    largest_error,
+    stepped,
+    unlike_names,
+    updated,
+)
+from experiments.gpu.models.way import Task, Way
+from experiments.gpu.processes.compiling import TO_THE_SAME_BITS, with_flag
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.catalogue import Precision
-from hetjax.models.presets import model_config
-from hetjax.plans.attention import Attention
-from hetjax.plans.precision import Dtype
+from hetjax.cluster.memory_budget import node_plan_bytes
+from hetjax.costs.measured.compiled import NOTHING
+from hetjax.plans.precision import node_precision
 
 # of the norm of a parameter's gradient in float32: what rounding may change
 BOUNDS: Mapping[Precision, float] = {
@@ -30,38 +43,67 @@ BOUNDS: Mapping[Precision, float] = {
     "bfloat16": 5e-2,
     "float16": 1e-2,
 }
-_NUM_BLOCKS = 2  # these have every kernel of the whole model
-_MICROBATCHES = 2
+COST = "step, deterministic over default"
 _TIMES = 3
 _COMPILING_S = 6.0  # without which no other form of attention is begun
-_GRADIENT = "opt."  # optax.trace without decay keeps the gradient as its state
-
-State = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stepped:
-    """A stage, and its gradients and weights after each of some first steps."""
-
-    stage: OneStage
-    states: tuple[State, ...]
+_COSTING_S = 35.0  # without which steps are not timed
+_ROUNDS, _STEPS = 4, 3
+_AT_ONCE = "both processes compile at the same time"
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    """Compare a step with itself, here and in another process, then with float32."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other_process:
-        elsewhere = other_process.submit(_first_state, setting)
-        here = _stepped(setting, times=_TIMES)
+    """Compare updates and steps with themselves, here and in other processes; time
+    steps of both kinds of programs; then compare gradients with float32."""
+    with _process() as other:
+        updates = other.submit(updated, setting)
+        steps = other.submit(stepped, setting)
+        here = updated(setting, _TIMES)
         first, *again = here.states
-        note = _described(here.stage)
+        note = f"{described(here.stage)}, AdamW, random gradients"
+        yield from _repeated("an update again in one process", first, again, note)
+        others, note = updates.result().states, f"{note}; {_AT_ONCE}"
+        yield from _repeated("an update in another process", first, others, note)
+        here = stepped(setting, times=_TIMES)
+        (first, *again), note = here.states, described(here.stage)
         yield from _repeated("a step again in one process", first, again, note)
-        note = f"{note}; both processes compile at the same time"
-        states = [elsewhere.result()]
-        yield from _repeated("a step in another process", first, states, note)
+        others, note = steps.result().states, f"{note}; {_AT_ONCE}"
+        yield from _repeated("a step in another process", first, others, note)
+    yield from _deterministic(setting)
+    if setting.left_s() > _COSTING_S:
+        yield from _cost(setting)
+    else:
+        yield Row(what=COST, measured=None, note="no time was left")
     yield from _errors(setting, here.stage, first)
 
 
-def _repeated(what: str, first: State, others: list[State], note: str) -> Iterator[Row]:
+def _process(environment: Mapping[str, str] | None = None) -> ProcessPoolExecutor:
+    """A process that has not started JAX; it does so with these variables."""
+    return ProcessPoolExecutor(
+        1,
+        mp_context=get_context("spawn"),
+        initializer=begin,
+        initargs=(environment or {},),
+    )
+
+
+def _deterministic(setting: Setting) -> Iterator[Row]:
+    """The step again, in two processes whose programs are to give the same bits."""
+    variables = with_flag(TO_THE_SAME_BITS)
+    with _process(variables) as one, _process(variables) as other:
+        steps = one.submit(stepped, setting, times=_TIMES)
+        others = other.submit(stepped, setting)
+        here = steps.result()
+        first, *again = here.states
+        note = f"{described(here.stage)}; {TO_THE_SAME_BITS}; {_AT_ONCE}"
+        what = "a step again in one process, deterministic"
+        yield from _repeated(what, first, again, note)
+        what = "a step in another process, deterministic"
+        yield from _repeated(what, first, others.result().states, note)
+
+
+def _repeated(
+    what: str, first: State, others: Sequence[State], note: str
+) -> Iterator[Row]:
     """How far the others are from the first state, if they are not the same bits."""
     unlike = sorted({n for other in others for n in unlike_names(first, other)})
     if unlike:
@@ -71,18 +113,64 @@ def _repeated(what: str, first: State, others: list[State], note: str) -> Iterat
     yield Row(what=f"{what}: largest relative distance", measured=distance)
 
 
+def _cost(setting: Setting) -> Iterator[Row]:
+    """Steps of a whole model by both kinds of programs, in turns."""
+    task = _task_of_two(setting)
+    if task is None:
+        yield Row(what=COST, measured=None, note="the card has no memory for two")
+        return
+    kinds = {"default": {}, "deterministic": with_flag(TO_THE_SAME_BITS)}
+    ways = {kind: Way("product", task, own) for kind, own in kinds.items()}
+    times_s = {kind: list[float]() for kind in kinds}
+    for way in ways.values():
+        way.ready()
+    for _ in range(setting.choose(_ROUNDS, 1)):
+        for kind, way in ways.items():
+            times_s[kind] += way.steps_s(setting.choose(_STEPS, 1))
+    for way in ways.values():
+        way.end()
+    sizes = f"{task.model}, {task.microbatches} x {task.size} x {task.seq_len}"
+    note = f"{sizes}, {task.precision}, remat {task.remat}; in turns"
+    for kind, own_s in times_s.items():
+        yield Row(what=f"step, {kind}", measured=median(own_s), unit="s", note=note)
+    ratio = median(times_s["deterministic"]) / median(times_s["default"])
+    yield Row(what=COST, measured=ratio, unit="times", note=TO_THE_SAME_BITS)
+
+
+def _task_of_two(setting: Setting) -> Task | None:
+    """What two processes can train on the card at once: the larger model, if it can
+    be."""
+    node = node_of(setting.device)
+    for model in setting.choose(("llama-1b", "gpt2-124m"), ("tiny",)):
+        task = Task(
+            model=model,
+            seq_len=setting.choose(1_024 if model == "gpt2-124m" else 2_048, 32),
+            microbatches=setting.choose(8, 2),
+            size=setting.choose(2, 1),
+            remat="selective",
+            precision=node_precision(node),
+            platform=setting.platform,
+        )
+        used = task.stage(node).memory(optax.adamw(1e-4), NOTHING)
+        if 2 * used.total_bytes <= node_plan_bytes(node):
+            return task
+    return None
+
+
 def _errors(setting: Setting, stage: OneStage, native: State) -> Iterator[Row]:
     """Yield the error of each form's gradients against exact ones in float32."""
+    if setting.left_s() < 2 * _COMPILING_S:
+        return
     with jax.default_matmul_precision("highest"):
-        (exact,) = _stepped(setting, "float32", "chunked").states
-    exact = {name: v for name, v in exact.items() if name.startswith(_GRADIENT)}
+        (exact,) = stepped(setting, "float32", "chunked").states
+    exact = {name: v for name, v in exact.items() if name.startswith(GRADIENT)}
     bound, form = BOUNDS[stage.precision], stage.stage.attention
     errors = [largest_error(native, exact)]
     yield _error(str(form), errors[0], stage.precision)
     for other in other_forms(form):
         if setting.left_s() < _COMPILING_S:
             return
-        (state,) = _stepped(setting, stage.precision, other).states
+        (state,) = stepped(setting, stage.precision, other).states
         errors.append(largest_error(state, exact))
         yield _error(other, errors[-1], stage.precision)
     yield Row(
@@ -98,65 +186,4 @@ def _error(form: str, error: float, precision: str) -> Row:
         measured=error,
         unit="of the norm in float32",
         note=f"the parameter with the largest, in {precision}",
-    )
-
-
-def unlike_names(one: State, other: State) -> list[str]:
-    """Return the names of arrays that are not the same bits in both."""
-    assert one.keys() == other.keys()
-    return [n for n, value in one.items() if value.tobytes() != other[n].tobytes()]
-
-
-def largest_error(found: State, exact: State) -> float:
-    """Return the largest relative distance of an array from the exact one."""
-    errors = [
-        float(np.linalg.norm(found[name] - value) / np.linalg.norm(value))
-        for name, value in exact.items()
-        if np.any(value)
-    ]
-    return max(errors)
-
-
-def _first_state(setting: Setting) -> State:
-    """Take the step once; the other process begins here."""
-    return _stepped(setting).states[0]
-
-
-def _stepped(
-    setting: Setting,
-    dtype: Dtype | None = None,
-    attention: Attention = "best",
-    times: int = 1,
-) -> _Stepped:
-    """Take the first step of a stage anew, as often as asked for."""
-    device = setting.device
-    dtype = dtype or setting.choose("best", "bfloat16")  # a CPU's best is float32
-    config = model_config(setting.choose("llama-1b", "tiny"))
-    longest = setting.choose(2_048, 32)
-    stage = one_stage(
-        replace(
-            config,
-            num_blocks=min(config.num_blocks, _NUM_BLOCKS),
-            max_seq_len=min(config.max_seq_len, longest),
-        ),
-        node_of(device),
-        microbatches=_MICROBATCHES,
-        size=1,
-        dtype=dtype,
-        attention=attention,
-    )
-    runtime, states = stage.runtime(device, optax.trace(decay=0.0)), list[State]()
-    for _ in range(times):
-        runtime.initialise(0)
-        commit = runtime.step(0, stage.batch(), loss_scale=stage.loss_scale)
-        assert not commit.is_skipped, commit
-        states.append({entry.name: value for entry, value in runtime.entries()})
-    runtime.close()
-    return _Stepped(stage=stage, states=tuple(states))
-
-
-def _described(stage: OneStage) -> str:
-    return (
-        f"{_NUM_BLOCKS} blocks of {stage.model.name}, {stage.plan.seq_len} positions, "
-        f"{stage.precision}, attention {stage.stage.attention}"
     )

@@ -9,10 +9,12 @@ Owns the clusters, the blows, and what of a run is compared.
 """
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -25,9 +27,10 @@ import optax
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from experiments.gpu.models.tiny_run import RunSize, furthest, losses, tiny_arguments
 from experiments.gpu.models.words import in_words
-from experiments.gpu.processes.background import Background, python_module
+from experiments.gpu.processes.background import Background, ending, python_module
+from experiments.gpu.processes.compiling import noted, quickly
 from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting
+from experiments.gpu.setting import OutOfTime, Setting
 from experiments.recovery.kills import workers
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node
@@ -61,16 +64,15 @@ def measure(setting: Setting) -> Iterator[Row]:
     request = _request(cramped(cluster, size), size)
     planned = find_plan(request, local_search_s=1.0).best
     with setting.scratch() as folder:
-        job = Job(folder, cluster, planned, size)
-        log, words = folder / "whole.txt", job.arguments("whole", setting.platform)
-        with python_module(log, "hetjax.train", words) as run:
+        job = Job(setting, folder, cluster, planned, size)
+        with job.started("whole") as run:
             yield _gradients(setting.device)  # meanwhile
             yield Row(
                 what="the plan has stages on both kinds",
                 measured=planned.plan.nodes == {CARD, HOST},
                 note=in_words(planned.plan),
             )
-            yield from _runs(setting, job, run)
+            yield from _runs(job, run)
 
 
 def _gradients(device: jax.Device) -> Row:
@@ -170,6 +172,7 @@ def _request(cluster: Cluster, size: RunSize) -> PlanRequest:
 class Job:
     """The same run for all that happens to it, in folders of their own."""
 
+    setting: Setting
     folder: Path
     cluster: Cluster
     planned: Predicted
@@ -178,14 +181,32 @@ class Job:
     def run_dir(self, name: str) -> Path:
         return self.folder / name
 
-    def arguments(self, name: str, platform: str) -> list[str]:
+    @property
+    def note(self) -> str:
+        """How its programs are compiled, where that is not as usual."""
+        return noted(self.setting.platform)
+
+    @contextmanager
+    def started(self, name: str) -> Iterator[Background]:
+        """The run as long as it is wanted; its log stays, and those of its workers."""
+        logs = self.setting.logs_of("islands", self.folder)
+        environment = {**os.environ, **quickly(self.setting.platform)}
+        log, words = logs / f"{name}.txt", self.arguments(name)
+        try:
+            with python_module(log, "hetjax.train", words, environment) as run:
+                yield run
+        finally:
+            for file in (self.run_dir(name) / "logs").glob("*.log"):
+                shutil.copy(file, logs / f"{name}-{file.stem}.txt")
+
+    def arguments(self, name: str) -> list[str]:
         """What follows `python -m hetjax.train`."""
         run_dir = self.run_dir(name)
         plan = run_dir.with_suffix(".json")
         write_plan(plan, self.planned.plan)
         words = ["--launcher", "processes", "--plan", str(plan), "--dtype", "float32"]
         words += ["--checkpoint.every", str(_SAVED_EVERY)]
-        words += ["--platform", "cpu"] if platform == "cpu" else []
+        words += ["--platform", "cpu"] if self.setting.platform == "cpu" else []
         # later runs find what the first has compiled, and have its bits
         cache = self.folder / "cache"
         return [
@@ -194,27 +215,36 @@ class Job:
         ]
 
 
-def _runs(setting: Setting, job: Job, run: Background) -> Iterator[Row]:
+def _runs(job: Job, run: Background) -> Iterator[Row]:
     """`run` is the one that nothing happens to. The others begin when it trains: they
     find what it has compiled."""
-    whole = job.run_dir("whole")
+    setting, whole = job.setting, job.run_dir("whole")
     while run.process.poll() is None and not losses(whole) and _has_time(setting):
         time.sleep(_LOOK_S)
     with ThreadPoolExecutor(setting.choose(2, 1)) as pool:
-        lost = [pool.submit(_run_with_loss, w, setting, job) for w in _LOST]
+        lost = [pool.submit(_run_with_loss, worker, job) for worker in _LOST]
         code = run.exit_code(setting.left_s() - _KEPT_S)
         expected = losses(whole)
-        is_whole = code == 0 and len(expected) == job.size.steps
-        why = f"exit code {code}, {len(expected)} steps; {run.tail}"
-        yield Row(
-            what="a run on workers of both kinds ends, and its loss falls",
-            measured=is_whole and expected[-1] < expected[0],
-            note="" if is_whole else why,
-        )
-        if is_whole:
+        yield _whole(code, expected, run, job)
+        if code == 0 and expected:
             yield _step_time(whole, job)
-        for worker, ended in zip(_LOST, lost, strict=True):
-            yield from _recovery(worker, ended.result(), expected)
+        ended = [each.result() for each in lost]
+        for worker, found in zip(_LOST, ended, strict=True):
+            yield from _recovery(worker, found, expected)
+    late = [code, *(found.code for found in ended)].count(None)
+    if late:
+        raise OutOfTime(f"{late} of {1 + len(ended)} runs had not ended")
+
+
+def _whole(code: int | None, found: list[float], run: Background, job: Job) -> Row:
+    """One that had no time to end says nothing of the card."""
+    is_whole = code == 0 and len(found) == job.size.steps
+    why = f"{ending(code)}, {len(found)} steps; {run.tail}"
+    return Row(
+        what="a run on workers of both kinds ends, and its loss falls",
+        measured=None if code is None else is_whole and found[-1] < found[0],
+        note=f"tiny, {len(found)} steps{job.note}" if is_whole else why,
+    )
 
 
 def _has_time(setting: Setting) -> bool:
@@ -229,7 +259,7 @@ def _step_time(run_dir: Path, job: Job) -> Row:
         measured=median(times_s[len(times_s) // 2 :]),
         unit="s",
         predicted=job.planned.simulation.step_time_s,
-        note="predicted by data sheets; the CPU's is a rough guess",
+        note=f"predicted by data sheets; the CPU's is a rough guess{job.note}",
     )
 
 
@@ -244,12 +274,11 @@ class Disturbed:
     tail: str
 
 
-def _run_with_loss(worker: str, setting: Setting, job: Job) -> Disturbed:
+def _run_with_loss(worker: str, job: Job) -> Disturbed:
     """Kill a worker as soon as some steps are trained."""
-    name = f"without-{worker}"
-    run_dir, log = job.run_dir(name), job.folder / f"{name}.txt"
-    words = job.arguments(name, setting.platform)
-    with python_module(log, "hetjax.train", words) as run:
+    name, setting = f"without-{worker}", job.setting
+    run_dir = job.run_dir(name)
+    with job.started(name) as run:
         is_killed = _kill(worker, run_dir, run, setting)
         code = run.exit_code(setting.left_s() - _KEPT_S)
     events = read_journal(run_dir / EVENTS)
@@ -277,10 +306,11 @@ def _kill(worker: str, run_dir: Path, run: Background, setting: Setting) -> bool
 def _recovery(worker: str, found: Disturbed, expected: list[float]) -> Iterator[Row]:
     lost = f"the {_LOST[worker]}"
     is_back = found.is_killed and found.code == 0 and len(found.recovered) == 1
-    why = f"killed: {found.is_killed}, exit code {found.code}; {found.tail}"
+    killed = "its worker was killed" if found.is_killed else "nothing was killed"
+    why = f"{killed}, {ending(found.code)}; {found.tail}"
     yield Row(
         what=f"recovers when {lost} is killed",
-        measured=is_back,
+        measured=None if found.code is None else is_back,
         note=found.recovered[0]["reason"] if is_back else why,
     )
     if not is_back:

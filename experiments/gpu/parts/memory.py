@@ -19,7 +19,7 @@ import optax
 
 from experiments.gpu.models.one_stage import OneStage
 from experiments.gpu.models.way import Task, Way, WayFailed
-from experiments.gpu.processes.start import NotStarted, Started, started
+from experiments.gpu.processes.start import NotInTime, NotStarted, Started, started
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.catalogue import best_precision, device_spec
@@ -79,7 +79,7 @@ def measure(setting: Setting) -> Iterator[Row]:
     try:
         first = _started(setting, GPU_ALLOCATOR_FRACTION)
     except NotStarted as why:
-        yield Row(what=STARTS, measured=False, note=str(why))
+        yield _not_started(STARTS, why)
         first = _started(setting, _OTHER_SHARE / 2)
     else:
         yield Row(what=STARTS, measured=True)
@@ -92,6 +92,12 @@ def measure(setting: Setting) -> Iterator[Row]:
 def _started(setting: Setting, share: float) -> Started:
     limit_s = min(_START_LIMIT_S, setting.left_s() - 1)
     return started(setting.platform, share, limit_s)
+
+
+def _not_started(what: str, why: NotStarted) -> Row:
+    """One that had no time to start says nothing of the card."""
+    measured = None if isinstance(why, NotInTime) else False
+    return Row(what=what, measured=measured, note=str(why))
 
 
 def _shared(found: Started, share: float) -> Iterator[Row]:
@@ -123,7 +129,7 @@ def _other_share(setting: Setting) -> Iterator[Row]:
     try:
         found = _started(setting, _OTHER_SHARE)
     except NotStarted as why:
-        yield Row(what=what, measured=False, note=str(why))
+        yield _not_started(what, why)
     else:
         yield Row(what=what, measured=True)
         yield next(_shared(found, _OTHER_SHARE))

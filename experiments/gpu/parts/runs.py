@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 from experiments.gpu.models.tiny_run import RunSize, furthest, losses, tiny_arguments
-from experiments.gpu.processes.background import Background, python_module
+from experiments.gpu.processes.background import Background, ending, python_module
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.catalogue import canonical_name, catalogue
@@ -91,7 +91,9 @@ def measure(setting: Setting) -> Iterator[Row]:
         on_cpu, *on_card = _trainings(setting, folder, commands)
         devices, doctor = (
             commands.enter_context(
-                python_module(folder / f"{name}.txt", f"hetjax.{name}")
+                python_module(
+                    setting.logs_of("runs", folder) / f"{name}.txt", f"hetjax.{name}"
+                )
             )
             for name in ("devices", "doctor")
         )
@@ -178,7 +180,7 @@ def _trainings(
         cluster, cache = Cluster(name="here", nodes=(node,)), run_dir / "cache"
         run_dir.mkdir()
         words = tiny_arguments(run_dir / "run", cluster, size, cache, *more)
-        log = run_dir / "log.txt"
+        log = setting.logs_of("runs", folder) / f"{run_dir.name}.txt"
         return commands.enter_context(
             python_module(log, "hetjax.train", words, os.environ | environment)
         )
@@ -230,7 +232,7 @@ def _falls(
         measured=None if code is None else is_whole and found[-1] < found[0],
         note=f"tiny, one stage; {course}"
         if is_whole
-        else f"exit code {code}, {len(found)} steps; {run.tail}",
+        else f"{ending(code)}, {len(found)} steps; {run.tail}",
     )
 
 
@@ -261,12 +263,14 @@ def _beside_cpu(
 
 def _devices(command: Background, setting: Setting) -> Iterator[Row]:
     """`hetjax devices` says in its last line what this machine has."""
-    yield _exit_code("hetjax devices", command, setting)
+    ended = _exit_code("hetjax devices", command, setting)
+    yield ended
     device = setting.device
     is_cpu = device.platform == "cpu"
     name = "the CPU alone" if is_cpu else device_name(device)
     last = (command.output.strip().splitlines() or [""])[-1]
-    yield Row(what="hetjax devices names the card", measured=name in last, note=last)
+    named = None if ended.measured is None else name in last
+    yield Row(what="hetjax devices names the card", measured=named, note=last)
 
 
 def _exit_code(name: str, command: Background, setting: Setting) -> Row:

@@ -45,8 +45,8 @@ def measure(setting: Setting) -> Iterator[Row]:
     )
     try:
         node = node_of(setting.device)  # JAX starts here and there at once
-        told, why = ended(process, setting.left_s() - _LAST_S)
-        yield from between_processes(told, why, sizes, node)
+        told, why, is_late = ended(process, setting.left_s() - _LAST_S)
+        yield from between_processes(told, why, is_late, sizes, node)
     finally:
         process.kill()
     yield from _between_devices(setting, sizes, node)
@@ -57,9 +57,12 @@ def works(transport: str) -> str:
     return f"{_NAMES[transport]} between two processes: what is sent arrives"
 
 
-def ended(process: subprocess.Popen[bytes], limit_s: float) -> tuple[list[Told], str]:
-    """Return what the process has printed, and why it has printed no more."""
-    limit_s, why = min(limit_s, _LONGEST_S), ""
+def ended(
+    process: subprocess.Popen[bytes], limit_s: float
+) -> tuple[list[Told], str, bool]:
+    """Return what the process has printed, why it has printed no more, and whether
+    that is for want of time."""
+    limit_s, why, is_late = min(limit_s, _LONGEST_S), "", False
     try:
         printed, errors = process.communicate(timeout=limit_s)
         if process.returncode:
@@ -67,20 +70,29 @@ def ended(process: subprocess.Popen[bytes], limit_s: float) -> tuple[list[Told],
     except subprocess.TimeoutExpired:
         process.kill()
         printed, _ = process.communicate()
-        why = f"no end within {limit_s:.0f} s"
-    return [json.loads(line) for line in printed.splitlines()], why
+        why, is_late = f"no end within {limit_s:.0f} s", True
+    return [json.loads(line) for line in printed.splitlines()], why, is_late
 
 
 def between_processes(
-    told: Sequence[Told], why: str, sizes: Sequence[int], node: Node
+    told: Sequence[Told],
+    why: str,
+    is_late: bool,
+    sizes: Sequence[int],
+    node: Node,
 ) -> Iterator[Row]:
-    """Whether each transport has carried arrays of all sizes, and how fast."""
+    """Whether each transport has carried arrays of all sizes, and how fast; nobody
+    knows of one that was not done when time was up."""
     workers = replace(node, name="a"), replace(node, name="b")
     cluster = Cluster(name="here", nodes=workers)
     for transport in TRANSPORTS:
         mine = [each for each in told if each["transport"] == transport]
-        arrived = len(mine) == len(sizes) and all(each["are_equal"] for each in mine)
-        yield Row(what=works(transport), measured=arrived, note=why)
+        is_whole = len(mine) == len(sizes)
+        arrived = is_whole and all(each["are_equal"] for each in mine)
+        is_known = is_whole or not is_late
+        note = "" if is_whole else why
+        measured = arrived if is_known else None
+        yield Row(what=works(transport), measured=measured, note=note)
         for each in mine:
             yield _row(
                 f"{_NAMES[transport]} between two processes",

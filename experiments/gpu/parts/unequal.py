@@ -36,8 +36,9 @@ from experiments.gpu.divided.shares import (
     shares_of_cpu,
 )
 from experiments.gpu.models.words import in_words
+from experiments.gpu.processes.compiling import noted, quickly
 from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting, Skipped
+from experiments.gpu.setting import OutOfTime, Setting, Skipped
 from experiments.islands import models
 from hetjax.cluster.catalogue import Precision, best_precision, device_spec
 from hetjax.cluster.cluster import Cluster
@@ -101,7 +102,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         if card is not None:
             yield from _multiprocessors(shares)
         profile = job.profile()
-        yield _unlike(profile, sizes)
+        yield _unlike(profile, sizes, job.note)
         yield from _compared(job, profile)
 
 
@@ -126,7 +127,7 @@ def _shares(card: LocalDevice | None) -> Iterator[Sequence[Share]]:
             clients = service.enter_context(multi_process_service(card.handle))
         except NoService as reason:
             raise Skipped(f"MPS does not start: {reason}") from None
-        yield shares_of_card(clients)
+        yield shares_of_card({**clients, **quickly("cuda")})
 
 
 def _multiprocessors(shares: Sequence[Share]) -> Iterator[Row]:
@@ -146,7 +147,7 @@ def _multiprocessors(shares: Sequence[Share]) -> Iterator[Row]:
         )
 
 
-def _unlike(profile: Profile, sizes: Sizes) -> Row:
+def _unlike(profile: Profile, sizes: Sizes, note: str) -> Row:
     """How unequal the shares are, for what is trained."""
     block_s = {}
     for name in (LARGER, SMALLER):
@@ -162,7 +163,7 @@ def _unlike(profile: Profile, sizes: Sizes) -> Row:
         what="time of a block on the smaller share over that on the larger",
         measured=block_s[SMALLER] / block_s[LARGER],
         note=f"{sizes.model}, {1e3 * block_s[LARGER]:.3g} ms on the larger; "
-        "both measured at the same time",
+        f"both measured at the same time{note}",
     )
 
 
@@ -189,13 +190,28 @@ class Job:
     def is_cpu(self) -> bool:
         return self.setting.platform == "cpu"
 
+    @property
+    def logs(self) -> Path:
+        return self.setting.logs_of("unequal", self.folder)
+
+    @property
+    def note(self) -> str:
+        """How its programs are compiled, where that is not as usual."""
+        return noted(self.setting.platform)
+
     def profile(self) -> Profile:
         sizes = ",".join(map(str, self.sizes.microbatch_sizes))
         options = ["--microbatch-sizes", sizes, "--dtype", self.precision]
         options += ["--platform", "cpu"] if self.is_cpu else []
         limit_s = min(self.setting.left_s() - _KEPT_S, _PROFILE_S)
         return profiled(
-            self.shares, self.cluster, self.sizes.model, self.folder, options, limit_s
+            self.shares,
+            self.cluster,
+            self.sizes.model,
+            self.folder,
+            self.logs,
+            options,
+            limit_s,
         )
 
     def config(self) -> RunConfig:
@@ -253,14 +269,14 @@ def _compared(job: Job, profile: Profile) -> Iterator[Row]:
     with _running(layouts, job, dataset) as controllers:
         for name, controller in controllers.items():
             if job.setting.left_s() < _KEPT_S:
-                return
+                raise OutOfTime(f"{name} had no time to train")
             step_s[name] = _step_s(controller, job.sizes.steps)
             yield Row(
                 what=f"step of {name}",
                 measured=step_s[name],
                 unit="s",
                 predicted=layouts[name].simulation.step_time_s,
-                note=in_words(layouts[name].plan),
+                note=f"{in_words(layouts[name].plan)}{job.note}",
             )
     yield gain(step_s, {n: p.simulation.step_time_s for n, p in layouts.items()})
 
@@ -292,7 +308,7 @@ def _running(
 
         def start(name: str) -> Controller:
             plan = job.as_run(layouts[name].plan)
-            return _started(plan, job, dataset, job.folder / name, stacks[name])
+            return _started(plan, job, dataset, name, stacks[name])
 
         with ThreadPoolExecutor(job.setting.choose(len(layouts), 1)) as pool:
             controllers = dict(zip(layouts, pool.map(start, layouts), strict=True))
@@ -302,11 +318,11 @@ def _running(
 
 
 def _started(
-    plan: Plan, job: Job, dataset: Dataset, folder: Path, stack: ExitStack
+    plan: Plan, job: Job, dataset: Dataset, name: str, stack: ExitStack
 ) -> Controller:
     """A worker on each share that the plan uses; each sees what its share says."""
     launcher = OnThisMachine(
-        folder / "logs",
+        job.logs / name.replace(" ", "-"),
         stack,
         module=_WORKER,
         cluster=job.cluster,

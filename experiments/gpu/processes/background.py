@@ -40,6 +40,11 @@ class Background:
         return " / ".join(self.output.strip()[-_TAIL:].splitlines())
 
 
+def ending(code: int | None) -> str:
+    """Return in words how a command has ended by its exit code, None without one."""
+    return "time was up" if code is None else f"exit code {code}"
+
+
 @contextmanager
 def python_module(
     log: Path,

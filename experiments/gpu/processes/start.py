@@ -29,6 +29,10 @@ class NotStarted(Exception):
     """The process has ended before it could say anything; the text says why."""
 
 
+class NotInTime(NotStarted):
+    """It may have started, had it had more time."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
     """`node` is the device as the product finds it. `bytes_limit` is what JAX has of
@@ -43,7 +47,8 @@ class Started:
 
 
 def started(platform: str, share: float, limit_s: float) -> Started:
-    """Start a process with this share of a GPU's memory; raises NotStarted."""
+    """Start a process with this share of a GPU's memory; raises NotStarted, of which
+    NotInTime."""
     variables = os.environ | {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
@@ -69,7 +74,7 @@ def started(platform: str, share: float, limit_s: float) -> Started:
     except subprocess.CalledProcessError as failed:
         raise NotStarted(without_names(failed.stderr)) from failed
     except subprocess.TimeoutExpired as late:
-        raise NotStarted(f"not within {limit_s:.0f} s") from late
+        raise NotInTime(f"not within {limit_s:.0f} s") from late
     told = json.loads(done.stdout.splitlines()[-1])
     return Started(**told | {"node": Node(**told["node"])})
 

@@ -17,6 +17,8 @@ from jax.sharding import SingleDeviceSharding
 from experiments.gpu.timing.clock import median_s
 
 PINNED = "pinned_host"  # what JAX calls the host's memory that a device reads itself
+HOST_TO_DEVICE_PINNED = "host to device by way of pinned memory"
+DEVICE_TO_HOST_PINNED = "device to host by way of pinned memory"
 _AT_ONCE = 8  # programs that are queued
 _CHAINS = 8, 72  # kernels of the two programs whose difference is kernels alone
 # in XLA's text an operation stands before its operands
@@ -96,7 +98,9 @@ def count_kernels(text: str | None) -> int:
 def host_copies(device: jax.Device, num_bytes: int) -> dict[str, Callable[[], float]]:
     """Return what times a copy of so many bytes, by where it goes.
 
-    Pinned memory only where the device says that it reads the host's.
+    Pinned memory only where the device says that it reads the host's. By way of it an
+    array of NumPy is copied on the host, too, but comes back without: NumPy then reads
+    pinned memory itself.
     """
     at_home = np.random.default_rng(0).standard_normal(num_bytes // 4, np.float32)
     own = SingleDeviceSharding(device)
@@ -115,6 +119,12 @@ def host_copies(device: jax.Device, num_bytes: int) -> dict[str, Callable[[], fl
         )
         ways["device to pinned host"] = lambda: median_s(
             lambda: jax.device_put(x, pinned)
+        )
+        ways[HOST_TO_DEVICE_PINNED] = lambda: median_s(
+            lambda: jax.device_put(jax.device_put(at_home, pinned), own)
+        )
+        ways[DEVICE_TO_HOST_PINNED] = lambda: median_s(
+            lambda x: np.asarray(jax.device_put(x, pinned)), lambda: (add(x),)
         )
     return ways
 

@@ -3,7 +3,11 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -16,8 +20,9 @@ from experiments.gpu.parts.islands import (
     cramped,
     measure,
 )
+from experiments.gpu.processes.background import Background
 from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting
+from experiments.gpu.setting import OutOfTime, Setting
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.search.find import find_plan
@@ -93,6 +98,38 @@ def test_what_does_not_recover_is_said_so():
     for changes in ({"is_killed": False}, {"code": 1}, {"recovered": []}):
         (row,) = islands._recovery("host", disturbed(**changes), [3.0, 2.0])
         assert row.measured is False and "the last words" in row.note
+
+
+def test_a_run_that_had_no_time_to_end_is_not_judged(tmp_path: Path):
+    for is_killed, word in ((True, "was killed"), (False, "nothing was killed")):
+        late = disturbed(is_killed=is_killed, code=None, recovered=[])
+        (row,) = islands._recovery("host", late, [3.0, 2.0])
+        assert row.measured is None and "time was up" in row.note and word in row.note
+    log = tmp_path / "log.txt"
+    log.write_text("preparing the programs")
+    run = Background(process=None, log=log)  # pyright: ignore[reportArgumentType]
+    job: Any = SimpleNamespace(size=SimpleNamespace(steps=2), note="")
+    judged = {
+        (code, len(found)): islands._whole(code, found, run, job).measured
+        for code, found in ((None, []), (None, [2.0]), (1, []), (0, [3.0, 2.0]))
+    }
+    assert judged == {(None, 0): None, (None, 1): None, (1, 0): False, (0, 2): True}
+
+
+def test_without_time_the_part_is_not_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Each run is ended, none is judged, and what they printed stays."""
+    setting = Setting(
+        platform="cpu", quick=True, ends_s=time.monotonic() + 4, logs=tmp_path
+    )
+    monkeypatch.setattr(islands, "_gradients", lambda device: Row(what="", measured=0))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    rows = list[Row]()
+    with pytest.raises(OutOfTime, match="3 of 3 runs"):
+        rows.extend(measure(setting))
+    logs = {path.name for path in (tmp_path / "islands").iterdir()}
+    assert {"whole.txt", "without-host.txt", "without-card.txt"} <= logs
 
 
 def test_the_seconds_of_a_recovery_are_those_of_all_its_phases():

@@ -11,7 +11,7 @@ import pytest
 from experiments.gpu.claims import CLAIMS
 from experiments.gpu.parts import memory
 from experiments.gpu.processes import start
-from experiments.gpu.processes.start import NotStarted, Started, started
+from experiments.gpu.processes.start import NotInTime, NotStarted, Started, started
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.cluster.cluster import Node
@@ -56,6 +56,13 @@ def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
 def test_a_process_that_does_not_start_says_why():
     with pytest.raises(NotStarted, match="no-such-platform"):
         started("no-such-platform", 0.9, 60.0)
+
+
+def test_a_process_that_had_no_time_to_start_is_not_judged():
+    with pytest.raises(NotInTime, match="not within 0 s") as late:
+        started("cpu", 0.9, 0.01)
+    assert memory._not_started("starts", late.value).measured is None
+    assert memory._not_started("starts", NotStarted("no card")).measured is False
 
 
 def test_what_jax_the_driver_and_plans_have_add_up():

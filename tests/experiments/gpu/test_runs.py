@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first part of a session: what the card is, and that hetjax trains on it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from experiments.gpu.claims import CLAIMS
 from experiments.gpu.models.tiny_run import RunSize, furthest
 from experiments.gpu.parts import runs
 from experiments.gpu.parts.runs import PRECISIONS, measure, one_stage_plan
-from experiments.gpu.processes.background import Background
+from experiments.gpu.processes.background import Background, python_module
 from experiments.gpu.rows import Row
 from experiments.gpu.setting import Setting
 from hetjax.mesh.driver import read_cards
@@ -55,6 +56,14 @@ def test_the_plan_holds_the_whole_model_on_one_device():
     (replica,) = one_stage_plan(SIZE).replicas
     (stage,) = replica.stages
     assert stage.layers == (0, len(model_preset("tiny").layers))
+
+
+def test_a_command_that_had_no_time_is_not_judged(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("")
+    with python_module(log, "timeit", ["-s", "import time", "time.sleep(600)"]) as run:
+        late = Setting(platform="cpu", quick=True, ends_s=time.monotonic())
+        assert [row.measured for row in runs._devices(run, late)] == [None, None]
 
 
 def beside_cpu(found: Sequence[float], expected: Sequence[float], tmp_path) -> Row:

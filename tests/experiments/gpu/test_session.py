@@ -15,8 +15,10 @@ import pytest
 
 from experiments.gpu import page, session
 from experiments.gpu.claims import CLAIMS, Claim, at_least, at_most, is_so, near
-from experiments.gpu.parts import PARTS
+from experiments.gpu.part import run_part
+from experiments.gpu.parts import PARTS, USUAL_S
 from experiments.gpu.rows import PartFile, PartResult, Row, without_names
+from experiments.gpu.setting import OutOfTime, Setting, Skipped
 from experiments.gpu.time_box import MARK, run_boxed
 
 FIGURE = Row(what="rate", measured=5.0, unit="tokens/s", predicted=4.0)
@@ -194,6 +196,42 @@ def test_results_do_not_name_the_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.gethostname", lambda: "node17.lab")
     text = f"Error in {Path.cwd()}/x.py, {Path.home()}/y.py on node17.lab"
     assert without_names(text) == "Error in ./x.py, ~/y.py on HOST"
+
+
+def test_results_have_no_paths(tmp_path: Path):
+    text = "'/usr/lib/python3.12/json.py', line 1: /tmp/a-1/run.toml, tokens/s of 1/2"
+    assert without_names(text) == "'json.py', line 1: run.toml, tokens/s of 1/2"
+    address = "see https://docs.jax.dev/en/latest/"
+    assert without_names(address) == address
+    file = PartFile(tmp_path, "runs")
+    file.begin(30)
+    file.add(Row(what="rate", measured=5.0, note="by /tmp/a/b/plan.json"))
+    assert file.read().rows == (Row(what="rate", measured=5.0, note="by plan.json"),)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [(OutOfTime, "out of time"), (Skipped, "skipped")]
+)
+def test_a_part_says_itself_how_it_ended(
+    reason: type[Exception], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def measure(setting: Setting) -> Iterator[Row]:
+        yield FIGURE
+        raise reason("one run had not ended")
+
+    monkeypatch.setattr("experiments.gpu.parts.runs.measure", measure)
+    file = PartFile(tmp_path, "runs")
+    file.begin(30)
+    run_part("runs", file, Setting())
+    found = file.read()
+    assert (found.state, found.why) == (state, "one run had not ended")
+    assert found.rows == (FIGURE,)
+
+
+def test_all_parts_need_two_sessions_of_the_usual_time():
+    """As the documentation says: about twelve minutes."""
+    needed_s = sum(part.limit_s for part in PARTS.values())
+    assert USUAL_S < needed_s <= 2 * USUAL_S
 
 
 @pytest.mark.parametrize("name", PARTS)

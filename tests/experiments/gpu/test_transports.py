@@ -63,8 +63,10 @@ def told(*are_equal: bool) -> list[dict[str, Any]]:
     ]
 
 
-def verdicts(printed: list[dict[str, Any]], why: str) -> list[Row]:
-    rows = transports.between_processes(printed, why, SIZES, NODE)
+def verdicts(
+    printed: list[dict[str, Any]], why: str, is_late: bool = False
+) -> list[Row]:
+    rows = transports.between_processes(printed, why, is_late, SIZES, NODE)
     return [row for row in rows if not row.unit]
 
 
@@ -79,6 +81,14 @@ def test_a_transport_that_ends_early_does_not_work_and_says_why():
     assert "UNIMPLEMENTED" in transfer.note
 
 
+def test_a_transport_that_had_no_time_is_not_judged():
+    sockets, transfer = verdicts(told(True, True, True), "no end", is_late=True)
+    assert sockets.measured is True and not sockets.note
+    assert transfer.measured is None and transfer.note == "no end"
+    changed, _ = verdicts(told(True, False), "no end", is_late=True)
+    assert changed.measured is False
+
+
 def process(code: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -88,11 +98,12 @@ def process(code: str) -> "subprocess.Popen[bytes]":
 def test_what_hangs_is_ended_and_what_it_had_printed_is_kept():
     line = json.dumps(told(True)[0])
     hangs = process(f"import time; print('{line}', flush=True); time.sleep(600)")
-    found, why = transports.ended(hangs, 5.0)
-    assert found == told(True) and why == "no end within 5 s"
+    found, why, is_late = transports.ended(hangs, 5.0)
+    assert found == told(True) and why == "no end within 5 s" and is_late
     assert hangs.poll() is not None
 
 
 def test_what_fails_says_why():
-    found, why = transports.ended(process("raise ValueError('no such port')"), 60.0)
-    assert found == [] and "no such port" in why
+    fails = process("raise ValueError('no such port')")
+    found, why, is_late = transports.ended(fails, 60.0)
+    assert found == [] and "no such port" in why and not is_late

@@ -4,6 +4,7 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,17 @@ from experiments.gpu.divided.shares import (
     as_kinds,
     cluster_of_shares,
     kind_of,
+    profiled,
     shares_of_card,
     shares_of_cpu,
 )
 from experiments.gpu.parts import unequal
 from experiments.gpu.parts.unequal import ALONE, EVEN, PLANNED, gain, measure
+from experiments.gpu.processes.compiling import QUICKLY, noted, quickly
 from experiments.gpu.rows import Row
-from experiments.gpu.setting import Setting, Skipped
+from experiments.gpu.setting import OutOfTime, Setting, Skipped
 from hetjax.cluster.catalogue import catalogue, device_spec
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import LocalDevice
 
 CARD = LocalDevice(
@@ -106,6 +110,41 @@ def test_the_slower_cpu_differs_in_how_it_compiles_alone():
     larger, smaller = (dict(share.environment) for share in shares_of_cpu())
     assert "optimization_level=0" in smaller.pop("XLA_FLAGS")
     assert larger == smaller
+
+
+def test_a_profile_that_does_not_end_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    nodes = tuple(Node(name=n, device="cpu", count=1) for n in (LARGER, SMALLER))
+    cluster, logs = Cluster(name="shares", nodes=nodes), tmp_path / "logs"
+    logs.mkdir()
+
+    def measured(limit_s: float, *options: str) -> None:
+        shares = shares_of_cpu()
+        profiled(shares, cluster, "gpt-2x64", tmp_path, logs, options, limit_s)
+
+    with pytest.raises(OutOfTime, match=r"the profile of the .* share did not end in"):
+        measured(0.1)
+    with pytest.raises(RuntimeError, match="--no-such-option"):
+        measured(60.0, "--no-such-option")
+    for name in (LARGER, SMALLER):
+        assert "--no-such-option" in (logs / f"profile-{name}.txt").read_text()
+
+
+def test_processes_of_a_card_compile_without_triton_s_products(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("XLA_FLAGS", "--others=1")
+    monkeypatch.setattr(
+        unequal, "multi_process_service", lambda handle: nullcontext({"A": "b"})
+    )
+    with unequal._shares(CARD) as shares:
+        for share in shares:
+            assert share.variables["XLA_FLAGS"] == f"--others=1 {QUICKLY}"
+            assert share.variables["A"] == "b"
+    assert QUICKLY in noted("cuda")
+    assert (quickly("cpu"), noted("cpu")) == ({}, "")
 
 
 def skipped(patched: pytest.MonkeyPatch, *cards: LocalDevice) -> str:
