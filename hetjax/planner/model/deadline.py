@@ -25,6 +25,7 @@ class Deadline:
     until_s: float
     outer: "Deadline | None" = None
     is_stopped: bool = False
+    counts_time: bool = True
 
     def stop(self) -> None:
         """End what runs before the deadline at its next check."""
@@ -33,10 +34,16 @@ class Deadline:
     @property
     def left_s(self) -> float:
         """Seconds until the end; 0 after it."""
-        if self.is_stopped:
+        if self._was_stopped:
             return 0.0
+        if not self.counts_time:
+            return math.inf
         outer_s = self.outer.left_s if self.outer else math.inf
         return min(max(self.until_s - time.monotonic(), 0.0), outer_s)
+
+    @property
+    def _was_stopped(self) -> bool:
+        return self.is_stopped or (self.outer is not None and self.outer._was_stopped)
 
 
 _NONE = Deadline(until_s=math.inf)
@@ -50,6 +57,17 @@ def deadline(seconds: float = math.inf) -> Iterator[Deadline]:
     token = _DEADLINE.set(found)
     try:
         yield found
+    finally:
+        _DEADLINE.reset(token)
+
+
+@contextmanager
+def overtime() -> Iterator[None]:
+    """Let what runs inside go on when the time is over, until it is stopped."""
+    outer = _DEADLINE.get()
+    token = _DEADLINE.set(Deadline(until_s=math.inf, outer=outer, counts_time=False))
+    try:
+        yield
     finally:
         _DEADLINE.reset(token)
 

@@ -22,10 +22,17 @@ from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.bound.certificate import certified_bound, held, in_space
 from hetjax.planner.bound.cost_bound import least_usd_per_million_tokens
-from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
+from hetjax.planner.model.deadline import (
+    TimeUp,
+    check_deadline,
+    deadline,
+    left_s,
+    overtime,
+)
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest, check_request
+from hetjax.planner.search.floor import floor
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.local_search import local_search
 from hetjax.planner.search.proposals import (
@@ -34,6 +41,7 @@ from hetjax.planner.search.proposals import (
     plans_by_rank,
     plans_of,
     proposals,
+    searches_parts,
 )
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
@@ -47,6 +55,7 @@ _DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take ho
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
 _PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
+_FLOOR_SHARE = 0.7  # of what is left for proposals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,16 +296,55 @@ class Search:
         """Simulate first what is most promising, and at once."""
         cluster = self.request.cluster
         fewer = any(wants_fewer(wished, cluster) for wished in self.objectives)
+        best_part = self._lay_floor()
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
             self.progress(proposal.told())
             for plan in plans_of(proposal, 0):
                 if len(self.proposed) == 1 or _work(plan) <= _LITTLE_WORK:
                     self.incumbents.offer(plan, "templates")
+        if best_part is not None and not searches_parts(self.request):
+            for proposal in chain(floor(best_part, self._best_s), proposals(best_part)):
+                self._look_at(proposal)
         for source, plan in _plans(self.request, self.proposed):
             self.incumbents.offer(plan, source)
         if not self.incumbents.best:
             raise why_infeasible(self.request, self.objectives[0])
+
+    def _lay_floor(self) -> PlanRequest | None:
+        """Simulate quick plans for parts of the cluster; return the part that was best.
+
+        A limited time begins to count with the first that fits: without it there would
+        be nothing in hand.
+        """
+        parts = floor(self.request, self._best_s)
+        best_part: PlanRequest | None = None
+        with overtime():
+            while not self.incumbents.best and (proposal := next(parts, None)):
+                if self._look_at(proposal):
+                    best_part = proposal.look.request
+        with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp):
+            for proposal in parts:
+                if self._look_at(proposal):
+                    best_part = proposal.look.request
+        return best_part
+
+    def _look_at(self, part: Proposal) -> bool:
+        """Simulate a plan for a part; say whether that is the best so far by what is
+        wished first."""
+        self.progress(part.told())
+        wished, best = self.objectives[0], self.incumbents.best
+        before = best.get(wished)
+        for plan in plans_of(part, 0):
+            self.incumbents.offer(plan, "parts")
+        return best.get(wished) is not before
+
+    def _best_s(self) -> float:
+        """The shortest step so far; infinity where another wish may take longer."""
+        best = self.incumbents.best
+        if any(objective.wish != "time" for objective in self.objectives) or not best:
+            return math.inf
+        return min(i.predicted.simulation.step_time_s for i in best.values())
 
     def _at_once(self) -> None:
         """Have something in hand where the time was up before: the first that fits of

@@ -12,13 +12,11 @@ best in the end (`find.py`).
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 
 import numpy as np
 
-from hetjax.cluster.cluster import part_of
 from hetjax.cluster.prices import device_price_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import (
@@ -28,9 +26,10 @@ from hetjax.planner.bound.column_generation import (
 )
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Problem
-from hetjax.planner.model.request import NodeClass, PlanRequest, can_offload
+from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.planner.model.terms import search_problem
+from hetjax.planner.search.parts import parts_alone, parts_without
 from hetjax.planner.search.price_and_branch import (
     ColumnCount,
     UnplacedPlan,
@@ -119,12 +118,17 @@ def proposals(
         yield from _cheaper(look)
 
 
+def searches_parts(request: PlanRequest) -> bool:
+    """Whether the cluster is small enough for parts to be searched like the whole."""
+    return not _is_large(request, _PARTED)
+
+
 def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
     """Look at all problems, but for those of too few devices to come near."""
     least_s = math.inf
     for part, degrees, num_replicas in _problems(request, whole):
         relaxed_s = math.inf
-        for tight in (False, True)[: 1 if _is_large(request, _PARTED) else 2]:
+        for tight in (False, True)[: 2 if searches_parts(request) else 1]:
             check_deadline()
             p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
             near_s = least_s * _doubt(num_replicas, fewer)
@@ -163,8 +167,10 @@ def _problems(
 
     Of large clusters a part is seldom faster than all, nor few replicas than many.
     """
-    whole = whole or _is_large(request, _PARTED)
-    for n, part in enumerate([request] if whole else parts_of(request)):
+    parts: list[PlanRequest] = []
+    if not whole and searches_parts(request):
+        parts = [*parts_without(request), *parts_alone(request)]
+    for n, part in enumerate([request, *parts]):
         for degrees in degree_sets(part):
             if _is_large(request):
                 yield part, degrees, math.inf
@@ -172,22 +178,6 @@ def _problems(
             if n == 0:
                 yield part, degrees, 1
             yield part, degrees, 2
-
-
-def parts_of(request: PlanRequest) -> Iterator[PlanRequest]:
-    """The whole cluster, then parts whose slowest ways may be faster.
-
-    All classes but one, and one class alone; one node of each class.
-    """
-    classes = request.classes
-    alone = [(nodes,) for nodes in classes]
-    kept = [classes, *combinations(classes, len(classes) - 1), *alone]
-    chosen = [tuple(n.name for nodes in some for n in nodes.nodes) for some in kept]
-    chosen += [(nodes.nodes[0].name,) for nodes in classes]
-    for names in filter(None, dict.fromkeys(chosen)):
-        part = part_of(request.cluster, names)
-        if can_offload(part, request.offloads):
-            yield replace(request, cluster=part)
 
 
 def degree_sets(request: PlanRequest) -> list[tuple[int, ...]]:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No answer is worse than a plan for fewer devices, however little time there is."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster, Link, Node, part_of
+from hetjax.errors import NoFeasiblePlan
+from hetjax.models.presets import model_preset
+from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.floor import floor
+from hetjax.planner.search.parts import parts_alone, parts_without
+from tests.short_runs import draws
+
+KINDS = ("A100-SXM4-40GB", "V100-PCIE-32GB", "T4", "H20")
+
+
+def two_halls(rng: random.Random, num_nodes: int) -> PlanRequest:
+    """Nodes of some kinds in two zones, with a link between them of any speed."""
+    kinds = rng.sample(KINDS, rng.randint(1, 3))
+    nodes = tuple(
+        Node(
+            name=f"n{at}",
+            device=rng.choice(kinds),
+            count=rng.choice([1, 2, 4, 8]),
+            zone=rng.choice(["hall", "annex"]),
+        )
+        for at in range(num_nodes)
+    )
+    zones = {node.zone for node in nodes}
+    link = Link(
+        between=("hall", "annex"),
+        bandwidth_gbit_per_s=rng.choice([0.1, 1.0, 10.0, 100.0]),
+        latency_ms=rng.choice([0.1, 5.0]),
+    )
+    cluster = Cluster(
+        name="halls", nodes=nodes, links=(link,) if len(zones) == 2 else ()
+    )
+    return PlanRequest(
+        model=model_preset("gpt2-124m"),
+        cluster=cluster,
+        seq_len=512,
+        global_batch=rng.choice([16, 32]),
+        microbatch_sizes=(2,),
+        tensor_degrees=(1,),
+    )
+
+
+def step_s(request: PlanRequest) -> float:
+    try:
+        return find_plan(request, local_search_s=0.0).best.simulation.step_time_s
+    except NoFeasiblePlan:
+        return float("inf")
+
+
+def names(parts: list[PlanRequest]) -> list[set[str]]:
+    return [{node.name for node in part.cluster.nodes} for part in parts]
+
+
+@pytest.mark.parametrize("seed", draws(range(12), short=2))
+@pytest.mark.parametrize("num_nodes", [3, 10])
+def test_no_part_is_faster_than_the_whole(num_nodes: int, seed: int):
+    rng = random.Random(1000 * num_nodes + seed)
+    request = two_halls(rng, num_nodes)
+    whole_s, nodes = step_s(request), request.cluster.nodes
+    for kept in (
+        [n for n in nodes if n.device == nodes[0].device],  # a kind
+        [n for n in nodes if n.zone == nodes[0].zone],  # a zone
+        [n for n in nodes if n.device != nodes[0].device],  # all but a kind
+    ):
+        if kept:
+            cluster = part_of(request.cluster, [node.name for node in kept])
+            part_s = step_s(replace(request, cluster=cluster))
+            assert whole_s <= part_s * 1.005, [node.name for node in kept]
+
+
+def test_parts_are_kinds_zones_and_classes_each_once():
+    def node(name: str, device: str, zone: str) -> Node:
+        return Node(name=name, device=device, count=2, zone=zone)
+
+    cluster = Cluster(
+        name="c",
+        nodes=(
+            node("a", "T4", "hall"),
+            node("b", "T4", "annex"),
+            node("c", "H20", "annex"),
+            node("d", "H20", "annex"),
+        ),
+        links=(
+            Link(between=("hall", "annex"), bandwidth_gbit_per_s=1.0, latency_ms=1),
+        ),
+    )
+    request = replace(two_halls(random.Random(0), 3), cluster=cluster)
+    assert names(parts_alone(request)) == [
+        {"a", "b"},
+        {"c", "d"},
+        {"a"},
+        {"b", "c", "d"},
+        {"b"},
+        {"c"},
+    ]
+    assert names(parts_without(request)) == [{"a", "c", "d"}]
+    alone = replace(request, cluster=part_of(cluster, ["a"]))
+    assert parts_alone(alone) == parts_without(alone) == []
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.05])
+def test_without_time_the_fastest_kind_is_planned_all_the_same(limit_s: float):
+    nodes = (
+        Node(name="new", device="H100-80GB-HBM3", count=8),
+        Node(name="old", device="T4", count=4),
+    )
+    request = replace(
+        two_halls(random.Random(0), 3), cluster=Cluster(name="c", nodes=nodes)
+    )
+    alone_s = step_s(replace(request, cluster=part_of(request.cluster, ["new"])))
+    with deadline(limit_s):
+        found = find_plan(request)
+    assert found.best.simulation.step_time_s <= alone_s * 1.1
+
+
+def test_overtime_is_over_when_somebody_wants_the_end():
+    with deadline(0.0) as limit:
+        assert left_s() == 0
+        with overtime():
+            assert left_s() == float("inf")
+            with deadline(0.0):
+                assert left_s() == 0
+            limit.stop()
+            assert left_s() == 0
+        limit.is_stopped = False
+        assert left_s() == 0
+
+
+def test_a_search_that_is_stopped_looks_at_no_part():
+    with deadline() as limit, pytest.raises(TimeUp):
+        limit.stop()
+        next(floor(two_halls(random.Random(0), 3)))
