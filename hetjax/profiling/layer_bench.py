@@ -30,7 +30,7 @@ from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import AttentionForm, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.executor import StageState
-from hetjax.runtime.execution.programs import compiled
+from hetjax.runtime.execution.programs import lowered
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import fresh_weights, place
 from hetjax.runtime.execution.update import GradientGroup
@@ -151,7 +151,7 @@ def program_seconds(device: jax.Device) -> float:
     sharding = replicated(stage_mesh([device], data=1, tensor=1))
     abstract = [jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)] * 12
     arrays = [jax.device_put(np.zeros(8, np.float32), sharding) for _ in abstract]
-    program = compiled(lambda given: sum(given), (abstract,), out=sharding)
+    program = lowered(lambda given: sum(given), (abstract,), out=sharding).compile()
     _time(lambda: program(arrays))
     repetitions = range(NUM_REPETITIONS)
     return median(_time(lambda: program(arrays), _MOST_CALLS) for _ in repetitions)

@@ -8,6 +8,7 @@ planned instead (`run.py`).
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.compiled import (
@@ -28,15 +29,21 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import is_virtual
 from hetjax.training.optimizer import optimizer
-from hetjax.training.rundir import COMPILED
+from hetjax.training.rundir import COMPILED, COMPILED_DETERMINISTIC
 
 Progress = Callable[[int, int], None]
 
 
 def read_run_compiled(config: RunConfig) -> CompiledBytes:
     """Return what compilers have said of the run's programs so far."""
-    path = config.run_dir / COMPILED
+    path = _path(config)
     return read_compiled(path) if path.exists() else NOTHING
+
+
+def _path(config: RunConfig) -> Path:
+    """Deterministic programs are others, which may need other memory."""
+    name = COMPILED_DETERMINISTIC if config.deterministic else COMPILED
+    return config.run_dir / name
 
 
 def compile_all(
@@ -59,7 +66,7 @@ def compile_all(
         return
     known = read_run_compiled(config)
     if merged(known, found) != known:
-        write_compiled(config.run_dir / COMPILED, merged(known, found))
+        write_compiled(_path(config), merged(known, found))
     try:
         check_plan_fits(
             plan,

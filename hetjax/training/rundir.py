@@ -43,6 +43,7 @@ from hetjax.training.run_settings import kept_names
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 COMPILED = "compiled.json"  # what the compiler said of the memory of programs
+COMPILED_DETERMINISTIC = "compiled_deterministic.json"  # and of deterministic ones
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 _JOURNAL_BYTES = 1 << 30
@@ -61,6 +62,7 @@ _BEFORE_CONFIG = (
         EVENTS,
         PROFILE,
         COMPILED,
+        COMPILED_DETERMINISTIC,
         LOG,
         LOGS,
     ),

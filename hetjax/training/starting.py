@@ -285,6 +285,7 @@ def _work_here(
             clip_norm=config.optimizer.clip_norm,
             weights=first_weights(config, start.model),
             kinds=device_kinds(config, parse_cluster(settings["cluster"])),
+            deterministic=config.deterministic,
         ),
         feed=training_feed(config, dataset),
         held_out=validation,

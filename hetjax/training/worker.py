@@ -194,6 +194,7 @@ def _runtime(
         gradient_wire=config.gradient_wire,
         weights=first_weights(config, model),
         kinds=device_kinds(config, whole),
+        deterministic=config.deterministic,
         worker=worker,
         members=WorkerMap(plan, whole.nodes),
     )

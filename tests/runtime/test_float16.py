@@ -193,7 +193,9 @@ def test_stages_round_where_they_say_and_nowhere_else(
     precisions: Sequence[Precision], monkeypatch: pytest.MonkeyPatch
 ):
     """As near as fp32's own rounding, which is 1,000 times less than theirs."""
-    monkeypatch.setattr(programs, "compiler_options", lambda mesh: AS_WRITTEN)
+    monkeypatch.setattr(
+        programs, "compiler_options", lambda mesh, deterministic: AS_WRITTEN
+    )
     stages._shared.cache_clear()
     params, batch = (
         fresh_params(MODEL, 0),

@@ -164,6 +164,18 @@ def test_steps_may_be_raised_which_is_said_and_recorded(
     assert {"setting": "steps", "was": 10, "now": 20}.items() <= changed.items()
 
 
+def test_a_deterministic_start_goes_on_with_the_losses_of_cpus(
+    reference: Preset,
+    stopped: Preset,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+):
+    preset = but(copied(stopped, tmp_path), deterministic=True)
+    assert run(preset.config, preset, MODEL) == 0
+    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+    assert "deterministic is True from here on (was False)" in capfd.readouterr().out
+
+
 def test_sigterm_finishes_the_step_saves_and_gives_exit_code_4(
     reference: Preset, tmp_path: Path
 ):

@@ -18,7 +18,7 @@ from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
 from hetjax.plans.plan import Group
 from hetjax.runtime.execution.digests import digests, is_finite
-from hetjax.runtime.execution.programs import Compiled, compiled
+from hetjax.runtime.execution.programs import Compiled
 from hetjax.runtime.execution.update import GradientGroup, UpdatePrograms
 from hetjax.stage import arrays
 
@@ -39,7 +39,7 @@ class CheckPrograms:
         given = (self.updates.masters,)
         specs = arrays.shardings(abstract)
         check = lambda masters: is_finite(jax.tree.leaves(masters), specs)  # noqa: E731
-        return compiled(check, given, out=whole)
+        return self.updates.programs.compiled(check, given, out=whole)
 
     def digests(
         self, masters: Any, gradients: Any = None
@@ -84,7 +84,7 @@ class CheckPrograms:
         if not found:
             return None
         specs = arrays.shardings(found)
-        return compiled(
+        return self.updates.programs.compiled(
             lambda given: digests(of_groups(given), specs),
             (abstract,),
             out=replicated(mesh),

@@ -45,7 +45,8 @@ class StagePrograms:
     `activation_shape` is that of the residual stream of a whole microbatch. What comes
     from the stages before and after has their dtypes, and is converted by the program
     that reads it. Where the loss is scaled, backwards take the scale; where sequences
-    are packed, documents beside x and one scale for each kind of loss.
+    are packed, documents beside x and one scale for each kind of loss. Where they are
+    `deterministic`, the same inputs give the same bits, on GPUs too.
     """
 
     function: StageFunction
@@ -56,6 +57,7 @@ class StagePrograms:
     dtype_before: jnp.dtype
     dtype_after: jnp.dtype
     is_scaled: bool = False
+    deterministic: bool = False
 
     @cached_property
     def params(self) -> Any:
@@ -129,7 +131,7 @@ class StagePrograms:
     def forward(self) -> Compiled:
         """(params, x) -> (y, saved); of the last stage, whose loss is donated,
         (params, x, targets, loss) -> (loss, saved)."""
-        return self._compile(self._forward_lowered)
+        return self.compile(self._forward_lowered)
 
     @cached_property
     def _forward_lowered(self) -> jax.stages.Lowered:
@@ -141,8 +143,26 @@ class StagePrograms:
         inputs = (*inputs, self.tokens, self.scalar)
         return lowered(function, inputs, donate=(3,), out=(self.scalar.sharding, None))
 
-    def _compile(self, program: jax.stages.Lowered) -> Compiled:
-        return program.compile(compiler_options=compiler_options(self.mesh) or None)
+    def compiled(
+        self,
+        function: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        *,
+        donate: tuple[int, ...] = (),
+        out: Any,
+        options: Mapping[str, Any] | None = None,
+    ) -> Compiled:
+        """Compile as all programs of the stage, also those of its state and checks."""
+        program = lowered(function, inputs, donate=donate, out=out)
+        given = dict(options or {})
+        for sharding in jax.tree.leaves(out)[:1]:  # none where there is no output
+            given |= compiler_options(sharding.mesh, deterministic=self.deterministic)
+        return program.compile(compiler_options=given or None)
+
+    def compile(self, program: jax.stages.Lowered) -> Compiled:
+        """The same for one that is lowered to the mesh of the stage."""
+        options = compiler_options(self.mesh, deterministic=self.deterministic)
+        return program.compile(compiler_options=options or None)
 
     @property
     def saved(self) -> list[jax.ShapeDtypeStruct]:
@@ -156,7 +176,7 @@ class StagePrograms:
         Here as in all backwards `scale` is None where the loss is not scaled.
         """
         acc = self.accumulators
-        return compiled(
+        return self.compiled(
             partial(stage.backward, self.function, self._residuals),
             (*self._backward_inputs, acc),
             donate=(5,),
@@ -167,7 +187,7 @@ class StagePrograms:
     def input_gradient(self) -> Compiled:
         """(params, x, saved, dy, scale) -> (dx, crossing); dy is None on the last
         stage."""
-        return self._compile(self._input_gradient_lowered)
+        return self.compile(self._input_gradient_lowered)
 
     @cached_property
     def _input_gradient_lowered(self) -> jax.stages.Lowered:
@@ -193,7 +213,7 @@ class StagePrograms:
 
         inputs = (self.params, self.half, acc)
         out = (shardings(acc), self.scalar.sharding)
-        return compiled(add, inputs, donate=(2,), out=out)
+        return self.compiled(add, inputs, donate=(2,), out=out)
 
     def kept(self, given: tuple[Any, ...], crossing: list[Any]) -> list[Any]:
         """The half of a microbatch: what its W needs of these, after its I.
@@ -247,7 +267,7 @@ class StagePrograms:
         """(params, x, targets, scale, acc, loss) -> (acc, loss, dx); acc and loss are
         donated."""
         acc = self.accumulators
-        return compiled(
+        return self.compiled(
             partial(stage.fused, self.function),
             (self.params, self.given, self.tokens, self._scale, acc, self.scalar),
             donate=(4, 5),
@@ -260,20 +280,20 @@ class StagePrograms:
         output = partial(stage.evaluate, self.function)
         if not self.function.last:
             inputs = (self.params, self.given)
-            return compiled(output, inputs, out=self.outputs.sharding)
+            return self.compiled(output, inputs, out=self.outputs.sharding)
 
         def add_loss(params: Any, x: Any, targets: Any, loss: Any) -> Any:
             return loss + output(params, x, targets)
 
         inputs = (self.params, self.given, self.tokens, self.scalar)
-        return compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
+        return self.compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
 
     @cached_property
     def row_losses(self) -> Compiled:
         """(params, x, targets) -> losses_B of a microbatch, whole (last stage)."""
         inputs = (self.params, self.inputs, self.tokens)
         function = partial(stage.row_losses, self.function)
-        return compiled(function, inputs, out=replicated(self.mesh))
+        return self.compiled(function, inputs, out=replicated(self.mesh))
 
     @cached_property
     def logits(self) -> Compiled:
@@ -281,7 +301,7 @@ class StagePrograms:
         whole = replicated(self.mesh)
         position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         function = partial(stage.logits, self.function)
-        return compiled(function, (self.params, self.given, position), out=whole)
+        return self.compiled(function, (self.params, self.given, position), out=whole)
 
     def last_logits(self, params: Any, x: Any, position: int) -> np.ndarray:
         """logits_V at a position of the first sequence, on the host (last stage)."""
@@ -293,7 +313,7 @@ class StagePrograms:
         """() -> (acc, loss), both zero."""
         abstract = (self.accumulators, self.scalar)
         make = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), abstract)  # noqa: E731
-        return compiled(make, (), out=shardings(abstract))
+        return self.compiled(make, (), out=shardings(abstract))
 
     def packer(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
         """Traceable (leaves of acc) -> rows_DN arrays, data ranks summed."""
@@ -310,7 +330,7 @@ class StagePrograms:
         if (leaf_ids, rows) not in self._packs:
             leaves = [self.accumulators[at][leaf] for at, leaf in leaf_ids]
             packer, out = self.packer(leaf_ids, rows), row_sharding(self.mesh)
-            self._packs[leaf_ids, rows] = compiled(packer, (leaves,), out=out)
+            self._packs[leaf_ids, rows] = self.compiled(packer, (leaves,), out=out)
         return self._packs[leaf_ids, rows]
 
     @cached_property
@@ -329,22 +349,6 @@ def _laid_out(made: Any, program: Compiled) -> list[jax.ShapeDtypeStruct]:
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
         for a, sharding in zip(made, layouts, strict=True)
     ]
-
-
-def compiled(
-    function: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    *,
-    donate: tuple[int, ...] = (),
-    out: Any,
-    options: Mapping[str, Any] | None = None,
-) -> Compiled:
-    """Compile for these abstract inputs and output shardings."""
-    program = lowered(function, inputs, donate=donate, out=out)
-    given = dict(options or {})
-    for sharding in jax.tree.leaves(out)[:1]:  # none where there is no output
-        given |= compiler_options(sharding.mesh)
-    return program.compile(compiler_options=given or None)
 
 
 def lowered(

@@ -78,13 +78,21 @@ class StageRuntime(Stages):
         dtype: str = "float32",
         weights: Weights | None = None,
         kinds: Mapping[str, str] | None = None,
+        deterministic: bool = False,
         clip_norm: float = float("inf"),
         gradient_wire: str = "float32",
         worker: str = EMBEDDED,
         members: WorkerMap | None = None,
     ) -> None:
         super().__init__(
-            plan, model, devices, optimizer, dtype=dtype, weights=weights, kinds=kinds
+            plan,
+            model,
+            devices,
+            optimizer,
+            dtype=dtype,
+            weights=weights,
+            kinds=kinds,
+            deterministic=deterministic,
         )
         self.worker, self.clip_norm = worker, clip_norm
         self._wire = np.dtype(jnp.dtype(gradient_wire))

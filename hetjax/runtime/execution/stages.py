@@ -58,6 +58,7 @@ class Stages:
     what stages compute in that do not say. Where one computes in float16 the loss is
     scaled for all of them: `is_scaled`. First weights are `weights`, if they are given.
     `kinds` are those of the devices of each node of the plan: `CPU` unless it is there.
+    Where all is to be `deterministic`, GPUs give the same bits again, in a longer time.
 
     After `reroute` those of idle replicas are not among `stages`, but keep their state.
     """
@@ -72,13 +73,19 @@ class Stages:
         dtype: str = "float32",
         weights: Weights | None = None,
         kinds: Mapping[str, str] | None = None,
+        deterministic: bool = False,
     ) -> None:
         self._weights, self.model = weights, model
         self._lay_out(plan)
         self.is_scaled = needs_scaling(_dtypes(plan, dtype))
-        self.stages = _stages(
-            self.partition, devices, optimizer, dtype, self.is_scaled, kinds or {}
+        programs = partial(
+            _programs,
+            self.partition,
+            dtypes=_dtypes(plan, dtype),
+            is_scaled=self.is_scaled,
+            deterministic=deterministic,
         )
+        self.stages = _stages(self.partition, devices, optimizer, programs, kinds or {})
         self._built_for, self._built = plan, self.stages
         self._parameters = self.partition.stages
         self._behind = frozenset[StageKey]()  # idle while others were updated
@@ -262,11 +269,10 @@ def _stages(
     partition: PlanPartition,
     devices: Mapping[str, Sequence[jax.Device]],
     optimizer: optax.GradientTransformation,
-    dtype: str,
-    is_scaled: bool,
+    programs_of: Callable[[StageKey, Mesh], StagePrograms],
     kinds: Mapping[str, str],
 ) -> dict[StageKey, StageState]:
-    states, dtypes = {}, _dtypes(partition.plan, dtype)
+    states = {}
     for r, s, stage in partition.plan.stages():
         if stage.node not in devices:
             continue
@@ -277,7 +283,7 @@ def _stages(
         )
         if not is_member(mesh):
             continue
-        programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
+        programs = programs_of((r, s), mesh)
         host = None if stage.offload == "none" else host_mesh()
         groups = groups_of(partition, (r, s), partial(rounds_alike, optimizer, kinds))
         updates = _shared_updates(programs, optimizer, groups, host)
@@ -289,8 +295,10 @@ def _programs(
     partition: PlanPartition,
     key: StageKey,
     mesh: Mesh,
+    *,
     dtypes: Mapping[StageKey, str],
     is_scaled: bool,
+    deterministic: bool,
 ) -> StagePrograms:
     plan, held = partition.plan, partition.stages[key]
     replica = plan.replicas[key[0]]
@@ -310,9 +318,9 @@ def _programs(
         np.dtype(jnp.dtype(dtypes.get((r, at), dtypes[key])))
         for at in (s, s - 1, s + 1)
     )
-    return _shared(
-        function, mesh, tokens_shape, activation, own, before, after, is_scaled
-    )
+    dtypes_here = own, before, after
+    flags = is_scaled, deterministic
+    return _shared(function, mesh, tokens_shape, activation, *dtypes_here, *flags)
 
 
 def needs_scaling(dtypes: Mapping[StageKey, str]) -> bool:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.mesh.axes import replicated
-from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled, lowered
+from hetjax.runtime.execution.programs import Compiled, StagePrograms, lowered
 from hetjax.stage import continuing as stage
 from hetjax.stage.arrays import shardings
 from hetjax.stage.continuing import Kept
@@ -61,7 +61,9 @@ class TextPrograms:
             inputs = (*_inputs(programs), self._kept, _position(programs))
             out = (_out(programs), shardings(self._kept))
             function = partial(_went_on, programs.function)
-            self._go_on[length] = compiled(function, inputs, donate=(3,), out=out)
+            self._go_on[length] = programs.compiled(
+                function, inputs, donate=(3,), out=out
+            )
         return self._go_on[length]
 
     def _beginning(self, programs: StagePrograms) -> Compiled:
@@ -69,9 +71,9 @@ class TextPrograms:
         inputs = _inputs(programs)
         if self._kept is not None:
             out = (_out(programs), shardings(self._kept))
-            return compiled(function, inputs, out=out)
+            return programs.compiled(function, inputs, out=out)
         program = lowered(function, inputs, out=(_out(programs), None))
-        made = program.compile()
+        made = programs.compile(program)
         self._kept = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
             program.out_info[1],

@@ -27,7 +27,7 @@ from hetjax.runtime.execution.leaf_updates import (
     updated_by_leaf,
 )
 from hetjax.runtime.execution.offload import moved, on_their_way, whole_on
-from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
+from hetjax.runtime.execution.programs import Compiled, StagePrograms
 from hetjax.runtime.execution.skipped_state import after_skipped_step, check_numbers
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack, LeafId
@@ -105,7 +105,9 @@ class UpdatePrograms:
                 self._stacks, masters, self.optimizer.init
             )
 
-        return compiled(fresh, (self.masters,), out=arrays.shardings(self.opt_state))
+        return self.programs.compiled(
+            fresh, (self.masters,), out=arrays.shardings(self.opt_state)
+        )
 
     @cached_property
     def copies(self) -> Compiled:
@@ -113,7 +115,7 @@ class UpdatePrograms:
         if not jax.tree.leaves(self._copied):
             return self._copies
         out = arrays.shardings(self._copied_at_home)
-        return compiled(self._copies, (self.masters,), out=out)
+        return self.programs.compiled(self._copies, (self.masters,), out=out)
 
     def copied(self, masters: Any) -> Any:
         """Compute weights that are not the masters themselves, on the stage."""
@@ -134,7 +136,7 @@ class UpdatePrograms:
             return sum((jnp.sum(jnp.square(a)) for a in owned), start=zero)
 
         out = replicated(self.programs.mesh)
-        return compiled(sum_squares, (self.gradients,), out=out)
+        return self.programs.compiled(sum_squares, (self.gradients,), out=out)
 
     @cached_property
     def stack_updates(self) -> list[Compiled]:
@@ -227,7 +229,9 @@ class UpdatePrograms:
             arrays.shardings(self._copied_at_home[index]),
         )
         options = self._exact_arithmetic(index)
-        return compiled(step, inputs, donate=(0, 1), out=out, options=options)
+        return self.programs.compiled(
+            step, inputs, donate=(0, 1), out=out, options=options
+        )
 
     def _whole(self, index: int) -> NamedSharding | None:
         """How leaves lie for a rule that sums over them, if others hold them, too.
