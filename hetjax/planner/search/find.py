@@ -296,33 +296,38 @@ class Search:
         """Simulate first what is most promising, and at once."""
         cluster = self.request.cluster
         fewer = any(wants_fewer(wished, cluster) for wished in self.objectives)
-        best_part = self._lay_floor()
+        parts, large = floor(self.request, self._best_s), cluster.num_devices > LARGE
+        best_part = self._first_of(parts)
+        if not large:  # else what is found for all leaves few parts to look at
+            best_part = self._best_of(parts) or best_part
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
             self.progress(proposal.told())
             for plan in plans_of(proposal, 0):
                 if len(self.proposed) == 1 or _work(plan) <= _LITTLE_WORK:
                     self.incumbents.offer(plan, "templates")
-        if best_part is not None and not searches_parts(self.request):
-            for proposal in chain(floor(best_part, self._best_s), proposals(best_part)):
-                self._look_at(proposal)
+        if large:
+            self._best_of(parts)
+        elif best_part is not None and not searches_parts(self.request):
+            self._best_of(chain(floor(best_part, self._best_s), proposals(best_part)))
         for source, plan in _plans(self.request, self.proposed):
             self.incumbents.offer(plan, source)
         if not self.incumbents.best:
             raise why_infeasible(self.request, self.objectives[0])
 
-    def _lay_floor(self) -> PlanRequest | None:
-        """Simulate quick plans for parts of the cluster; return the part that was best.
-
-        A limited time begins to count with the first that fits: without it there would
-        be nothing in hand.
-        """
-        parts = floor(self.request, self._best_s)
-        best_part: PlanRequest | None = None
+    def _first_of(self, parts: Iterator[Proposal]) -> PlanRequest | None:
+        """Have something in hand: the first part of which a plan fits, which this
+        returns. A limited time ends nothing before that."""
         with overtime():
-            while not self.incumbents.best and (proposal := next(parts, None)):
+            for proposal in parts:
                 if self._look_at(proposal):
-                    best_part = proposal.look.request
+                    return proposal.look.request
+        return None
+
+    def _best_of(self, parts: Iterator[Proposal]) -> PlanRequest | None:
+        """Simulate plans for parts; return the part that is the best so far, if one
+        is. They have a share of a limited time."""
+        best_part: PlanRequest | None = None
         with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp):
             for proposal in parts:
                 if self._look_at(proposal):
