@@ -45,10 +45,12 @@ def by_catalogue(row: dict[str, Any], attention: Attention | None) -> tuple[floa
 def test_published_runs_are_predicted_by_the_catalogue_as_the_result_says(
     row: dict[str, Any],
 ):
+    """Releases of JAX trace up to 80 kB of 8 GB more or less."""
     time_s, peak_bytes = by_catalogue(row, None)
     assert time_s == pytest.approx(row["catalogue_s"], rel=1e-3)
-    assert peak_bytes == row["predicted_bytes"]
-    assert by_catalogue(row, "xla")[1] == row["predicted_bytes_xla"]
+    assert peak_bytes == pytest.approx(row["predicted_bytes"], rel=2e-5)
+    _, with_xla = by_catalogue(row, "xla")
+    assert with_xla == pytest.approx(row["predicted_bytes_xla"], rel=2e-5)
 
 
 @pytest.mark.parametrize(
