@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of sessions with cards, which mkdocs makes whenever it builds the pages.
 
-Owns its columns. Does not own the results: files of `experiments/results/gpu/`, which
+Each session is a column. Owns the rows. Does not own the results: files of `experiments/results/gpu/`, which
 people send.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "experiments" / "results" / "gpu"
 PLACE = "<!-- the table of sessions -->"
 NOTHING = "No session has been sent so far: there is no figure of a card yet."
-# what a column is called, the part that measures it, and that part's words for it
-COLUMNS = (
+# what a row is called, the part that measures it, and that part's words for it
+ROWS = (
     ("tokens/s", "speed", "rate, hetjax"),
     ("of the peak", "speed", "model FLOP utilization, hetjax"),
     ("over one plain jit", "speed", "rate of hetjax over one plain jit"),
@@ -52,9 +52,10 @@ def table(sessions: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sessions, by name of file, as a table in Markdown."""
     if not sessions:
         return NOTHING
-    header = ("card", "date", "parts done", *(title for title, _, _ in COLUMNS), "file")
-    rows = [header, ["---"] * len(header)]
-    rows += [[*_cells(session), f"`{name}`"] for name, session in sessions.items()]
+    titles = ("card", "date", "parts done", *(title for title, _, _ in ROWS), "file")
+    columns = [[*_cells(session), f"`{name}`"] for name, session in sessions.items()]
+    head, *rows = zip(titles, *columns, strict=True)
+    rows = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -68,7 +69,7 @@ def _cells(session: Mapping[str, Any]) -> Iterator[str]:
         for part in parts
         for row in part["rows"]
     }
-    for _, part, what in COLUMNS:
+    for _, part, what in ROWS:
         yield _shown(measured.get((part, what)))
 
 

@@ -57,15 +57,15 @@ def test_a_table_without_sessions_says_so(cards: ModuleType):
     assert page == PAGE.replace(cards.PLACE, cards.NOTHING) != PAGE
 
 
-def test_each_session_is_a_row(cards: ModuleType, folder: Path):
+def test_each_session_is_a_column(cards: ModuleType, folder: Path):
     for name, card in (("b-2026", "B"), ("a-2026", "A | A")):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(session(card=card)), encoding="utf-8")
     page = made(cards)
     (table,) = re.findall(r"^\| card .*?(?=\n\n)", page, re.M | re.S)
     cells = [line.strip("|").split("|") for line in table.splitlines()]
-    header, _, first, second = [[cell.strip() for cell in row] for row in cells]
-    assert len(header) == len(first) == len(second)
+    head, _, *rows = [[cell.strip() for cell in row] for row in cells]
+    header, first, second = zip(head, *rows, strict=True)
     shown = dict(zip(header, first, strict=True))
     assert (shown["card"], second[0]) == ("A / A", "B")  # by name of file
     assert shown["file"] == "`a-2026`"
@@ -98,7 +98,7 @@ def is_text_of(source: str, wanted: str) -> bool:
     )
 
 
-def test_columns_are_of_rows_that_parts_measure(cards: ModuleType):
-    for _, part, what in cards.COLUMNS:
+def test_rows_are_of_what_parts_measure(cards: ModuleType):
+    for _, part, what in cards.ROWS:
         source = (PARTS / f"{part}.py").read_text(encoding="utf-8")
         assert is_text_of(source, what), f"{part} has no row {what!r}"
