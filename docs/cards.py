@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of sessions with cards, which mkdocs makes whenever it builds the pages.
 
-Each session is a column. Owns the rows. Does not own the results: files of `experiments/results/gpu/`, which
-people send.
+Each session is a column. Owns the rows. Does not own the results: files of
+`experiments/results/gpu/`, which people send.
 """
 
 import json

@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,15 @@ class Case:
     def request(self) -> PlanRequest:
         model = fine_tuned(model_preset(self.model), WHOLE, self.lora)
         cluster = read_cluster(_CLUSTERS / f"{self.cluster}.toml")
-        degrees = self.tensor_degrees
-        return PlanRequest(
+        request = PlanRequest(
             model=model,
             cluster=cluster,
             seq_len=self.seq_len,
             global_batch=self.global_batch,
-            **({} if degrees is None else {"tensor_degrees": degrees}),
         )
+        if self.tensor_degrees is None:
+            return request
+        return replace(request, tensor_degrees=self.tensor_degrees)
 
 
 _QLORA = LoraConfig(rank=16, frozen="nf4")
