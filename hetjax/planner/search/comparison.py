@@ -23,7 +23,7 @@ from hetjax.planner.model.costing import memory_from, times_from
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
-from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search, TellProgress
+from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search
 from hetjax.planner.search.idle import (
     Idle,
     Without,
@@ -31,6 +31,7 @@ from hetjax.planner.search.idle import (
     why_idle,
     without_kinds,
 )
+from hetjax.planner.search.incumbents import TellProgress
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted

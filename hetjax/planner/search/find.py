@@ -10,9 +10,9 @@ places (`model/seating.py`), moves (`local_search.py`), their evaluation
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 
@@ -24,15 +24,15 @@ from hetjax.planner.bound.certificate import certified_bound, held, in_space
 from hetjax.planner.bound.cost_bound import least_usd_per_million_tokens
 from hetjax.planner.model.deadline import (
     TimeUp,
-    check_deadline,
     deadline,
     left_s,
     overtime,
 )
 from hetjax.planner.model.evaluator import PlanEvaluator
-from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
+from hetjax.planner.model.objectives import Objective, wants_fewer
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.floor import floor
+from hetjax.planner.search.incumbents import Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.local_search import local_search
 from hetjax.planner.search.proposals import (
@@ -48,70 +48,12 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import ROUNDING, LowerBound
 from hetjax.schedule.predicted import Predicted
 
-TellProgress = Callable[[str], None]  # told what is being done, a line at a time
-_WORTH_TELLING = 0.99  # of the step that was told last
 LOCAL_SEARCH_S = 5.0
 _DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take hours
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
 _PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
 _FLOOR_SHARE = 0.7  # of what is left for proposals
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Incumbent:
-    """A plan as simulated, and which part of the search gave it."""
-
-    predicted: Predicted
-    source: str
-
-
-@dataclass(kw_only=True, eq=False)
-class Incumbents:
-    """The best plan so far by each objective; all of them keep to the same limits."""
-
-    evaluate: PlanEvaluator
-    objectives: Sequence[Objective]
-    progress: TellProgress
-    best: dict[Objective, Incumbent] = field(default_factory=dict)
-    told_s: float = float("inf")
-
-    def offer(self, plan: Plan, source: str) -> Predicted | None:
-        """Simulate the plan, and keep it if it is the best by some objective.
-
-        None if it is over memory or a limit of the objectives. TimeUp before it is
-        simulated, unless there is none to keep in its place.
-        """
-        if self.best:
-            check_deadline()
-        return self.take(plan, source)
-
-    def take(self, plan: Plan, source: str) -> Predicted | None:
-        """Do the same however late it is."""
-        found = self.evaluate(plan)
-        if found is None or not within(found, self.objectives[0]):
-            return None
-        cluster = self.evaluate.request.cluster
-        for objective in self.objectives:
-            best = self.best.get(objective)
-            by = partial(score, cluster=cluster, objective=objective)
-            if best is None or by(found) < by(best.predicted):
-                self.best[objective] = Incumbent(predicted=found, source=source)
-        self._tell()
-        return found
-
-    def simulated(self) -> Iterator[Predicted]:
-        """Yield all plans that were simulated."""
-        return (found for found in self.evaluate.seen.values() if found is not None)
-
-    def _tell(self) -> None:
-        """Say how far things are, where there is something new to say."""
-        step_s = self.best[self.objectives[0]].predicted.simulation.step_time_s
-        if step_s < self.told_s * _WORTH_TELLING or step_s > self.told_s:
-            self.told_s = step_s
-            self.progress(
-                f"best so far {step_s * 1e3:.4g} ms, of {len(self.evaluate.seen)} plans"
-            )
 
 
 def _quietly(line: str) -> None: ...

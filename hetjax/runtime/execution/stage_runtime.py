@@ -239,7 +239,8 @@ class StageRuntime(Stages):
         def call(key: StageKey, x: Any) -> jax.Array | None:
             state, programs = self.stages[key], self.stages[key].programs
             if programs.is_packed:
-                x = Packed(x, to_mesh(_one_document(x), programs.tokens.sharding))
+                document_BL = np.ones(x.shape[:2], np.int32)
+                x = Packed(x, to_mesh(document_BL, programs.tokens.sharding))
             if not programs.function.last:
                 return programs.evaluate(state.params, x)
             logits_V = programs.last_logits(state.params, x, position)
@@ -385,15 +386,9 @@ class StageRuntime(Stages):
 
     def _last_losses(self) -> dict[StageKey, jax.Array]:
         """Of last stages that this worker leads."""
-        return {
-            key: state.loss
-            for key, state in self.stages.items()
-            if state.programs.function.last and leads(state.programs.mesh)
-        }
-
-
-def _one_document(x: jax.Array) -> np.ndarray:
-    return np.ones(x.shape[:2], np.int32)
+        states = self.stages.items()
+        last = {key: state for key, state in states if state.programs.function.last}
+        return {k: s.loss for k, s in last.items() if leads(s.programs.mesh)}
 
 
 def _window(plan: Plan, tokens: Sequence[int]) -> tuple[np.ndarray, int]:

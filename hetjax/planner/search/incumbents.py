@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best plans so far, as simulated: by each objective, and which part of the search
+gave them.
+
+Owns what is kept and when progress is told. Does not own what is better
+(`model/objectives.py`) nor where plans come from (`find.py`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from hetjax.planner.model.deadline import check_deadline
+from hetjax.planner.model.evaluator import PlanEvaluator
+from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+TellProgress = Callable[[str], None]  # told what is being done, a line at a time
+_WORTH_TELLING = 0.99  # of the step that was told last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incumbent:
+    """A plan as simulated, and which part of the search gave it."""
+
+    predicted: Predicted
+    source: str
+
+
+@dataclass(kw_only=True, eq=False)
+class Incumbents:
+    """The best plan so far by each objective; all of them keep to the same limits."""
+
+    evaluate: PlanEvaluator
+    objectives: Sequence[Objective]
+    progress: TellProgress
+    best: dict[Objective, Incumbent] = field(default_factory=dict)
+    told_s: float = float("inf")
+
+    def offer(self, plan: Plan, source: str) -> Predicted | None:
+        """Simulate the plan, and keep it if it is the best by some objective.
+
+        None if it is over memory or a limit of the objectives. TimeUp before it is
+        simulated, unless there is none to keep in its place.
+        """
+        if self.best:
+            check_deadline()
+        return self.take(plan, source)
+
+    def take(self, plan: Plan, source: str) -> Predicted | None:
+        """Do the same however late it is."""
+        found = self.evaluate(plan)
+        if found is None or not within(found, self.objectives[0]):
+            return None
+        cluster = self.evaluate.request.cluster
+        for objective in self.objectives:
+            best = self.best.get(objective)
+            by = partial(score, cluster=cluster, objective=objective)
+            if best is None or by(found) < by(best.predicted):
+                self.best[objective] = Incumbent(predicted=found, source=source)
+        self._tell()
+        return found
+
+    def simulated(self) -> Iterator[Predicted]:
+        """Yield all plans that were simulated."""
+        return (found for found in self.evaluate.seen.values() if found is not None)
+
+    def _tell(self) -> None:
+        """Say how far things are, where there is something new to say."""
+        step_s = self.best[self.objectives[0]].predicted.simulation.step_time_s
+        if step_s < self.told_s * _WORTH_TELLING or step_s > self.told_s:
+            self.told_s = step_s
+            self.progress(
+                f"best so far {step_s * 1e3:.4g} ms, of {len(self.evaluate.seen)} plans"
+            )
