@@ -4,11 +4,11 @@
 A search of all devices can end with a plan that is slower than one for fewer: what the
 model knows least about, such as a link that all replicas share, costs most where most
 devices take part. So every kind, zone and node is planned alone, and all devices
-without each kind and zone, before anything else.
+without each kind and zone.
 
 Owns in which order parts are looked at. Does not own which parts there are
-(`parts.py`), how one is planned (`price_and_branch.py`), nor the search of the whole
-(`proposals.py`).
+(`parts.py`), whether they come before the whole (`find.py`), how one is planned
+(`price_and_branch.py`), nor the search of the whole (`proposals.py`).
 """
 
 import math
