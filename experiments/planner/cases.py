@@ -5,6 +5,7 @@
 
 Each case was once planned worse than somebody could by hand, or by leaving devices
 out. Prints a JSON object per case: CPU seconds of the search, the step and its bound,
+the same under h1f1b,
 the best step that is known (by the costs of the day it was found; those of H100 have
 changed since), devices that stay idle, and which part of the search gave the plan.
 Process start and imports are left out. Clusters are in `clusters/`.
@@ -154,6 +155,9 @@ def row(name: str, search_s: float | None) -> dict[str, Any]:
         "step_s": step_s,
         "bound_s": found.lower_bound_s,
         "gap": found.gap,
+        "schedule": found.best.plan.schedule,
+        "h1f1b_step_s": found.whole.simulation.step_time_s,
+        "h1f1b_gap": found.whole_gap,
         "best_known_s": case.best_s,
         "over_best_known": step_s / case.best_s - 1 if case.best_s else None,
         "idle": {node: len(devices) for node, devices in idle.items()},

@@ -90,6 +90,26 @@ def layer_times(
     )
 
 
+def layer_halves_s(
+    model: Model,
+    layer: int,
+    stage: Stage,
+    node: Node,
+    shares: Shares,
+    *,
+    tensor_card_bytes_per_s: float,
+    profile: Profile | None = None,
+) -> float:
+    """Give the seconds of a layer's backward in two halves, as of `layer_times`."""
+    if profile is not None and canonical_name(node.device) in profile.devices:
+        m = _measured(profile, stage, layer, node.device, shares.num_sequences)
+        return _half(m, m.input_gradient_s) + _half(m, m.weight_gradient_s)
+    device = device_spec(node)
+    hop = ring_hop(device, tensor_card_bytes_per_s)
+    held = layer_stacks(model, layer)
+    return sum(_layer_halves(held, shares, stage.remat, device, hop))
+
+
 def stage_times(
     plan: Plan,
     model: Model,

@@ -19,7 +19,7 @@ from hetjax.cluster.catalogue import (
 from hetjax.cluster.prices import Price, device_price
 from hetjax.costs.utilization import seconds_at_peak
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.objectives import Objective, expected_goodput
+from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
@@ -30,6 +30,7 @@ from hetjax.report.layout_rows import spelled
 from hetjax.report.prediction import (
     GIB,
     bound_line,
+    h1f1b_line,
     headline,
     ms,
 )
@@ -103,6 +104,9 @@ def search_lines(planned: Planned) -> Iterator[str]:
     """Yield what is known of better plans, and how this one was found."""
     found = planned.found
     yield bound_line(found)
+    gained = h1f1b_line(found)
+    if gained is not None:
+        yield gained
     yield from cost_lines(planned)
     model = ""
     if found.model_time_s is not None and found.model_gap is not None:
@@ -173,30 +177,32 @@ def idle_lines(planned: Planned) -> Iterator[str]:
         more = f" and on {len(shown) - 8} more nodes" if len(shown) > 8 else ""
         yield (
             f"not worth using: {' '.join(shown[:8])}{more} ({num} of {num_devices} "
-            f"devices): {_with_more(planned.objective, idle)}"
+            f"devices): {_with_more(planned, idle)}"
         )
     for without in planned.without:
-        told = _worse(planned.objective, without.instead, without.worse)
+        told = _worse(planned, without.instead, without.worse)
         yield f"the best plan found without {without.kind} has {told}"
 
 
-def _with_more(objective: Objective, idle: Idle) -> str:
+def _with_more(planned: Planned, idle: Idle) -> str:
     """The evidence: the best plan with more of this kind."""
     if idle.instead is None or idle.worse is None:
-        priced = " and has a price" if objective.wish == "cost" else ""
+        priced = " and has a price" if planned.objective.wish == "cost" else ""
         return f"no plan with more of {idle.kind} was found that fits{priced}"
-    told = _worse(objective, idle.instead, idle.worse)
+    told = _worse(planned, idle.instead, idle.worse)
     return f"the best plan found with more of {idle.kind} has {told}"
 
 
-def _worse(objective: Objective, instead: Predicted, worse: float) -> str:
-    """Another plan's figure, and how much worse it is."""
+def _worse(planned: Planned, instead: Predicted, worse: float) -> str:
+    """Another plan's figure, and how much worse it is than the best under h1f1b."""
+    wish, found = planned.objective.wish, planned.found
     figure = f"a step of {ms(instead.simulation.step_time_s)} ms"
-    if objective.wish == "cost":
+    if wish == "cost":
         usd = _figure(instead.usd_per_million_tokens, ".3g")
         figure = f"{usd} USD per million tokens"
     than = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
-    return f"{figure}, {max(worse, 0.0):.1%} {than[objective.wish]}"
+    under = "" if found.best.plan == found.whole.plan else ", both under h1f1b"
+    return f"{figure}, {max(worse, 0.0):.1%} {than[wish]}{under}"
 
 
 def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, str]]:

@@ -85,11 +85,13 @@ def may_split(name: str) -> bool:
     return name == "searched" or (name in SCHEDULES and SCHEDULES[name].splits)
 
 
-def with_schedule(plan: Plan, name: str, costs: Costs, tied: Tied) -> Plan:
+def with_schedule(
+    plan: Plan, name: str, costs: Costs, tied: Tied, *, climbs: bool = True
+) -> Plan:
     """Return the plan under the schedule of that name, its own programs left out.
 
     Besides the schedules of plans: "harp" is h1f1b by HARP's thresholds, "searched" the
-    fastest that the search finds. BadInput for another name.
+    fastest that the search finds, as of `searched`. BadInput for another name.
     """
     limits = launch_limits(plan, costs)
     match name:
@@ -99,7 +101,9 @@ def with_schedule(plan: Plan, name: str, costs: Costs, tied: Tied) -> Plan:
             return with_rule(plan, costs, harp_delta, limits)
         case "searched":
             split = launch_limits(plan, costs, split=True)
-            return searched(plan, costs, limits, split_limits=split, tied=tied)
+            return searched(
+                plan, costs, limits, split_limits=split, tied=tied, climbs=climbs
+            )
     if name not in SCHEDULES:
         raise BadInput(
             got=f"schedule {name!r}",
@@ -117,13 +121,14 @@ def searched(
     *,
     split_limits: Limits | None = None,
     tied: Tied = UNTIED,
+    climbs: bool = True,
 ) -> Plan:
     """Return the plan with the fastest schedule found, as `programs` if need be.
 
     `limits` bounds the forwards in flight by stage; `split_limits` those of backwards
     in two halves (zero-bubble), which are tried only with it. If nothing fits in
     memory, the result does not either. The effort is bounded: fewer tries for large
-    plans.
+    plans, and only the first candidates unless the search `climbs` from the best.
     """
 
     def judge(candidate: _Candidate) -> _Score:
@@ -132,11 +137,16 @@ def searched(
             return candidate.score(float("inf"))
         return candidate.score(simulate(programs, candidate.plan, costs).step_time_s)
 
-    whole = _climbed(judge, _whole(plan, costs, limits), costs, limits)
+    def found(firsts: Iterable[_Candidate], most: Limits) -> tuple[_Score, _Candidate]:
+        if not climbs:
+            return _least(judge, firsts)
+        return _climbed(judge, firsts, costs, most)
+
+    whole = found(_whole(plan, costs, limits), limits)
     if split_limits is None:
         return _written(whole[1], tied)
-    halves = _climbed(judge, _halved(plan, costs, split_limits), costs, split_limits)
-    return _written(min(whole, halves, key=lambda found: found[0])[1], tied)
+    halves = found(_halved(plan, costs, split_limits), split_limits)
+    return _written(min(whole, halves, key=lambda scored: scored[0])[1], tied)
 
 
 def _climbed(

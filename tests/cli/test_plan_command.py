@@ -415,7 +415,7 @@ def test_a_plan_below_its_bound_is_shown_and_the_command_fails(
 ):
     monkeypatch.setattr(
         "hetjax.planner.bound.certificate.proved",
-        lambda request, longest_s: LowerBound(step_s=1e3),
+        lambda request, longest_s, space: LowerBound(step_s=1e3),
     )
     with pytest.raises(SystemExit, match="internal error.*1000") as ended:
         main(["small", "--cluster", "cluster.toml", "--json"])

@@ -15,7 +15,7 @@ import numpy as np
 from hetjax.costs.costs import Costs
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
-from hetjax.planner.bound.certificate import in_space
+from hetjax.planner.bound.certificate import space_of
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.templates import Template, TemplateStage, column
@@ -48,7 +48,7 @@ def contradictions(proof: Proof, predicted: Predicted) -> Iterator[str]:
         tensor_sizes(model),
         model.max_seq_len,
     )
-    assert in_space(request, plan)
+    assert space_of(request, plan) == "whole"
     if proof.bound is None:
         yield "there is a plan"
         return
@@ -68,9 +68,9 @@ def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
         c = column(p, template_of(proof, predicted.plan, r), "prefix")
         if c.memory_microbatches < replica.num_microbatches:
             yield f"replica {r} fits into memory"
-        alone_s, time_s = _alone_s(predicted, r), c.time_s(replica.num_microbatches)
-        if alone_s < time_s * (1 - ROUNDING):
-            yield f"replica {r} takes {alone_s} s alone, its template {time_s} s"
+        found_s, time_s = alone_s(predicted, r), c.time_s(replica.num_microbatches)
+        if found_s < time_s * (1 - ROUNDING):
+            yield f"replica {r} takes {found_s} s alone, its template {time_s} s"
         taken_R += c.taken
         sequences = float(most_sequences(p, [c], bound.step_s)[0])
         price = float(np.array(c.taken) @ bound.duals_R)
@@ -105,7 +105,7 @@ def template_of(proof: Proof, plan: Plan, r: int) -> Template:
     )
 
 
-def _alone_s(predicted: Predicted, r: int) -> float:
+def alone_s(predicted: Predicted, r: int) -> float:
     """What a replica takes that has all trunks for itself, without sums and updates."""
     plan, costs = predicted.plan, predicted.costs
     keys = [(r, s) for s in range(len(plan.replicas[r].stages))]

@@ -109,12 +109,16 @@ def request_of(of: Cluster, plan: Plan, seconds: float = 1.0) -> PlanRequest:
 
 def planned(of: Cluster, plan: Plan) -> Planned:
     request = request_of(of, plan)
+    best, bound = predicted(of, plan), LowerBound(why="a test")
     found = Found(
         request=request,
         objective=Objective(),
-        best=predicted(of, plan),
+        best=best,
         source="a test",
-        bound=LowerBound(why="a test"),
+        bound=bound,
+        space="whole",
+        whole=best,
+        whole_bound=bound,
         model_time_s=None,
         model_bound_s=None,
         search_s=0.5,

@@ -9,33 +9,58 @@ how bounds are proved (`column_generation.py`), nor whether a plan is valid
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.model.request import PlanRequest, may_offload
+from hetjax.planner.model.split_terms import split_bound_problem
 from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.programs.action import Op, parse_program
+from hetjax.schedule.simulation.result import lane_of
+
+Space = Literal["whole", "split"]  # backward passes; what is whole is in both
 
 _WHAT = "a plan of the search"
 _LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
-def in_space(request: PlanRequest, plan: Plan) -> bool:
-    """Say whether a valid plan is one of those that the bound is about.
+def space_of(request: PlanRequest, plan: Plan) -> Space | None:
+    """Return the smaller space that a valid plan is in; None if a bound of this request
+    is not about it.
 
-    It does the request's batch, under any of the schedules, with what the request
-    leaves open: tensor and data degrees, remat choices, what is on hosts, and
+    It does the request's batch, in any order that is not interleaved, with what the
+    request leaves open: tensor and data degrees, remat choices, what is on hosts, and
     microbatch sizes. Stages and replicas may differ in all of them, and lie on any
     devices of a node in any order; they compute in the precision of the request, and
     attention in its form.
     """
+    if not _is_open(request, plan) or _is_interleaved(plan):
+        return None
+    return "split" if _is_split(plan) else "whole"
+
+
+def _is_interleaved(plan: Plan) -> bool:
+    lanes = lane_of(plan)
+    return len(set(lanes.values())) < len(lanes)
+
+
+def _is_split(plan: Plan) -> bool:
+    """Whether some backward pass may be in two halves."""
+    if not plan.programs:
+        return SCHEDULES[plan.schedule].splits
+    programs = map(parse_program, plan.programs.values())
+    return any(action.op is Op.I for program in programs for action in program)
+
+
+def _is_open(request: PlanRequest, plan: Plan) -> bool:
+    """Whether the request leaves the plan's choices open."""
     return (
-        not SCHEDULES[plan.schedule].shares
-        and not plan.programs
-        and plan.seq_len == request.seq_len
+        plan.seq_len == request.seq_len
         and plan.global_batch == request.global_batch
         and all(r.microbatch_size in request.microbatch_sizes for r in plan.replicas)
         and all(
@@ -51,42 +76,54 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
     )
 
 
-def certified_bound(request: PlanRequest, simulated: Iterable[Predicted]) -> LowerBound:
+def certified_bound(
+    request: PlanRequest, simulated: Iterable[Predicted], space: Space = "whole"
+) -> LowerBound:
     """Return what no plan of the space simulates faster than, as far as is known.
 
     Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far
     where the time is up (`model/deadline.py`).
     """
-    least_s = _least_s(request, simulated)
+    least_s = _least_s(request, simulated, space)
     try:
-        found = proved(request, 0.0 if math.isinf(least_s) else least_s)
+        found = proved(request, 0.0 if math.isinf(least_s) else least_s, space)
     except NoFeasiblePlan as error:
         return _none_exists(error, is_false=math.isfinite(least_s))
     return found.held_against(least_s, _WHAT)
 
 
 def held(
-    bound: LowerBound, request: PlanRequest, simulated: Iterable[Predicted]
+    bound: LowerBound,
+    request: PlanRequest,
+    simulated: Iterable[Predicted],
+    space: Space = "whole",
 ) -> LowerBound:
     """Return the bound, held against what was simulated since it was proved."""
-    return bound.held_against(_least_s(request, simulated), _WHAT)
+    return bound.held_against(_least_s(request, simulated, space), _WHAT)
 
 
-def _least_s(request: PlanRequest, simulated: Iterable[Predicted]) -> float:
+def _least_s(
+    request: PlanRequest, simulated: Iterable[Predicted], space: Space
+) -> float:
     """The least step of the space among them."""
-    inside = (found for found in simulated if in_space(request, found.plan))
+    spaces = ("whole", space)
+    inside = (found for found in simulated if space_of(request, found.plan) in spaces)
     return min((found.simulation.step_time_s for found in inside), default=math.inf)
 
 
-def proved(request: PlanRequest, longest_s: float = 0.0) -> LowerBound:
+def proved(
+    request: PlanRequest, longest_s: float = 0.0, space: Space = "whole"
+) -> LowerBound:
     """Return the bound alone.
 
     NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.
     """
-    p = bound_problem(request, request.degrees)
+    p, early_s = bound_problem(request, request.degrees), 0.0
+    if space == "split":
+        p, early_s = split_bound_problem(request, request.degrees)
     large = request.cluster.num_devices > _LARGE
-    bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s)
-    return LowerBound(step_s=bound.step_s)
+    bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s + early_s)
+    return LowerBound(step_s=max(bound.step_s - early_s, 0.0))
 
 
 def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:

@@ -11,7 +11,7 @@ from hetjax.cluster.prices import device_price_per_hour
 from hetjax.planner.bound.completion import least_work
 from hetjax.planner.model.problem import Floats, Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import bound_problem
+from hetjax.planner.model.terms import bound_problem, forward_and_split_s_BOK
 
 _UNPRICED = 1e3  # times the dearest device: whatever it is, the bound holds
 
@@ -27,7 +27,8 @@ def least_usd_per_million_tokens(request: PlanRequest) -> float | None:
     a node's price being that of its devices. No device is busy for longer than the
     step, so that this is at least the sum over d of price_d times the seconds for which
     d computes. Every microbatch of B sequences goes through every layer in some stage,
-    which takes all devices of the stage for at least the layer's least time there: over
+    which takes all devices of the stage for at least the layer's least time there, its
+    backward pass whole or split: over
     all layers it costs at least W_B, the sum over layers of the least of (seconds times
     price of the devices) over all ways to run the layer. The microbatches hold G
     sequences, so that a step costs at least G times the least of W_B / B over the sizes
@@ -43,7 +44,8 @@ def least_usd_per_million_tokens(request: PlanRequest) -> float | None:
     if dearest == 0:
         return None
     price_C = np.array([_UNPRICED * dearest if p is None else p for p in prices])
-    problem = bound_problem(request, request.degrees)
+    _, split_s_BOK, _ = forward_and_split_s_BOK(request, request.degrees)
+    problem = bound_problem(request, request.degrees, busy_s_BOK=split_s_BOK)
     usd = _usd_per_sequence(problem, price_C)
     if not 0 < usd < np.inf:
         return None

@@ -17,9 +17,10 @@ from hetjax.stage.partition import tied_holders
 
 
 def evaluate_plan(
-    request: PlanRequest, plan: Plan, schedule: str = "h1f1b"
+    request: PlanRequest, plan: Plan, schedule: str = "h1f1b", *, climbs: bool = True
 ) -> Predicted:
-    """Simulate the plan under a schedule (a name of `schedule/search.py`).
+    """Simulate the plan under a schedule (a name of `schedule/search.py`, which also
+    tells what `climbs` is).
 
     Stages that do not say their precision or attention get those of the request.
     NoFeasiblePlan if it needs more memory than there is.
@@ -36,7 +37,7 @@ def evaluate_plan(
         compiled=request.compiled,
     )
     tied = tied_holders(plan, request.model)
-    plan = with_schedule(plan, schedule, costs, tied)
+    plan = with_schedule(plan, schedule, costs, tied, climbs=climbs)
     price = usd_per_hour(plan, request.cluster, request.usd_per_kwh)
     return predict(plan, costs, tied, usd_per_hour=price)
 

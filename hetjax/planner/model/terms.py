@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from hetjax.cluster.catalogue import canonical_name, compiler_of
+from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layer_bytes import layer_stacks
 from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
 from hetjax.costs.stage_memory import hidden_size
-from hetjax.costs.stage_times import LayerTimes, layer_times
+from hetjax.costs.stage_times import LayerTimes, layer_halves_s, layer_times
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
 from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s
@@ -109,13 +110,24 @@ def search_problem(
     return _problem(request, options, terms, one_replica=num_replicas == 1)
 
 
-def bound_problem(request: PlanRequest, degrees: Sequence[int]) -> Problem:
+def bound_problem(
+    request: PlanRequest,
+    degrees: Sequence[int],
+    *,
+    busy_s_BOK: Floats | None = None,
+    parts: int = 1,
+) -> Problem:
     """Return the problem to bound by, with these tensor degrees.
 
-    No plan of these options simulates faster than its bound in the prefix form.
+    No plan of these options simulates faster than its bound in the prefix form. With
+    other seconds of a microbatch, and microbatches in `parts`: see `split_terms.py`.
     """
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
+    program_s_O = facts.program_s_O
+    if busy_s_BOK is not None:
+        facts = replace(facts, busy_s_BOK=busy_s_BOK / parts)
+        program_s_O = program_s_O / parts
     terms = _costs(
         request,
         options,
@@ -126,13 +138,39 @@ def bound_problem(request: PlanRequest, degrees: Sequence[int]) -> Problem:
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
         sync_s=lambda o, size_bytes: 0 * size_bytes,
-        stage_s_BO=np.tile(facts.program_s_O, (num_sizes, 1)),
+        stage_s_BO=np.tile(program_s_O, (num_sizes, 1)),
     )
+    if busy_s_BOK is not None:
+        assert terms.hop_s_BKOO is not None and terms.link_s_BKOO is not None
+        halved, shared = terms.hop_s_BKOO / 2, terms.link_s_BKOO / parts
+        terms = replace(terms, hop_s_BKOO=halved, link_s_BKOO=shared)
     found = _problem(
-        request, options, terms, max_launch_ahead=len(request.model.layers)
+        request,
+        options,
+        terms,
+        parts=parts,
+        max_launch_ahead=len(request.model.layers),
     )
     fits_BOU = found.most_in_flight_BOU > 0
     return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
+
+
+def forward_and_split_s_BOK(
+    request: PlanRequest, degrees: Sequence[int]
+) -> tuple[Floats, Floats, tuple[int, ...]]:
+    """Return the seconds of a forward, the least of a microbatch whose backward pass is
+    whole or split, and the kind of every layer."""
+    options, (_, firsts) = options_of(request, degrees), _kinds(request)
+    facts = _facts(request, options)
+    whole_s_BOK = facts.drain_s_BOK
+    halves_s_BOK = np.full_like(whole_s_BOK, np.inf)
+    for b, o, shares in _cases(request, options):
+        for k, layer in enumerate(firsts):
+            if not np.isnan(facts.busy_s_BOK[b, o, k]):
+                halves_s_BOK[b, o, k] = _halves_s(request, options[o], layer, shares)
+    forward_s_BOK = facts.busy_s_BOK - whole_s_BOK
+    least_s_BOK = forward_s_BOK + np.minimum(whole_s_BOK, halves_s_BOK)
+    return forward_s_BOK, least_s_BOK, facts.kinds
 
 
 def _costs(
@@ -155,6 +193,7 @@ def _problem(
     options: Sequence[Option],
     terms: LayerCosts,
     *,
+    parts: int = 1,
     max_launch_ahead: int = _MOST_IN_FLIGHT,
     one_replica: bool = False,
 ) -> Problem:
@@ -170,7 +209,7 @@ def _problem(
         ],
         options=options,
         microbatch_sizes=request.microbatch_sizes,
-        global_batch=request.global_batch,
+        global_batch=request.global_batch * parts,
         max_launch_ahead=max_launch_ahead,
         one_replica=one_replica,
     )
@@ -315,12 +354,30 @@ def _times(
         _stage_of(request, option),
         node,
         shares,
-        tensor_card_bytes_per_s=least_shared_card_bytes_per_s(
-            node, num_rings=option.data, devices_per_ring=option.tensor
-        ),
+        tensor_card_bytes_per_s=_card_bytes_per_s(node, option),
         optimizer=request.optimizer,
         profile=request.profile,
     )
+
+
+def _halves_s(
+    request: PlanRequest, option: Option, layer: int, shares: Shares
+) -> float:
+    node, stage = node_of(request, option), _stage_of(request, option)
+    return layer_halves_s(
+        request.model,
+        layer,
+        stage,
+        node,
+        shares,
+        tensor_card_bytes_per_s=_card_bytes_per_s(node, option),
+        profile=request.profile,
+    )
+
+
+def _card_bytes_per_s(node: Node, o: Option) -> float:
+    shape = dict(num_rings=o.data, devices_per_ring=o.tensor)
+    return least_shared_card_bytes_per_s(node, **shape)
 
 
 def _program_s(request: PlanRequest, option: Option) -> float:

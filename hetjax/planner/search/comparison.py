@@ -18,7 +18,6 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
-from hetjax.planner.bound.certificate import held
 from hetjax.planner.model.costing import memory_from, times_from
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective, Wish, score, within
@@ -120,25 +119,29 @@ def planned(
                 raise alone
             search.prove()
     try_idle(search, objective)
+    search.finish()
+    search.prove_split()
     found = search.found_by(objective)
     moved = None
     if questions.current is not None:
         current, ours = questions.current, {found.source: found.best.plan}
         moved = replan(request, current, questions.horizon_s, objective, others=ours)
-        bound = held(found.bound, request, [moved.best])
-        found = replace(found, best=moved.best, source=moved.source, bound=bound)
+        found = found.with_best(moved.best, moved.source)
     cases = tuple(_what_if(request, clusters, progress))
     answered = {*others, *(case.name for case in cases)}
     asked = (*names, *(name for name, _ in clusters))
+    # kinds of devices under one schedule, that of the search
+    under_h1f1b = replace(found, best=found.whole)
+    simulated = search.incumbents.under_all_schedules()
     return Planned(
         request=request,
         objective=objective,
         found=_with_times_from(found, profile_path),
         alone=alone,
         moved=moved,
-        idle=why_idle(found, search.incumbents.simulated()),
-        without=without_kinds(found, search.incumbents.simulated()),
-        second=_second(found, search.incumbents.simulated()),
+        idle=why_idle(under_h1f1b, search.incumbents.simulated()),
+        without=without_kinds(under_h1f1b, search.incumbents.simulated()),
+        second=_second(found, simulated),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,

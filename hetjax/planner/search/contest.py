@@ -125,6 +125,7 @@ def _ours(request: PlanRequest) -> Predicted:
     search = Search(request, [Objective()])
     search.propose()
     search.improve(search.objectives)
+    search.finish()
     return search.found()[0].best
 
 

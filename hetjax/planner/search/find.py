@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 
@@ -20,7 +20,7 @@ from hetjax.errors import BadInput
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
-from hetjax.planner.bound.certificate import certified_bound, held, in_space
+from hetjax.planner.bound.certificate import Space, certified_bound, held, space_of
 from hetjax.planner.bound.cost_bound import least_usd_per_million_tokens
 from hetjax.planner.model.deadline import (
     TimeUp,
@@ -31,6 +31,7 @@ from hetjax.planner.model.deadline import (
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, wants_fewer
 from hetjax.planner.model.request import PlanRequest, check_request
+from hetjax.planner.search.finish import forwards
 from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
@@ -65,8 +66,10 @@ class Found:
 
     `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
     by the same estimate: both before anything is placed and simulated. `bound` is
-    certified, where one is known: no plan of the request's space simulates faster under
-    the modelled costs (`bound/certificate.py`), and none that was simulated did.
+    certified, where one is known: no plan of the `space` that the best one is in
+    simulates faster under the modelled costs (`bound/certificate.py`), and none that
+    was simulated did. `whole` is the best plan under h1f1b, which splits no backward
+    pass, and `whole_bound` the bound of plans that do not.
     `least_usd` bounds the USD per million tokens likewise (`bound/cost_bound.py`); it
     is looked for if cost is what is wished.
     """
@@ -76,6 +79,9 @@ class Found:
     best: Predicted
     source: str  # which part of the search gave the plan
     bound: LowerBound
+    space: Space | None
+    whole: Predicted
+    whole_bound: LowerBound
     model_time_s: float | None
     model_bound_s: float | None
     search_s: float
@@ -96,9 +102,21 @@ class Found:
     def gap(self) -> float | None:
         """How far the simulated step is above the certified bound; None where none is
         known, or the plan, a given one, is not of the space."""
-        if not in_space(self.request, self.best.plan):
+        if self.space is None:
             return None
         return self.bound.gap(self.best.simulation.step_time_s)
+
+    @property
+    def whole_gap(self) -> float | None:
+        """The same of the best plan under h1f1b."""
+        return self.whole_bound.gap(self.whole.simulation.step_time_s)
+
+    def with_best(self, best: Predicted, source: str) -> "Found":
+        """Return the same with another best plan, which is judged under h1f1b."""
+        bound, space = self.whole_bound, space_of(self.request, best.plan)
+        bound = held(bound, self.request, [best])
+        given = dict(best=best, source=source, space=space, whole=best)
+        return replace(self, **given, bound=bound, whole_bound=bound)
 
     @property
     def cost_gap(self) -> float | None:
@@ -107,7 +125,7 @@ class Found:
         usd = self.best.usd_per_million_tokens
         if not self.least_usd or usd is None:
             return None
-        if not in_space(self.request, self.best.plan):
+        if self.space is None:
             return None
         gap = usd / self.least_usd - 1
         return 0.0 if abs(gap) <= ROUNDING else gap
@@ -161,7 +179,7 @@ class Search:
             evaluate=PlanEvaluator(request), objectives=objectives, progress=progress
         )
         self.proposed: list[Proposal] = []
-        self.bound = LowerBound(why="none was looked for")
+        self.bounds: dict[Space, LowerBound] = {}
         self.least_usd: float | None = None
         self.begin_s = time.monotonic()
 
@@ -172,6 +190,8 @@ class Search:
         with deadline(left_s() * _PROVED_SHARE):
             self.prove()
         self.improve(self.objectives)
+        self.finish()
+        self.prove_split()
 
     def propose(self) -> None:
         """Simulate what the model proposes.
@@ -191,7 +211,17 @@ class Search:
         self.progress("proving how much better any plan could be")
         if any(objective.wish == "cost" for objective in self.objectives):
             self.least_usd = least_usd_per_million_tokens(self.request)
-        self.bound = certified_bound(self.request, self.incumbents.simulated())
+        simulated = self.incumbents.simulated()
+        self.bounds["whole"] = certified_bound(self.request, simulated)
+
+    def prove_split(self) -> None:
+        """Do the same for plans with split backward passes, if the best is one."""
+        best = self.incumbents.fastest.values()
+        spaces = {space_of(self.request, found.predicted.plan) for found in best}
+        if "split" in spaces and "split" not in self.bounds:
+            self.progress("proving the same with split backward passes")
+            simulated = self.incumbents.under_all_schedules()
+            self.bounds["split"] = certified_bound(self.request, simulated, "split")
 
     def start_from(self, plans: Mapping[str, Plan]) -> None:
         """Look at plans of somebody else, by name, and go on from those that are better
@@ -215,24 +245,40 @@ class Search:
                 evaluate = partial(self.incumbents.offer, source=best.source)
                 local_search(best.predicted, evaluate, objective, self.request)
 
+    def finish(self) -> None:
+        """Try the best plans under other schedules."""
+        self.progress("trying other schedules")
+        with suppress(TimeUp):
+            self.incumbents.finish()
+
     def found(self) -> tuple[Found, ...]:
         """Return what is known by now, by each objective."""
         return tuple(map(self.found_by, self.objectives))
 
     def found_by(self, objective: Objective) -> Found:
         """Return what is known by now, by one of them."""
-        best, proposed = self.incumbents.best[objective], self.proposed
+        best, proposed = self.incumbents.fastest[objective], self.proposed
+        space = space_of(self.request, best.predicted.plan)
         return Found(
             request=self.request,
             objective=objective,
             best=best.predicted,
             source=best.source,
-            bound=held(self.bound, self.request, self.incumbents.simulated()),
+            bound=self._held(space or "whole"),
+            space=space,
+            whole=self.incumbents.best[objective].predicted,
+            whole_bound=self._held("whole"),
             model_time_s=min((p.step_s for p in proposed), default=None),
             model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,
             least_usd=self.least_usd if objective.wish == "cost" else None,
         )
+
+    def _held(self, space: Space) -> LowerBound:
+        """The bound of the space, held against all plans that were simulated."""
+        bound = self.bounds.get(space, LowerBound(why="none was looked for"))
+        simulated = self.incumbents.under_all_schedules()
+        return held(bound, self.request, simulated, space)
 
     def _propose(self) -> None:
         """Simulate first what is most promising, and at once."""
@@ -246,7 +292,7 @@ class Search:
             self.proposed.append(proposal)
             self.progress(proposal.told())
             for plan in plans_of(proposal, 0):
-                if len(self.proposed) == 1 or _work(plan) <= _LITTLE_WORK:
+                if len(self.proposed) == 1 or forwards(plan) <= _LITTLE_WORK:
                     self.incumbents.offer(plan, "templates")
         if large:
             self._best_of(parts)
@@ -301,7 +347,7 @@ class Search:
                 self.incumbents.take(plan, "templates")
         work = 0
         for plan in () if self.incumbents.best else even_plans(self.request):
-            work += _work(plan)
+            work += forwards(plan)
             if not self.incumbents.best or work <= _LITTLE_WORK:
                 self.incumbents.take(plan, "even split")
         if not self.incumbents.best:
@@ -320,15 +366,10 @@ def _plans(
         (("equal shares", plan) for plan in shares),
         (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
     ):
-        if work and work + _work(plan) > most:
+        if work and work + forwards(plan) > most:
             return
-        work += _work(plan)
+        work += forwards(plan)
         yield source, plan
-
-
-def _work(plan: Plan) -> int:
-    """Forwards of a step: what simulating it takes goes with them."""
-    return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
 
 
 def even_plans(request: PlanRequest) -> Iterator[Plan]:

@@ -6,13 +6,15 @@ Owns what is kept and when progress is told. Does not own what is better
 (`model/objectives.py`) nor where plans come from (`find.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.planner.search.finish import Tried, finished
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -30,12 +32,18 @@ class Incumbent:
 
 @dataclass(kw_only=True, eq=False)
 class Incumbents:
-    """The best plan so far by each objective; all of them keep to the same limits."""
+    """The best plan so far by each objective; all of them keep to the same limits.
+
+    `best` is under h1f1b, which the search judges by. `fastest` has what other
+    schedules make of that and of plans that are nearly as good.
+    """
 
     evaluate: PlanEvaluator
     objectives: Sequence[Objective]
     progress: TellProgress
     best: dict[Objective, Incumbent] = field(default_factory=dict)
+    fastest: dict[Objective, Incumbent] = field(default_factory=dict)
+    tried: Tried = field(default_factory=dict)
     told_s: float = float("inf")
 
     def offer(self, plan: Plan, source: str) -> Predicted | None:
@@ -53,22 +61,48 @@ class Incumbents:
         found = self.evaluate(plan)
         if found is None or not within(found, self.objectives[0]):
             return None
-        cluster = self.evaluate.request.cluster
-        for objective in self.objectives:
-            best = self.best.get(objective)
-            by = partial(score, cluster=cluster, objective=objective)
-            if best is None or by(found) < by(best.predicted):
-                self.best[objective] = Incumbent(predicted=found, source=source)
+        self._keep(self.best, self.objectives, found, source)
+        self._keep(self.fastest, self.objectives, found, source)
         self._tell()
         return found
 
+    def finish(self) -> None:
+        """Try the best plans under other schedules. TimeUp once the time is up."""
+        for objective in self.objectives:
+            source = self.best[objective].source
+            plans = finished(
+                self.evaluate.request, objective, self.simulated(), self.tried
+            )
+            for found in plans:
+                if within(found, objective):
+                    self._keep(self.fastest, self.objectives, found, source)
+                    self._tell()
+
+    def _keep(
+        self,
+        best: dict[Objective, Incumbent],
+        objectives: Iterable[Objective],
+        found: Predicted,
+        source: str,
+    ) -> None:
+        cluster = self.evaluate.request.cluster
+        for objective in objectives:
+            by = partial(score, cluster=cluster, objective=objective)
+            if objective not in best or by(found) < by(best[objective].predicted):
+                best[objective] = Incumbent(predicted=found, source=source)
+
     def simulated(self) -> Iterator[Predicted]:
-        """Yield all plans that were simulated."""
+        """Yield all plans that were simulated under h1f1b."""
         return (found for found in self.evaluate.seen.values() if found is not None)
+
+    def under_all_schedules(self) -> Iterator[Predicted]:
+        """Yield these plans, and what other schedules made of some of them."""
+        tried = (found for found in self.tried.values() if found is not None)
+        return chain(self.simulated(), tried)
 
     def _tell(self) -> None:
         """Say how far things are, where there is something new to say."""
-        step_s = self.best[self.objectives[0]].predicted.simulation.step_time_s
+        step_s = self.fastest[self.objectives[0]].predicted.simulation.step_time_s
         if step_s < self.told_s * _WORTH_TELLING or step_s > self.told_s:
             self.told_s = step_s
             self.progress(

@@ -30,6 +30,7 @@ from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.proposals import plans_by_rank, proposals
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.predicted import Predicted
 
 _TIME = Objective()
@@ -67,16 +68,19 @@ def replan(
     fits.
     """
     begin_s = time.monotonic()
-    evaluate = PlanEvaluator(request)
+    # what splits backward passes goes on to, where there is the memory
+    schedules = ["h1f1b", *["zero-bubble"] * SCHEDULES[current.schedule].splits]
+    evaluators = [PlanEvaluator(request, schedule) for schedule in schedules]
     choices: list[tuple[str, Predicted]] = []
     with suppress(TimeUp):
         for find in (_left, _templates, lambda *_: others.items()):
             if choices and at_once:
                 break
             for source, plan in find(request, current):
-                judged = evaluate(plan)
-                if judged is not None and within(judged, objective):
-                    choices.append((source, judged))
+                for evaluate in evaluators:
+                    judged = evaluate(plan)
+                    if judged is not None and within(judged, objective):
+                        choices.append((source, judged))
                 if choices:
                     check_deadline()
     if not choices:

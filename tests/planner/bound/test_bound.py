@@ -11,7 +11,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound import pricing
-from hetjax.planner.bound.certificate import in_space, proved
+from hetjax.planner.bound.certificate import proved, space_of
 from hetjax.planner.bound.pricing import PricingResult
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
@@ -246,7 +246,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
 def is_above_bound(case: Case) -> bool:
     """Whether the plan takes no less than the bound, which does not deny it."""
     request, plan = case
-    assert in_space(request, plan)
+    assert space_of(request, plan) == "whole"
     step_time_s = evaluate_plan(request, plan).simulation.step_time_s
     try:
         bound_s = proved(request, step_time_s).step_s
@@ -288,7 +288,7 @@ def test_a_search_that_finds_a_plan_below_its_bound_says_so(
     assert found.gap is not None and found.gap >= 0 and not found.bound.is_false
     monkeypatch.setattr(
         "hetjax.planner.bound.certificate.proved",
-        lambda request, longest_s: LowerBound(step_s=10.0),
+        lambda request, longest_s, space: LowerBound(step_s=10.0),
     )
     found = searched(request)
     assert found.bound.is_false

@@ -135,3 +135,17 @@ def test_without_any_stage_left_the_plan_is_a_new_one() -> None:
     found = replan(left, only_slow, at_once=True)
     assert found.source == "templates"
     assert {stage.node for _, _, stage in found.best.plan.stages()} == {"fast"}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_what_splits_backward_passes_may_go_on_to(schedule: str) -> None:
+    request = two_kinds()
+    plan = replace(two_replicas(request), schedule=schedule)
+    left = replace(request, cluster=part_of(request.cluster, ["fast"]))
+    kept = survivors(left, plan)
+    assert kept is not None
+    names = ["h1f1b", "zero-bubble"] if schedule == "zero-bubble" else ["h1f1b"]
+    steps_s = [evaluate_plan(left, kept, name).simulation.step_time_s for name in names]
+    found = replan(left, plan, horizon_s=1e6, at_once=True).best
+    assert found.simulation.step_time_s <= min(steps_s) * (1 + 1e-9)
+    assert schedule == "zero-bubble" or found.plan.schedule != "zero-bubble"

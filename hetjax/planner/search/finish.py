@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best plans so far under every schedule that the runtime has.
+
+The search judges plans under h1f1b. Here the best of them try orders of their own,
+zero-bubble above all: first a few for each plan, then, for the fastest, many.
+Owns which plans, and how much work that may be: it is counted, not timed, so that equal
+searches end alike. Does not own the schedules (`schedule/search.py`).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.deadline import check_deadline
+from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.planner.model.request import PlanRequest
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+# by plan, and whether the search for a schedule climbed; None where none fits
+Tried = MutableMapping[tuple[Plan, bool], Predicted | None]
+_MOST_PLANS, _MOST_CLIMBED = 10, 1
+# forwards of a step: of all plans that are tried, and of one with many schedules
+_MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 1_000, 150
+
+
+def finished(
+    request: PlanRequest,
+    objective: Objective,
+    simulated: Iterable[Predicted],
+    known: Tried,
+) -> Iterator[Predicted]:
+    """Yield the best of these plans, by the objective, under faster schedules.
+
+    What is `known` is not tried again. TimeUp between two plans once the time is up
+    (`model/deadline.py`).
+    """
+
+    def by_wish(found: Predicted) -> float:
+        return score(found, request.cluster, objective)
+
+    kept = [found for found in simulated if within(found, objective)]
+    tried: list[tuple[Predicted, Plan]] = []
+    best_s = min((found.simulation.step_time_s for found in kept), default=math.inf)
+    for before in _few(request, sorted(kept, key=by_wish)):
+        if objective.wish == "time" and _busiest_s(before) >= best_s:
+            continue  # whatever the order
+        found = _tried(request, before.plan, known, climbs=False)
+        if found is not None:
+            tried.append((found, before.plan))
+            best_s = min(best_s, found.simulation.step_time_s)
+            yield found
+    tried.sort(key=lambda each: by_wish(each[0]))
+    small = (plan for _, plan in tried if forwards(plan) <= _MOST_FORWARDS_CLIMBED)
+    for _, plan in zip(range(_MOST_CLIMBED), small, strict=False):
+        found = _tried(request, plan, known, climbs=True)
+        if found is not None:
+            yield found
+
+
+def _busiest_s(found: Predicted) -> float:
+    """For how long the busiest devices compute."""
+    return max(share.busy_s for share in found.simulation.shares.values())
+
+
+def forwards(plan: Plan) -> int:
+    """Return the forwards of a step: what simulating it takes goes with them."""
+    return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
+
+
+def _tried(
+    request: PlanRequest, plan: Plan, known: Tried, *, climbs: bool
+) -> Predicted | None:
+    """The plan under the fastest schedule found; None if none fits into memory."""
+    if (plan, climbs) not in known:
+        check_deadline()
+        try:
+            found = evaluate_plan(request, plan, "searched", climbs=climbs)
+        except NoFeasiblePlan:
+            found = None
+        known[plan, climbs] = found
+    return known[plan, climbs]
+
+
+def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicted]:
+    """The first of these that differ in more than names of nodes, within the work."""
+    seen, work = set[object](), 0
+    for found in ranked:
+        work_of_one = forwards(found.plan)
+        cuts = _cuts(request, found.plan)
+        if cuts in seen or work + work_of_one > _MOST_FORWARDS:
+            continue
+        seen.add(cuts)
+        work += work_of_one
+        yield found
+        if len(seen) == _MOST_PLANS:
+            return
+
+
+def _cuts(request: PlanRequest, plan: Plan) -> object:
+    """What replicas are cut into and do, wherever among equal nodes they are."""
+    class_of = request.class_of
+    return tuple(
+        sorted(
+            (
+                replica.num_microbatches,
+                replica.microbatch_size,
+                tuple(
+                    (class_of[x.node], x.mesh.tensor, x.mesh.data, x.layers, x.remat)
+                    for x in replica.stages
+                ),
+            )
+            for replica in plan.replicas
+        )
+    )
