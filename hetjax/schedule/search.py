@@ -44,7 +44,7 @@ from hetjax.schedule.programs.generate import lane_orders, lanes_of
 from hetjax.schedule.programs.list_schedule import Pipeline, list_schedule
 from hetjax.schedule.programs.lower import lower_lanes
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
-from hetjax.schedule.simulation.result import lane_of
+from hetjax.schedule.simulation.result import shares_devices
 from hetjax.schedule.simulation.simulator import duration_s, simulate
 
 Limits = Mapping[StageKey, int]
@@ -185,7 +185,7 @@ def _least(
 
 def _whole(plan: Plan, costs: Costs, limits: Limits) -> Iterator[_Candidate]:
     """First candidates without halves: the named schedules, and greedy lists."""
-    if not _shares_devices(plan):
+    if not shares_devices(plan):
         for rule in RULES.values():
             yield _generated(with_rule(plan, costs, rule, limits))
     yield from _named(plan, limits, splits=False)
@@ -201,7 +201,7 @@ def _halved(plan: Plan, costs: Costs, limits: Limits) -> Iterator[_Candidate]:
 
 def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[_Candidate]:
     """The schedules that no rule of launch-aheads stands for."""
-    shares = _shares_devices(plan)
+    shares = shares_devices(plan)
     for name, schedule in SCHEDULES.items():
         if (
             name not in RULES
@@ -346,7 +346,7 @@ def _written(candidate: _Candidate, tied: Tied) -> Plan:
     plan = candidate.plan
     if candidate.generated:
         return plan
-    shares = _shares_devices(plan)
+    shares = shares_devices(plan)
     schedule = "interleaved" if shares else "h1f1b"
     plan = _with_kept(plan, candidate, "zero-bubble" if candidate.is_cut else schedule)
     programs = lower_lanes(plan, candidate.lanes, tied)
@@ -375,8 +375,3 @@ def _kept(lanes: Sequence[Sequence[Action]]) -> dict[StageKey, int]:
             now[action.key] = now.get(action.key, 0) + change
             most[action.key] = max(most.get(action.key, 1), now[action.key])
     return most
-
-
-def _shares_devices(plan: Plan) -> bool:
-    lanes = lane_of(plan)
-    return len(set(lanes.values())) < len(lanes)

@@ -28,11 +28,11 @@ from hetjax.schedule.simulation.simulator import simulate
 from tests.planner.near_plans import Proof, without_memory
 
 
-def simulated(proof: Proof, plan: Plan) -> Predicted | None:
+def simulated(proof: Proof, plan: Plan, schedule: str = "h1f1b") -> Predicted | None:
     """The plan as the search's judge sees it; None if it is over memory."""
     with nullcontext() if proof.tight else without_memory():
         try:
-            return evaluate_plan(proof.request, plan)
+            return evaluate_plan(proof.request, plan, schedule, climbs=False)
         except NoFeasiblePlan:
             return None
 

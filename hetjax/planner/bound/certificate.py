@@ -21,7 +21,7 @@ from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import Op, parse_program
-from hetjax.schedule.simulation.result import lane_of
+from hetjax.schedule.simulation.result import shares_devices
 
 Space = Literal["whole", "split"]  # backward passes; what is whole is in both
 
@@ -39,14 +39,9 @@ def space_of(request: PlanRequest, plan: Plan) -> Space | None:
     devices of a node in any order; they compute in the precision of the request, and
     attention in its form.
     """
-    if not _is_open(request, plan) or _is_interleaved(plan):
+    if not _is_open(request, plan) or shares_devices(plan):
         return None
     return "split" if _is_split(plan) else "whole"
-
-
-def _is_interleaved(plan: Plan) -> bool:
-    lanes = lane_of(plan)
-    return len(set(lanes.values())) < len(lanes)
 
 
 def _is_split(plan: Plan) -> bool:

@@ -20,7 +20,7 @@ from hetjax.schedule.predicted import Predicted
 
 # by plan, and whether the search for a schedule climbed; None where none fits
 Tried = MutableMapping[tuple[Plan, bool], Predicted | None]
-_MOST_PLANS, _MOST_CLIMBED = 10, 1
+_MOST_PLANS = 10
 # forwards of a step: of all plans that are tried, and of one with many schedules
 _MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 1_000, 150
 
@@ -51,9 +51,9 @@ def finished(
             tried.append((found, before.plan))
             best_s = min(best_s, found.simulation.step_time_s)
             yield found
-    tried.sort(key=lambda each: by_wish(each[0]))
-    small = (plan for _, plan in tried if forwards(plan) <= _MOST_FORWARDS_CLIMBED)
-    for _, plan in zip(range(_MOST_CLIMBED), small, strict=False):
+    small = [each for each in tried if forwards(each[1]) <= _MOST_FORWARDS_CLIMBED]
+    if small:
+        _, plan = min(small, key=lambda each: by_wish(each[0]))
         found = _tried(request, plan, known, climbs=True)
         if found is not None:
             yield found

@@ -6,7 +6,7 @@ Owns what is kept and when progress is told. Does not own what is better
 (`model/objectives.py`) nor where plans come from (`find.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -61,8 +61,8 @@ class Incumbents:
         found = self.evaluate(plan)
         if found is None or not within(found, self.objectives[0]):
             return None
-        self._keep(self.best, self.objectives, found, source)
-        self._keep(self.fastest, self.objectives, found, source)
+        self._keep(self.best, found, source)
+        self._keep(self.fastest, found, source)
         self._tell()
         return found
 
@@ -75,18 +75,17 @@ class Incumbents:
             )
             for found in plans:
                 if within(found, objective):
-                    self._keep(self.fastest, self.objectives, found, source)
+                    self._keep(self.fastest, found, source)
                     self._tell()
 
     def _keep(
         self,
         best: dict[Objective, Incumbent],
-        objectives: Iterable[Objective],
         found: Predicted,
         source: str,
     ) -> None:
         cluster = self.evaluate.request.cluster
-        for objective in objectives:
+        for objective in self.objectives:
             by = partial(score, cluster=cluster, objective=objective)
             if objective not in best or by(found) < by(best[objective].predicted):
                 best[objective] = Incumbent(predicted=found, source=source)

@@ -75,3 +75,9 @@ class Simulation:
 def lane_of(plan: Plan) -> dict[StageKey, Lane]:
     """Return the devices of every stage; interleaved stages share theirs."""
     return {(r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()}
+
+
+def shares_devices(plan: Plan) -> bool:
+    """Say whether some stages run on the same devices: whether they are interleaved."""
+    lanes = lane_of(plan)
+    return len(set(lanes.values())) < len(lanes)

@@ -7,7 +7,7 @@ schedule of the runtime. Faults in the bound's costs, made on purpose, must show
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from random import Random
 from unittest.mock import patch
@@ -16,7 +16,6 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.measured.layer_profile import Measurement, Profile
-from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound import certificate
 from hetjax.planner.bound.certificate import proved, space_of
 from hetjax.planner.model import split_terms
@@ -25,10 +24,9 @@ from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.templates import column
 from hetjax.planner.model.terms import bound_problem
-from hetjax.plans.plan import Plan, StageMesh
+from hetjax.plans.plan import StageMesh
 from hetjax.schedule.bound import ROUNDING
-from hetjax.schedule.predicted import Predicted
-from tests.planner.bound_checks import alone_s, template_of
+from tests.planner.bound_checks import alone_s, simulated, template_of
 from tests.planner.near_plans import Proof, near_plan, proof_of, without_memory
 from tests.planner.wide_space import (
     AMPLE_GIB,
@@ -70,14 +68,6 @@ def with_halves(request: PlanRequest, seed: int) -> PlanRequest:
         )
     measured: Profile = replace(profile, measurements=tuple(measurements))
     return replace(request, profile=measured)
-
-
-def simulated(proof: Proof, plan: Plan, schedule: str) -> Predicted | None:
-    with nullcontext() if proof.tight else without_memory():
-        try:
-            return evaluate_plan(proof.request, plan, schedule, climbs=False)
-        except NoFeasiblePlan:
-            return None
 
 
 def contradictions(seed: int, num_plans: int = NUM_PLANS) -> Iterator[str]:
