@@ -3,12 +3,11 @@
 
     python -m experiments.planner.cases [--cases university home] [--search-s 20]
 
-Each case was once planned worse than somebody could by hand, or by leaving devices
-out. Prints a JSON object per case: CPU seconds of the search, the step and its bound,
-the same under h1f1b,
-the best step that is known (by the costs of the day it was found; those of H100 have
-changed since), devices that stay idle, and which part of the search gave the plan.
-Process start and imports are left out. Clusters are in `clusters/`.
+Each case was once planned worse than somebody could by hand, or by leaving devices out.
+Prints a JSON object per case: CPU seconds of the search, the step and its bound, the
+same under h1f1b, the best step that is known (by the costs of the day it was found;
+those of H100 have changed since), devices that stay idle, and which part of the search
+gave the plan. Process start and imports are left out. Clusters are in `clusters/`.
 """
 
 import argparse

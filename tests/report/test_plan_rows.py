@@ -116,7 +116,6 @@ def planned(of: Cluster, plan: Plan) -> Planned:
         best=best,
         source="a test",
         bound=bound,
-        space="whole",
         whole=best,
         whole_bound=bound,
         model_time_s=None,

@@ -30,7 +30,7 @@ from hetjax.planner.search.idle import (
     why_idle,
     without_kinds,
 )
-from hetjax.planner.search.incumbents import TellProgress
+from hetjax.planner.search.incumbents import Incumbent, TellProgress
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -126,12 +126,11 @@ def planned(
     if questions.current is not None:
         current, ours = questions.current, {found.source: found.best.plan}
         moved = replan(request, current, questions.horizon_s, objective, others=ours)
-        found = found.with_best(moved.best, moved.source)
+        moved_to = Incumbent(predicted=moved.best, source=moved.source)
+        found = search.found_by(objective, moved_to)
     cases = tuple(_what_if(request, clusters, progress))
     answered = {*others, *(case.name for case in cases)}
     asked = (*names, *(name for name, _ in clusters))
-    # kinds of devices under one schedule, that of the search
-    under_h1f1b = replace(found, best=found.whole)
     simulated = search.incumbents.under_all_schedules()
     return Planned(
         request=request,
@@ -139,8 +138,8 @@ def planned(
         found=_with_times_from(found, profile_path),
         alone=alone,
         moved=moved,
-        idle=why_idle(under_h1f1b, search.incumbents.simulated()),
-        without=without_kinds(under_h1f1b, search.incumbents.simulated()),
+        idle=why_idle(found, search.incumbents.simulated()),
+        without=without_kinds(found, search.incumbents.simulated()),
         second=_second(found, simulated),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),

@@ -12,8 +12,8 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, product
 
 from hetjax.errors import BadInput
@@ -33,7 +33,7 @@ from hetjax.planner.model.objectives import Objective, wants_fewer
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.finish import forwards
 from hetjax.planner.search.floor import floor
-from hetjax.planner.search.incumbents import Incumbents, TellProgress
+from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.local_search import local_search
 from hetjax.planner.search.proposals import (
@@ -79,7 +79,6 @@ class Found:
     best: Predicted
     source: str  # which part of the search gave the plan
     bound: LowerBound
-    space: Space | None
     whole: Predicted
     whole_bound: LowerBound
     model_time_s: float | None
@@ -93,6 +92,11 @@ class Found:
         if self.model_time_s is None or self.model_bound_s is None:
             return None
         return self.model_time_s / self.model_bound_s - 1
+
+    @cached_property
+    def space(self) -> Space | None:
+        """The space that the best plan is in, as of its bound."""
+        return space_of(self.request, self.best.plan)
 
     @property
     def lower_bound_s(self) -> float | None:
@@ -108,15 +112,10 @@ class Found:
 
     @property
     def whole_gap(self) -> float | None:
-        """The same of the best plan under h1f1b."""
+        """The same of `whole`; None where that splits backward passes all the same."""
+        if space_of(self.request, self.whole.plan) != "whole":
+            return None
         return self.whole_bound.gap(self.whole.simulation.step_time_s)
-
-    def with_best(self, best: Predicted, source: str) -> "Found":
-        """Return the same with another best plan, which is judged under h1f1b."""
-        bound, space = self.whole_bound, space_of(self.request, best.plan)
-        bound = held(bound, self.request, [best])
-        given = dict(best=best, source=source, space=space, whole=best)
-        return replace(self, **given, bound=bound, whole_bound=bound)
 
     @property
     def cost_gap(self) -> float | None:
@@ -255,29 +254,32 @@ class Search:
         """Return what is known by now, by each objective."""
         return tuple(map(self.found_by, self.objectives))
 
-    def found_by(self, objective: Objective) -> Found:
-        """Return what is known by now, by one of them."""
-        best, proposed = self.incumbents.fastest[objective], self.proposed
+    def found_by(
+        self, objective: Objective, moved_to: Incumbent | None = None
+    ) -> Found:
+        """Return what is known by now, by one of them: of the best plan, or of one that
+        a run moves to."""
+        best = moved_to or self.incumbents.fastest[objective]
+        whole, proposed = moved_to or self.incumbents.best[objective], self.proposed
         space = space_of(self.request, best.predicted.plan)
         return Found(
             request=self.request,
             objective=objective,
             best=best.predicted,
             source=best.source,
-            bound=self._held(space or "whole"),
-            space=space,
-            whole=self.incumbents.best[objective].predicted,
-            whole_bound=self._held("whole"),
+            bound=self._held(space or "whole", best.predicted),
+            whole=whole.predicted,
+            whole_bound=self._held("whole", whole.predicted),
             model_time_s=min((p.step_s for p in proposed), default=None),
             model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,
             least_usd=self.least_usd if objective.wish == "cost" else None,
         )
 
-    def _held(self, space: Space) -> LowerBound:
+    def _held(self, space: Space, best: Predicted) -> LowerBound:
         """The bound of the space, held against all plans that were simulated."""
         bound = self.bounds.get(space, LowerBound(why="none was looked for"))
-        simulated = self.incumbents.under_all_schedules()
+        simulated = (best, *self.incumbents.under_all_schedules())
         return held(bound, self.request, simulated, space)
 
     def _propose(self) -> None:

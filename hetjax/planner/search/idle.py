@@ -73,9 +73,12 @@ def try_idle(search: Search, objective: Objective) -> None:
 
 
 def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:
-    """Return what is known of all that the plan does without."""
+    """Return what is known of all that the plan does without.
+
+    How much worse others are, is judged under the schedule of the search (`whole`).
+    """
     request, objective, plans = found.request, found.objective, list(simulated)
-    ours = score(found.best, request.cluster, objective)
+    ours = score(found.whole, request.cluster, objective)
     result = []
     for kind, devices in _idle_by_class(request, found.best.plan).items():
         instead = _best_using(request, objective, plans, found.best.plan, kind)
@@ -90,10 +93,10 @@ def without_kinds(found: Found, simulated: Iterable[Predicted]) -> tuple[Without
     """Return what is known of plans without one of the classes that the best one uses.
 
     Plans that do not promise to come near are not simulated, so of many there is
-    nothing to say.
+    nothing to say. Judged as in `why_idle`.
     """
     request, objective, plans = found.request, found.objective, list(simulated)
-    ours = score(found.best, request.cluster, objective)
+    ours = score(found.whole, request.cluster, objective)
     result = []
     for kind in _used_by_class(request, found.best.plan):
         instead = _best(

@@ -8,10 +8,13 @@ import pytest
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.search import find
-from hetjax.planner.search.find import find_plan, usual_search_s
+from hetjax.planner.search.find import Search, find_plan, usual_search_s
+from hetjax.planner.search.incumbents import Incumbent
 from hetjax.plans.validation import validate_plan
+from hetjax.schedule.bound import LowerBound
 from tests.planner.whole_space import (
     fastest_s,
     random_request,
@@ -133,3 +136,18 @@ def test_a_search_for_a_very_deep_model_says_so_and_ends():
     deep = replace(request, model=small_model(999))
     assert usual_search_s(deep, heard.append) == find._DEEP_SEARCH_S <= 60
     assert heard == ["1,001 layers: the best plan of the first 30 s counts"]
+
+
+def test_a_plan_to_move_to_has_the_bound_of_its_own_space_or_none() -> None:
+    request, wished = two_kinds(), Objective()
+    search = Search(request, [wished])
+    search.propose()
+    best = search.found_by(wished).whole
+    split = evaluate_plan(request, best.plan, "zero-bubble")
+    search.bounds = {"whole": LowerBound(step_s=1e-9)}
+    moved = search.found_by(wished, Incumbent(predicted=split, source="a test"))
+    assert moved.space == "split"
+    assert moved.lower_bound_s is moved.gap is moved.whole_gap is None
+    search.bounds["split"] = LowerBound(step_s=split.simulation.step_time_s / 2)
+    moved = search.found_by(wished, Incumbent(predicted=split, source="a test"))
+    assert moved.gap == pytest.approx(1.0)

@@ -2,17 +2,19 @@
 """Devices that are not worth using: the evidence, against every plan with them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from hetjax.cluster.cluster import part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.find import Search
+from hetjax.planner.search.find import Search, find_plan
 from hetjax.planner.search.idle import try_idle, why_idle, without_kinds
 from hetjax.plans.plan import Plan
-from tests.planner.whole_space import all_plans, random_request
+from tests.planner.whole_space import all_plans, random_request, two_kinds
 from tests.short_runs import draws
 
 
@@ -85,3 +87,19 @@ def test_where_all_is_in_use_there_is_nothing_to_show() -> None:
     search.propose()
     try_idle(search, Objective())
     assert why_idle(search.found()[0], search.incumbents.simulated()) == ()
+
+
+def test_idle_devices_are_those_of_the_plan_that_is_shown() -> None:
+    """And not of the best one under h1f1b, where that is another."""
+    request = two_kinds()
+    found = find_plan(request, local_search_s=0.0)
+    alone = replace(request, cluster=part_of(request.cluster, ["fast"]))
+    best = find_plan(alone, local_search_s=0.0).best
+    shown = replace(found, best=best)
+    with_all = evaluate_plan(
+        request,
+        next(plan for plan in all_plans(request) if plan.nodes == {"fast", "slow"}),
+    )
+    (idle,) = why_idle(replace(shown, whole=with_all), [with_all])
+    assert set(idle.devices) == {"slow"}
+    assert idle.instead is with_all and idle.worse == 0.0
