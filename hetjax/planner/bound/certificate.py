@@ -13,6 +13,7 @@ from typing import Literal
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
+from hetjax.planner.bound.cut_bound import bound_by_cuts
 from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.planner.model.split_terms import split_bound_problem
 from hetjax.planner.model.terms import bound_problem
@@ -113,12 +114,13 @@ def proved(
 
     NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.
     """
-    p, early_s = bound_problem(request, request.degrees), 0.0
+    p, early_s, parts = bound_problem(request, request.degrees), 0.0, 1
     if space == "split":
-        p, early_s = split_bound_problem(request, request.degrees)
+        p, early_s, parts = split_bound_problem(request, request.degrees)
     large = request.cluster.num_devices > _LARGE
     bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s + early_s)
-    return LowerBound(step_s=max(bound.step_s - early_s, 0.0))
+    found_s = bound_by_cuts(request, p, bound, parts=parts)
+    return LowerBound(step_s=max(found_s - early_s, 0.0))
 
 
 def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:

@@ -21,10 +21,15 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.completion import least_work
 from hetjax.planner.bound.feasibility import fits
 from hetjax.planner.bound.pricing import solve_pricing
-from hetjax.planner.bound.restricted_master import STRICT, reaches, stabilised_duals
+from hetjax.planner.bound.restricted_master import (
+    STRICT,
+    reaches,
+    solve_restricted_master,
+    stabilised_duals,
+)
 from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.problem import Floats, Problem
-from hetjax.planner.model.templates import Column, Form
+from hetjax.planner.model.templates import Column, Form, column
 
 _MAX_ROUNDS = 300
 _NUM_BISECTIONS = 3
@@ -122,6 +127,31 @@ def lower_bound(
     return _close_gap(p, form, found, effort)
 
 
+def seen_in(p: Problem, bound: Bound) -> Bound:
+    """Return a bound as what was seen before of the same problem with one more limit.
+
+    NoFeasiblePlan if no pipelines do the global batch within it. TimeUp.
+    """
+    columns = tuple(column(p, c.template, "prefix") for c in bound.columns)
+    duals_R = np.append(bound.duals_R, 0.0)
+    found = replace(bound, columns=columns, duals_R=duals_R)
+    found = replace(found, heuristic_bound_s=found.step_s, relaxed_s=np.inf)
+    found = _first_feasible(p, "prefix", found, 0.0)
+    return replace(found, duals_R=_with_paid(p, found))
+
+
+def _with_paid(p: Problem, found: Bound) -> Floats:
+    """The duals halfway to what the columns pay: any price of the limit on work would
+    prove something, and none is known yet."""
+    step_s, devices = found.relaxed_s * (1 - _PRECISION), len(p.room_R)
+    paid_R = solve_restricted_master(p, found.columns, step_s).duals_R
+    usual_R, room_R = found.duals_R, p.room_at(step_s)
+    if not paid_R.any():  # none of the columns does anything in the time
+        return usual_R
+    usual_R = usual_R * float(paid_R @ room_R) / float(usual_R @ room_R)
+    return np.append((usual_R + paid_R)[:devices] / 2, paid_R[devices:])
+
+
 def heuristic_bound(p: Problem, form: Form, below_s: float = np.inf) -> Bound | None:
     """Return about the least step time of fractions of heuristically priced columns.
 
@@ -163,12 +193,14 @@ def compute_bound_s(p: Problem) -> float:
     """
     duals_R = _rates(p)
     work_B = least_work(p, duals_R) / np.array(p.microbatch_sizes)
-    return p.global_batch * float(work_B.min()) / float(duals_R @ p.room_R)
+    devices = float(duals_R[: len(p.room_R)] @ p.room_R)
+    return p.global_batch * float(work_B.min()) / devices
 
 
 def _rates(p: Problem) -> Floats:
-    """Prices of devices by what they compute."""
-    return np.concatenate([p.rates_C, np.zeros(len(p.fragments))])
+    """Prices of devices by what they compute; all else is free."""
+    free = len(p.fragments) + (p.work_limit is not None)
+    return np.concatenate([p.rates_C, np.zeros(free)])
 
 
 def _initial(p: Problem) -> Bound:
@@ -183,7 +215,7 @@ def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> B
     NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
     found with a great deal of work.
     """
-    step_s = compute_bound_s(p)
+    step_s = max(compute_bound_s(p), found.step_s)
     longest_s = max(_LONGEST * step_s, longest_s)
     while not reaches(p, found.columns, step_s):
         decisive = step_s > longest_s
@@ -261,7 +293,7 @@ def _price_at(
     """Price at duals that the known columns do not contradict."""
     check_deadline()
     duals_R = stabilised_duals(p, found.columns, step_s, found.duals_R)
-    threshold = p.global_batch / float(duals_R @ p.room_R)
+    threshold = p.global_batch / float(duals_R @ p.room_at(step_s))
     priced = solve_pricing(p, form, step_s, duals_R, threshold, most_labels=most_labels)
     found = replace(found, num_labels=found.num_labels + priced.num_labels)
     columns = tuple({c.template: c for c in (*found.columns, *priced.columns)}.values())

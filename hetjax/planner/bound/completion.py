@@ -30,7 +30,8 @@ class Slack:
     least, `each_s_BSV` (inf: out of memory), and `more_s_BSV`, what the stage adds
     besides to the time of the pipeline: the hop to it, or what comes after the pipeline
     because it is the first, and its share in what comes after because of the worst
-    stage. `num_holding_BFV` options hold F + 1 microbatches.
+    stage. `num_holding_BFV` options hold F + 1 microbatches. `weight_BSV` is what a
+    sequence takes of the limit on work, if there is one.
     """
 
     step_s: float
@@ -41,6 +42,7 @@ class Slack:
     each_s_BSV: Floats
     more_s_BSV: Floats
     num_holding_BFV: Ints
+    weight_BSV: Floats | None
 
     @property
     def most_B(self) -> Ints:
@@ -67,6 +69,10 @@ def slack_at(p: Problem, form: Form, step_s: float) -> Slack:
         return np.take_along_axis(values_BOV, option_BSV, axis=1)
 
     each_s_BOV = np.where(held_BOV > 0, _each_s(p, start_V, end_V), np.inf)
+    weight_BSV = None
+    if p.work_limit is not None:
+        weight_OV = p.work_limit.weight_OU[:, row_V]
+        weight_BSV = ranked(np.broadcast_to(weight_OV, each_s_BOV.shape))
     holds_BFSV = ranked(held_BOV.astype(float))[:, None] >= held_F[:, None, None]
     return Slack(
         step_s=step_s,
@@ -77,6 +83,7 @@ def slack_at(p: Problem, form: Form, step_s: float) -> Slack:
         each_s_BSV=ranked(each_s_BOV),
         more_s_BSV=ranked(_more_s(p, start_V, end_V)),
         num_holding_BFV=holds_BFSV.sum(axis=2),
+        weight_BSV=weight_BSV,
     )
 
 
@@ -150,7 +157,7 @@ def least_work(p: Problem, duals_R: Floats) -> Floats:
 
     inf at a size at which some layer fits nowhere.
     """
-    cost_O1 = (p.taken_OR @ duals_R)[:, None]
+    cost_O1 = (p.taken_OR @ duals_R[: len(p.room_R)])[:, None]
     fits_BOL = np.isfinite(p.layer_s_BOL)
     work_BOL = np.where(fits_BOL, p.layer_s_BOL, 0.0) * cost_O1
     return np.where(fits_BOL, work_BOL, np.inf).min(axis=1).sum(axis=1)
@@ -161,13 +168,15 @@ class CompletionQueries:
     """What is asked of the layers before a stage.
 
     The least cost of `lo` microbatches at a size where no stage takes more than
-    `most_s` for each, and a second of getting through costs `per_s` more.
+    `most_s` for each, and a second of getting through costs `per_s` more, as does
+    `per_weight` what they take of the limit on work.
     """
 
     b_X: Ints
     lo_X: Ints
     most_s_X: Floats
     per_s_X: Floats
+    per_weight_X: Floats
 
     def take(self, rows: Ints) -> "CompletionQueries":
         return CompletionQueries(
@@ -244,6 +253,9 @@ def _stage_cost(
     )
     stage_XSV = asked.per_s_X[:, None, None] * through_s_SV
     stage_XSV += cost_O[slack.option_BSV[b][:, places]]
+    if slack.weight_BSV is not None:
+        weight_SV = slack.weight_BSV[b][:, places]
+        stage_XSV += asked.per_weight_X[:, None, None] * weight_SV
     stage_XSV[each_s_SV > most_s_XSV] = np.inf
     num_holding_FV = slack.num_holding_BFV[b, :most][:, places]
     if most == 1:

@@ -7,8 +7,7 @@ stages of one, with the kind of stage before them already chosen; dominated labe
 dropped. Time is counted for the lowest microbatch count of a label's interval,
 sequences for the highest: no pipeline that reaches the threshold is dropped, unless
 only some labels may be kept. Does not own intervals (`labels.py`), completion bounds
-(`completion.py`), dominance (`labels.py`), nor what is made of what is found
-(`pricing.py`).
+(`completion.py`), dominance (`labels.py`), nor what comes of it (`pricing.py`).
 """
 
 from collections.abc import Sequence
@@ -58,8 +57,19 @@ class PricingProgram:
 
     @cached_property
     def cost_M(self) -> Floats:
-        """What a stage on each mesh costs."""
-        return self.p.taken_OR[self.p.meshes.first_M] @ self.duals_R
+        """What the devices of a stage on each mesh cost."""
+        return self.cost_O[self.p.meshes.first_M]
+
+    @cached_property
+    def cost_O(self) -> Floats:
+        """The same by option."""
+        return self.p.taken_OR @ self.duals_R[: len(self.p.room_R)]
+
+    @cached_property
+    def per_weight_N(self) -> Floats:
+        """What the work of `lo` microbatches costs, by its share of a model's."""
+        sizes_N = np.array(self.p.microbatch_sizes, dtype=np.float64)[self.b_N]
+        return self.duals_R[len(self.p.room_R) :].sum() * self.lo_N * sizes_N
 
     @cached_property
     def b_N(self) -> Ints:
@@ -128,8 +138,9 @@ class PricingProgram:
             lo_X=np.repeat(self.lo_N, num_trades),
             most_s_X=np.repeat(self.most_s_N, num_trades),
             per_s_X=self.per_s_NQ.reshape(-1),
+            per_weight_X=np.repeat(self.per_weight_N, num_trades),
         )
-        rest_XJF = least_cost(self.slack, self.p.taken_OR @ self.duals_R, asked)
+        rest_XJF = least_cost(self.slack, self.cost_O, asked)
         return rest_XJF.reshape(len(self.intervals), num_trades, *rest_XJF.shape[1:])
 
 
@@ -242,12 +253,20 @@ def _staged(
         start=np.full(len(old), start),
         fill_s=old.fill_s + stage_s,
         after_s_XA=_after(s, old, m, held[able], start),
-        cost=old.cost + s.cost_M[m],
+        cost=old.cost + s.cost_M[m] + _work_cost(s, old, o, start),
         used_XR=old.used_XR + p.taken_OR[o][:, p.scarce],
         parent=pool_rows[rows],
     )
     fits = np.all(labels.used_XR <= p.room_R[p.scarce], axis=1)
     return labels.take(fits), stage_s[fits]
+
+
+def _work_cost(s: PricingProgram, old: Labels, o: Ints, start: int) -> Floats | float:
+    """What a stage more costs by the limit on work."""
+    if s.p.work_limit is None:
+        return 0.0
+    weight = s.p.work_limit.weight_OU[o, s.p.range_IJ[start, old.start]]
+    return s.per_weight_N[old.interval] * weight
 
 
 def _after(s: PricingProgram, old: Labels, m: Ints, held: Ints, start: int) -> Floats:

@@ -6,7 +6,7 @@ Owns its linear programs at a fixed step time, which all share these letters (as
 
     x_N         copies of each column                             (variable, >= 0)
     sequences_N what a copy does within the step time, at most the global batch G
-    taken_NR    what a copy takes of each limit R on devices
+    taken_NR    what a copy takes of each limit R, on devices and on work
     room_R      what there is of each limit
     duals_R     prices of one more of each limit
 
@@ -69,13 +69,15 @@ def solve_restricted_master(
     maximize    sequences_N @ x_N
     subject to  taken_NR.T @ x_N <= room_R      (duals_R)
     """
+    room_R = p.room_at(step_s)
     if not columns:
-        return MasterSolution(sequences=0.0, is_enough=False, duals_R=0 * p.room_R)
+        return MasterSolution(sequences=0.0, is_enough=False, duals_R=0 * room_R)
+    sequences_N = most_sequences(p, columns, step_s)
     found = _solved(
-        _master(*_size(p, columns)),
-        sequences_N=most_sequences(p, columns, step_s),
-        taken_NR=_taken_NR(p, columns),
-        room_R=p.room_R,
+        _master(_size(columns), len(room_R)),
+        sequences_N=sequences_N,
+        taken_NR=_taken_NR(p, columns, sequences_N),
+        room_R=room_R,
     )
     assert found is not None
     return MasterSolution(
@@ -108,18 +110,19 @@ def min_cost_master(
     subject to  taken_NR.T @ x_N <= room_R      (what others would save)
                 sequences_N @ x_N >= G          (what a sequence costs)
     """
-    taken_NR = _taken_NR(p, columns)
+    sequences_N = most_sequences(p, columns, step_s)
+    taken_NR, room_R = _taken_NR(p, columns, sequences_N), p.room_at(step_s)
     found = _solved(
-        _min_cost(*_size(p, columns)),
+        _min_cost(_size(columns), len(room_R)),
         cost_N=taken_NR @ cost_R,
-        sequences_N=most_sequences(p, columns, step_s),
+        sequences_N=sequences_N,
         taken_NR=taken_NR,
-        room_R=p.room_R,
+        room_R=room_R,
         batch=p.global_batch * (1 - 2 * STRICT),
     )
     assert found is not None
-    room_R, batch = found.duals
-    return MinCost(duals_R=cost_R + room_R, threshold=1 / float(batch))
+    saved_R, batch = found.duals
+    return MinCost(duals_R=cost_R + saved_R, threshold=1 / float(batch))
 
 
 def stabilised_duals(
@@ -136,16 +139,17 @@ def stabilised_duals(
                     room_R @ duals_R == 1
                     duals_R >= a small part of centre_R, if there is room for it
     """
-    centre_R = centre_R / float(centre_R @ p.room_R)
-    needed_N = most_sequences(p, columns, step_s) / p.global_batch * (1 + STRICT)
+    room_R, sequences_N = p.room_at(step_s), most_sequences(p, columns, step_s)
+    centre_R = centre_R / float(centre_R @ room_R)
+    needed_N = sequences_N / p.global_batch * (1 + STRICT)
     shares_R = np.divide(1, centre_R, out=np.zeros_like(centre_R), where=centre_R > 0)
     least_R = _LEAST_PRICE * centre_R
     for floor_R in (least_R, 0 * least_R):
         found = _solved(
-            _duals(*_size(p, columns)),
-            taken_NR=_taken_NR(p, columns),
+            _duals(_size(columns), len(room_R)),
+            taken_NR=_taken_NR(p, columns, sequences_N),
             needed_N=needed_N,
-            room_R=p.room_R,
+            room_R=room_R,
             per_centre_R=shares_R,
             floor_R=floor_R,
         )
@@ -221,13 +225,17 @@ def _parameter(name: str, *shape: int) -> cp.Parameter:
     return cp.Parameter(shape, name=name, nonneg=True)
 
 
-def _size(p: Problem, columns: Sequence[Column]) -> tuple[int, int]:
-    """Columns, a power of two so that few sizes are compiled, and limits."""
-    num = max(1 << (len(columns) - 1).bit_length() if columns else 0, _LEAST_COLUMNS)
-    return num, len(p.room_R)
+def _size(columns: Sequence[Column]) -> int:
+    """Columns of a program: a power of two, so that few sizes are compiled."""
+    num = 1 << (len(columns) - 1).bit_length() if columns else 0
+    return max(num, _LEAST_COLUMNS)
 
 
-def _taken_NR(p: Problem, columns: Sequence[Column]) -> Floats:
-    """What a copy of each takes of each limit."""
+def _taken_NR(p: Problem, columns: Sequence[Column], sequences_N: Ints) -> Floats:
+    """What a copy of each takes of each limit; of the one on work by its sequences."""
     taken_NR = np.array([c.taken for c in columns], dtype=np.float64)
-    return taken_NR.reshape(len(columns), len(p.room_R))
+    taken_NR = taken_NR.reshape(len(columns), len(p.room_R))
+    if p.work_limit is None:
+        return taken_NR
+    weight_N = np.array([c.weight for c in columns], dtype=np.float64)
+    return np.column_stack([taken_NR, weight_N * sequences_N])

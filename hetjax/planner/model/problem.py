@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.planner.model.meshes import Meshes, fragment_limits, merged
+from hetjax.planner.model.network_cuts import WorkLimit
 from hetjax.plans.plan import Offload, Remat
 
 Floats = NDArray[np.float64]
@@ -120,7 +121,7 @@ class Problem:
     the first stage, or the largest of what `drain_s_BOU` of the earlier stages does not
     hide, as `exposed` says for each. No pipeline has a launch-ahead, and
     so a number of stages, above `max_launch_ahead`. With `one_replica` every pipeline
-    does the whole global batch.
+    does the whole global batch. `work_limit` is one more limit, if there is one.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -144,6 +145,7 @@ class Problem:
     long_from: int
     max_launch_ahead: int
     one_replica: bool = False
+    work_limit: WorkLimit | None = None
 
     @property
     def num_layers(self) -> int:
@@ -179,6 +181,12 @@ class Problem:
     def room_R(self) -> Floats:
         """What there is of every limit."""
         return np.array([*self.devices_C, *(room for _, _, room in self.fragments)])
+
+    def room_at(self, step_s: float) -> Floats:
+        """What there is of every limit in a step, the one on work last."""
+        if self.work_limit is None:
+            return self.room_R
+        return np.append(self.room_R, self.work_limit.most_sequences(step_s))
 
     @cached_property
     def taken_OR(self) -> Floats:

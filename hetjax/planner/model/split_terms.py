@@ -37,17 +37,16 @@ _MOST_PARTS = 8  # K: more parts make pricing slower
 
 def split_bound_problem(
     request: PlanRequest, degrees: Sequence[int]
-) -> tuple[Problem, float]:
-    """Return the problem, and the seconds by which plans may be faster than its bound.
-
-    Its microbatches are parts of real ones, and its batch is as many times larger.
+) -> tuple[Problem, float, int]:
+    """Return the problem, the seconds by which plans may be faster than its bound, and
+    K: its microbatches are such parts of real ones, and its batch K times larger.
     """
     forward_s_BOK, split_s_BOK, kinds = forward_and_split_s_BOK(request, degrees)
     parts = _parts(forward_s_BOK, split_s_BOK)
     lacking_s_BOK = np.nan_to_num(split_s_BOK / parts - forward_s_BOK)
     lacking_s_K = lacking_s_BOK.max(axis=(0, 1), initial=0.0)
     p = bound_problem(request, degrees, busy_s_BOK=split_s_BOK, parts=parts)
-    return p, float(lacking_s_K[list(kinds)].sum())
+    return p, float(lacking_s_K[list(kinds)].sum()), parts
 
 
 def _parts(forward_s_BOK: Floats, split_s_BOK: Floats) -> int:

@@ -52,7 +52,7 @@ class Column:
     `sum_s` of `after_s` is the gradient sum, for whose end all pipelines wait (0 where
     each has its own). `serves_hops` is whether memory also holds the launch-ahead that
     slow hops ask for, without which the closed form is too optimistic; the prefix form
-    does not need it.
+    does not need it. `weight` is what a sequence takes of the limit on work.
     """
 
     template: Template
@@ -62,6 +62,7 @@ class Column:
     taken: tuple[int, ...]
     memory_microbatches: int
     serves_hops: bool
+    weight: float = 0.0
 
     def time_s(self, num_microbatches: int) -> float:
         """Return the seconds of so many microbatches, by the form."""
@@ -92,6 +93,7 @@ def column(p: Problem, template: Template, form: Form) -> Column:
         memory_microbatches=_memory_microbatches(p, template, least),
         serves_hops=form == "prefix"
         or _memory_microbatches(p, template, served) == UNLIMITED,
+        weight=_weight(p, template),
     )
 
 
@@ -162,6 +164,15 @@ def shown_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
             hidden_s_XS = before_s_XS if exposed == "drained" else 0.0
             shown_s_AX.append((after_s_XS - hidden_s_XS).max(axis=-1))
     return np.stack(shown_s_AX)
+
+
+def _weight(p: Problem, template: Template) -> float:
+    if p.work_limit is None:
+        return 0.0
+    weight_OU = p.work_limit.weight_OU
+    return float(
+        sum(weight_OU[s.option, p.range_IJ[s.layers]] for s in template.stages)
+    )
 
 
 def _memory_microbatches(p: Problem, template: Template, aheads: Sequence[int]) -> int:

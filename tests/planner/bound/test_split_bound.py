@@ -75,8 +75,7 @@ def contradictions(seed: int, num_plans: int = NUM_PLANS) -> Iterator[str]:
     proof = proof_of(request)
     if proof.bound is None:
         return
-    p, early_s = split_terms.split_bound_problem(request, request.degrees)
-    parts = p.global_batch // request.global_batch
+    p, early_s, parts = split_terms.split_bound_problem(request, request.degrees)
     step_s = proved(request, space="split").step_s
     assert step_s is not None
     for n in range(num_plans):
@@ -108,8 +107,8 @@ def test_no_plan_contradicts_the_bound_of_split_backward_passes(seed: int) -> No
 def test_split_backward_passes_beat_the_bound_of_whole_ones() -> None:
     """So the bound of whole ones is none of theirs."""
 
-    def of_whole_ones(*given) -> tuple[Problem, float]:
-        return bound_problem(*given), 0.0
+    def of_whole_ones(*given) -> tuple[Problem, float, int]:
+        return bound_problem(*given), 0.0, 1
 
     assert found_with(of_whole_ones)
 
@@ -122,7 +121,7 @@ def test_what_layers_of_little_forward_lack_is_taken_off() -> None:
     plan = plan_of(request, [replica_of(1, 1, seats, [(0, 1), (1, 3)])])
     with without_memory():
         found = evaluate_plan(request, plan, "zero-bubble")
-    p, early_s = split_terms.split_bound_problem(request, request.degrees)
+    p, early_s, _ = split_terms.split_bound_problem(request, request.degrees)
     proof = Proof(request=request, problem=p, bound=None)
     time_s = column(p, template_of(proof, found.plan, 0), "prefix").time_s(
         p.global_batch
@@ -179,7 +178,7 @@ def slow_weights() -> PlanRequest:
     )
 
 
-def found_with(fault: Callable[..., tuple[Problem, float]]) -> bool:
+def found_with(fault: Callable[..., tuple[Problem, float, int]]) -> bool:
     """Whether some plan contradicts a bound by these costs."""
     places = split_terms, certificate
     with ExitStack() as stack:

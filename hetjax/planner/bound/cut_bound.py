@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lower bounds on the step time that count what crosses a cut of the network.
+
+Owns how a bound gets better by a cut: the least of what plans take whose sequences all
+cross it, and of those that have either side for a home (`model/network_cuts.py`). Does
+not own the proof at a step time (`column_generation.py`).
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.column_generation import Bound, lower_bound, seen_in
+from hetjax.planner.model.deadline import TimeUp
+from hetjax.planner.model.network_cuts import Cut, WorkLimit, cuts_of, trained_elements
+from hetjax.planner.model.problem import Floats, Problem, merged_ranges
+from hetjax.planner.model.request import PlanRequest
+
+_MOST_CUTS = 2  # of those that take long to cross
+_WORTH = 1.01  # times the bound so far: what a cut has to promise
+
+
+def bound_by_cuts(
+    request: PlanRequest, p: Problem, bound: Bound, *, parts: int = 1
+) -> float:
+    """Return the bound in seconds, made better by cuts of the network.
+
+    Of a problem whose microbatches are `parts` of real ones, as are its sequences.
+    """
+    best_s = bound.step_s
+    for cut in cuts_of(request)[:_MOST_CUTS]:
+        if cut.crossing_s < best_s * _WORTH:
+            break
+        least_s = cut.crossing_s
+        for home in (cut.side, frozenset(range(len(p.classes))) - cut.side):
+            if least_s > best_s:
+                limited = replace(p, work_limit=_limit(request, p, cut, home, parts))
+                least_s = min(least_s, _step_s(limited, bound))
+        best_s = max(best_s, least_s)
+    return best_s
+
+
+def _step_s(p: Problem, bound: Bound) -> float:
+    """The bound within the limit; what was proven without it where the time is up."""
+    try:
+        with suppress(TimeUp):
+            return lower_bound(p, "prefix", seen=seen_in(p, bound)).step_s
+    except NoFeasiblePlan:
+        return inf
+    return bound.step_s
+
+
+def _limit(
+    request: PlanRequest, p: Problem, cut: Cut, home: frozenset[int], parts: int
+) -> WorkLimit:
+    """What the side that is not home can do."""
+    away_O1 = np.array([[o.device_class not in home] for o in p.options])
+    return WorkLimit(
+        weight_OU=away_O1 * _share_U(request, p),
+        most_sequences=lambda step_s: parts * cut.most_sequences(step_s),
+    )
+
+
+def _share_U(request: PlanRequest, p: Problem) -> Floats:
+    """The share of a model's trained elements in every range of layers."""
+    elements_L = trained_elements(request.model)
+    kinds = tuple(int(kind) for kind in p.kind_J[1:])
+    _, counts_KU = merged_ranges(kinds)
+    firsts = [kinds.index(kind) for kind in range(len(counts_KU))]
+    share_K = np.array([elements_L[at] / sum(elements_L) for at in firsts])
+    return share_K @ counts_KU
