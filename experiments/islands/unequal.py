@@ -46,7 +46,7 @@ from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import compared
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.find import LOCAL_WORK, find_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import perfetto
@@ -150,7 +150,7 @@ def request_of(
 
 
 def layouts(
-    request: PlanRequest, names: Sequence[str], budget_s: float
+    request: PlanRequest, names: Sequence[str], local_work: float
 ) -> dict[str, Predicted]:
     """Predicted layouts by name."""
     baselines = [name for name in names if name in ("megatron", "whale")]
@@ -160,7 +160,7 @@ def layouts(
         if not isinstance(predicted, NoFeasiblePlan)
     }
     if "planned" in names:
-        found["planned"] = find_plan(request, local_search_s=budget_s).best
+        found["planned"] = find_plan(request, local_work=local_work).best
     every = [node.name for node in request.cluster.nodes]
     size = max(request.microbatch_sizes)
     batches = request.global_batch // size
@@ -241,7 +241,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         profile = profiled(testbed, cluster, given.model, given.sizes, folder)
         batch = given.global_batch
         request = request_of(given.model, cluster, profile, batch, given.sizes)
-        found = layouts(request, given.layouts, given.budget_s)
+        found = layouts(request, given.layouts, given.local_work)
         alone = {} if given.no_alone else _alone(request)
 
         def start(name: str, plan: Plan, stack: ExitStack) -> Running:
@@ -367,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
-    parser.add_argument("--budget-s", type=float, default=5.0)
+    parser.add_argument("--local-work", type=float, default=LOCAL_WORK)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="of a round")
     parser.add_argument("--traces", type=Path, help="folder for a step of each layout")

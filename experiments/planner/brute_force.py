@@ -20,7 +20,7 @@ from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import all_plans, fastest_s, random_request
 
 ROUNDING = 1e-9
-LOCAL_SEARCH_S = 2.0
+_LOCAL_WORK = 10_000
 
 
 def compare(seed: int) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def compare(seed: int) -> dict[str, Any]:
     optimum_s = fastest_s(request)
     start_s = time.perf_counter()
     try:
-        found = find_plan(request, local_search_s=LOCAL_SEARCH_S)
+        found = find_plan(request, local_work=_LOCAL_WORK)
     except NoFeasiblePlan:
         return {"seed": seed, "feasible": False, "agrees": math.isinf(optimum_s)}
     step_time_s = found.best.simulation.step_time_s

@@ -58,7 +58,7 @@ def request_of(nodes: dict[str, int], global_batch: int) -> PlanRequest:
 
 def planned(num_kinds: int) -> dict[str, Any]:
     request = request_of(KINDS[num_kinds], GLOBAL_BATCH)
-    found = find_plan(request, local_search_s=0.0)
+    found = find_plan(request, local_work=0)
     return {
         "num_kinds": num_kinds,
         "num_gpus": request.cluster.num_devices,
@@ -74,7 +74,7 @@ def planned(num_kinds: int) -> dict[str, Any]:
 def replanned() -> list[dict[str, Any]]:
     """Lose each kind's first node in turn; tables were built by the plan before."""
     request = request_of(_SMALL, _SMALL_BATCH)
-    current = find_plan(request, local_search_s=0.0).best
+    current = find_plan(request, local_work=0).best
     rows = []
     for device in _SMALL:
         lost = f"{device.lower()}-0"

@@ -22,7 +22,7 @@ from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.find import LOCAL_WORK, find_plan
 
 EMULATED_V100 = Node(
     name="v100-0",
@@ -53,7 +53,7 @@ def cluster(num_a100_nodes: int, gbit_per_s: float) -> Cluster:
 
 
 def row(
-    model: str, num_a100_nodes: int, gbit_per_s: float, batch: int, budget_s: float
+    model: str, num_a100_nodes: int, gbit_per_s: float, batch: int, local_work: float
 ):
     request = PlanRequest(
         model=model_preset(model),
@@ -65,7 +65,7 @@ def row(
         name: None if isinstance(found, NoFeasiblePlan) else found
         for name, found in compared(request, tuple(BASELINES)).items()
     }
-    found = find_plan(request, local_search_s=budget_s)
+    found = find_plan(request, local_work=local_work)
     step_time_s = found.best.simulation.step_time_s
     plain_s = evaluate_plan(request, found.best.plan, "1f1b").simulation.step_time_s
     steps_s = {n: p and p.simulation.step_time_s for n, p in others.items()}
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--links", nargs="+", type=float, default=[5.0, 2.0])
     parser.add_argument("--a100-nodes", type=int, default=4)
     parser.add_argument("--global-batch", type=int, default=256)
-    parser.add_argument("--budget-s", type=float, default=10.0)
+    parser.add_argument("--local-work", type=float, default=LOCAL_WORK)
     arguments = parser.parse_args()
     rows = []
     for model in arguments.models:
@@ -110,7 +110,7 @@ def main() -> None:
                     arguments.a100_nodes,
                     link,
                     arguments.global_batch,
-                    arguments.budget_s,
+                    arguments.local_work,
                 )
             )
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -49,7 +49,6 @@ HOSTS = (
 )
 MODEL, GLOBAL_BATCH, SIZES = "gpt-8x256", 64, (2, 4)
 OURS, EVEN = "hetjax", "even split"
-_SEARCH_S = 5.0
 _COLOURS = {True: "#0072b2", False: "#c8c8c8"}  # ours, others
 
 
@@ -66,7 +65,7 @@ def contestants(request: PlanRequest) -> dict[str, Predicted]:
 
 
 def _planned(request: PlanRequest) -> Predicted:
-    return find_plan(request, local_search_s=_SEARCH_S).best
+    return find_plan(request).best
 
 
 def _even(request: PlanRequest) -> Predicted:

@@ -8,6 +8,7 @@ makes. Does not own what they mean together (`planning.py`, `plan_objective.py`)
 from dataclasses import dataclass, field
 from typing import get_args
 
+from hetjax.costs.network.wire_bytes import GradientWire
 from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.attention import Attention
@@ -71,8 +72,10 @@ class PlanConfig:
     """Show what one more node of each kind brings, and what one fewer costs."""
     search_s: float | None = None
     """Seconds for all that is asked; then the best plan so far counts. None: until
-    there is nothing more to try, but 5 s for local search. Ctrl-C ends the search at
-    any time, with the best so far."""
+    there is nothing more to try, but so much local search as takes about 5 s. Ctrl-C
+    ends the search at any time, with the best so far."""
+    gradient_wire: GradientWire = "float32"
+    """Precision of gradients between workers, as of train."""
     horizon_s: float = 3600.0
     """With --from: the time within which a move has to pay off."""
     train: TrainConfig = field(default_factory=TrainConfig)

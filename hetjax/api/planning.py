@@ -7,6 +7,7 @@ from, how a search ends early, and that it shows how it goes. Does not own the c
 (`planner/search/comparison.py`) nor what is shown (`report/found.py`).
 """
 
+import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.planner.search.comparison import Questions, planned
-from hetjax.planner.search.find import LOCAL_SEARCH_S, usual_search_s
+from hetjax.planner.search.find import LOCAL_WORK, usual_search_s
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
 from hetjax.plans.precision import Dtype
@@ -150,7 +151,7 @@ def _found(
                     questions,
                     profile_path=profile_path,
                     progress=progress,
-                    local_search_s=LOCAL_SEARCH_S if limit_s is None else limit_s,
+                    local_work=LOCAL_WORK if limit_s is None else math.inf,
                 )
             except TimeUp:
                 if limit.is_stopped:
@@ -263,6 +264,7 @@ def _request(
         offloads=OFFLOADS[config.offload],
         unequal_tensor=config.unequal_tensor,
         usd_per_kwh=config.usd_per_kwh,
+        gradient_wire=config.gradient_wire,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, read_compiled
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
+from hetjax.costs.network.wire_bytes import GradientWire
 from hetjax.costs.plan_costs import device_kinds, usd_per_hour
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
@@ -76,6 +77,7 @@ def simulate_plan(
     dtype: Dtype | None = None,
     attention: Attention | None = None,
     schedule: str | None = None,
+    gradient_wire: GradientWire = "float32",
     train: TrainConfig = WHOLE,
     lora: LoraConfig = WITHOUT_ADAPTERS,
     quiet: bool = False,
@@ -89,8 +91,8 @@ def simulate_plan(
     file `profile`, or are estimated; what the compiler said of a run's memory from the
     file `compiled`. `dtype` is the precision of computation ("best":
     what every kind of device does best) and `attention` its form, both of stages that
-    do not say theirs, `schedule` another schedule than the plan's. `train` and `lora`
-    say what of the model is trained.
+    do not say theirs, `schedule` another schedule than the plan's, `gradient_wire`
+    what workers send gradients in. `train` and `lora` say what of the model is trained.
 
     BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
     memory than there is.
@@ -124,7 +126,7 @@ def simulate_plan(
         _check_asked(asked, subject.plan)
         known = NOTHING if compiled is None else read_compiled(compiled)
         way = dtype, attention
-        return _simulated(subject, measured, path, way, schedule, known)
+        return _simulated(subject, measured, path, way, schedule, gradient_wire, known)
 
 
 def _check_asked(asked: Dtype | None, plan: Plan) -> None:
@@ -145,6 +147,7 @@ def _simulated(
     path: Path | None,
     way: tuple[Dtype, Attention | None],
     schedule: str | None,
+    gradient_wire: GradientWire,
     compiled: CompiledBytes,
 ) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster
@@ -162,6 +165,7 @@ def _simulated(
         attention=attention,
         optimizer=subject.init,
         schedule=schedule,
+        gradient_wire=gradient_wire,
         compiled=compiled,
     )
     tied = tied_holders(plan, model)

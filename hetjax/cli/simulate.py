@@ -15,6 +15,7 @@ import tyro
 
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options
+from hetjax.costs.network.wire_bytes import GradientWire
 from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan_files import write_plan
@@ -73,6 +74,8 @@ class SimulateOptions:
     attention: Attention | None = None
     """How attention is computed; best: by each kind's own kernel, if it has one. Else
     the plan's, the preset's, or best."""
+    gradient_wire: GradientWire = "float32"
+    """Precision of gradients between workers, as of train."""
     schedule: Annotated[str | None, tyro.conf.arg(help=_SCHEDULE_HELP)] = None
     trace: Path | None = None
     """Write the timeline here, to open in ui.perfetto.dev."""
@@ -116,6 +119,7 @@ def simulate(arguments: Sequence[str]) -> None:
         dtype=options.dtype,
         attention=options.attention,
         schedule=options.schedule,
+        gradient_wire=options.gradient_wire,
         train=options.train,
         lora=options.lora,
         quiet=options.json,

@@ -35,7 +35,12 @@ from hetjax.costs.measured.compiled import (
 )
 from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
 from hetjax.costs.network.routes import Place, route, trunks
-from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
+from hetjax.costs.network.wire_bytes import (
+    GradientWire,
+    Transport,
+    gradient_sum,
+    lane_share,
+)
 from hetjax.costs.precisions import stage_precisions
 from hetjax.costs.stage_memory import adam_state, hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
@@ -59,6 +64,7 @@ def costs_of(
     attention: Attention | None = None,
     optimizer: OptimizerInit = adam_state,
     transport: Transport = "sockets",
+    gradient_wire: GradientWire = "float32",
     halves: bool = True,
     compiled: CompiledBytes = NOTHING,
 ) -> Costs:
@@ -66,7 +72,8 @@ def costs_of(
 
     `dtype` and `attention` are what was asked for where stages do not say theirs
     (`plans/precision.py`, `plans/attention.py`), `transport` how the plan's workers
-    talk, `compiled` what a compiler has said of programs. Without `halves` costs are
+    talk, `gradient_wire` what they send gradients in, `compiled` what a compiler has
+    said of programs. Without `halves` costs are
     known sooner, but a plan that cuts backwards in two cannot be simulated.
     BadInput for an unknown device, an unreachable link, a profile of another model, or
     one that lacks a layer or the precision of a stage on a device that it knows.
@@ -108,7 +115,7 @@ def costs_of(
         trunks=trunks(cluster),
         routes=routes,
         message_bytes=_message_bytes(plan, model, cluster, precisions, transport),
-        reductions=_reductions(plan, model, cluster, transport),
+        reductions=_reductions(plan, model, cluster, transport, gradient_wire),
         memory=memory,
         memory_bytes={
             (r, s): node_plan_bytes(cluster.node(stage.node))
@@ -151,12 +158,16 @@ def _message_bytes(
 
 
 def _reductions(
-    plan: Plan, model: Model, cluster: Cluster, transport: Transport
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    transport: Transport,
+    wire: GradientWire,
 ) -> dict[Group, Reduction]:
     members = WorkerMap(plan, cluster.nodes)
     return {
         group: gradient_sum(
-            holders, gradient_sizes(model, group), members, cluster, transport
+            holders, gradient_sizes(model, group), members, cluster, transport, wire
         )
         for group, holders in reduce_groups(plan, tied_holders(plan, model)).items()
     }

@@ -109,6 +109,8 @@ class FoundPlan:
             "model_time_s": found.model_time_s,
             "model_bound_s": found.model_bound_s,
             "model_gap": found.model_gap,
+            "gradient_wire": planned.request.gradient_wire,
+            "bfloat16_step_time_s": planned.bfloat16_step_s,
             "source": found.source,
             "step_time_alone_s": None
             if isinstance(alone, NoFeasiblePlan)

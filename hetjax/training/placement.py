@@ -239,7 +239,7 @@ def _searched(
     try:
         request = _request(config, model, cluster)
         with deadline(usual_search_s(request, progress)):
-            found = find_plan(request, local_search_s=0.0)
+            found = find_plan(request, local_work=0)
     except TimeUp:
         raise BadInput(
             got=f"no plan yet for the {len(model.layers):,} layers of {model.name}",
@@ -278,6 +278,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         tensor_degrees=known_degrees(_SIZES, cluster, profile),
         offloads=OFFLOADS[config.offload],
+        gradient_wire=config.gradient_wire,
     )
 
 

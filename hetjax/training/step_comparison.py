@@ -46,6 +46,7 @@ def predict_step(
         attention=config.attention,
         optimizer=optimizer_init(config),
         transport="in-process" if config.launcher == EMBEDDED else config.transport,
+        gradient_wire=config.gradient_wire,
         compiled=read_run_compiled(config),
     )
     tied = tied_holders(plan, model)

@@ -30,7 +30,7 @@ FEW: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def only_quick_searches(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planning, "LOCAL_SEARCH_S", 0.0)
+    monkeypatch.setattr(planning, "LOCAL_WORK", 0)
 
 
 def found_on(*devices: str, price: float | None = None, **asked: Any) -> FoundPlan:

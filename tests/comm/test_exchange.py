@@ -11,9 +11,13 @@ import pytest
 
 from hetjax.comm.peers import Peers
 from hetjax.comm.reduction import total
-from hetjax.costs.network.wire_bytes import exchanged
+from hetjax.costs.network.wire_bytes import GradientWire, exchanged
 
 NAMES = ("a", "b", "c", "d")
+WIRES: dict[type, GradientWire] = {
+    np.float32: "float32",
+    ml_dtypes.bfloat16: "bfloat16",
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +53,10 @@ def test_the_sum_is_that_of_all_holders_and_equal_to_the_last_bit(
             for h in holders
         ]
         sums = [job.result(timeout=20) for job in jobs]
-    if wire == np.float32:
-        for a, b, num_bytes in exchanged(len(holders), size):
-            link = holders[b], size
-            sent = four[holders[a]].sent.by_link_and_kind()[link]
-            assert sent - before[holders[a]].get(link, 0) == num_bytes
+    for a, b, num_bytes in exchanged(len(holders), size, WIRES[wire]):
+        link = holders[b], size
+        sent = four[holders[a]].sent.by_link_and_kind()[link]
+        assert sent - before[holders[a]].get(link, 0) == num_bytes
     expected = np.zeros(size, np.float32)
     for holder in holders:
         expected = expected + own[holder].astype(wire).astype(np.float32)

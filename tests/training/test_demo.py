@@ -42,7 +42,7 @@ def best_s(*kinds: str) -> float:
     """The step of the best plan on the nodes of these kinds."""
     names = [node.name for node in CLUSTER.nodes if node.device in kinds]
     request = replace(REQUEST, cluster=part_of(CLUSTER, names))
-    return find_plan(request, local_search_s=0.0).best.simulation.step_time_s
+    return find_plan(request, local_work=0).best.simulation.step_time_s
 
 
 def test_tiny_has_three_kinds_as_the_catalogue_describes_them():
@@ -65,7 +65,7 @@ def test_all_of_tiny_is_at_least_1_2_times_as_fast_as_the_best_kind_alone():
 def test_tiny_trains_with_what_the_planner_finds():
     narrow = replace(REQUEST, microbatch_sizes=(4, 8), tensor_degrees=(1,))
     # the plan that comes along splits no backward pass: fewer programs to compile
-    found = find_plan(narrow, local_search_s=0.0).whole
+    found = find_plan(narrow, local_work=0).whole
     assert {stage.node for _, _, stage in found.plan.stages()} == {
         node.name for node in CLUSTER.nodes
     }

@@ -58,7 +58,7 @@ def model():
 
 @pytest.fixture(autouse=True)
 def only_quick_searches(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planning, "LOCAL_SEARCH_S", 0.0)
+    monkeypatch.setattr(planning, "LOCAL_WORK", 0)
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_two_steps_of_a_plan_that_was_found_equal_those_of_one_jit(seed: int) ->
 
 def found_plan(request: PlanRequest) -> Plan:
     try:
-        return find_plan(request, local_search_s=0.5).best.plan
+        return find_plan(request, local_work=2_500).best.plan
     except NoFeasiblePlan as error:
         raise AssertionError("a seed without a plan tests nothing") from error
 

@@ -62,7 +62,7 @@ def measure(setting: Setting) -> Iterator[Row]:
     size = setting.choose(_USUAL, _QUICK)
     cluster = cluster_of_two_kinds(setting.device)
     request = _request(cramped(cluster, size), size)
-    planned = find_plan(request, local_search_s=1.0).best
+    planned = find_plan(request, local_work=5_000).best
     with setting.scratch() as folder:
         job = Job(setting, folder, cluster, planned, size)
         with job.started("whole") as run:

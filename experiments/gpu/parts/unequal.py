@@ -75,7 +75,7 @@ class Sizes:
     global_batch: int
     microbatch_sizes: tuple[int, ...]
     steps: int
-    search_s: float
+    local_work: float
 
 
 _USUAL = Sizes(
@@ -83,10 +83,10 @@ _USUAL = Sizes(
     global_batch=128,
     microbatch_sizes=(16,),
     steps=10,
-    search_s=1.0,
+    local_work=5_000,
 )
 _QUICK = Sizes(
-    model="gpt-2x64", global_batch=4, microbatch_sizes=(1,), steps=3, search_s=0.2
+    model="gpt-2x64", global_batch=4, microbatch_sizes=(1,), steps=3, local_work=1_000
 )
 
 
@@ -289,10 +289,10 @@ def predicted_layouts(request: PlanRequest, sizes: Sizes) -> Mapping[str, Predic
     )
     larger = replace(cluster, nodes=(cluster.node(LARGER),), links=())
     return {
-        PLANNED: find_plan(request, local_search_s=sizes.search_s).best,
+        PLANNED: find_plan(request, local_work=sizes.local_work).best,
         EVEN: evaluate_plan(request, models.plan_of(request.model, replica)),
         ALONE: find_plan(
-            replace(request, cluster=larger), local_search_s=sizes.search_s
+            replace(request, cluster=larger), local_work=sizes.local_work
         ).best,
     }
 

@@ -27,7 +27,9 @@ from hetjax.plans.worker_map import WorkerMap, node_of
 
 # how workers talk to each other; "in-process" is when all nodes are in one worker
 Transport = Literal["sockets", "transfer", "in-process"]
+GradientWire = Literal["float32", "bfloat16"]  # what workers send gradients in
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32
+WIRE_BYTES: dict[GradientWire, int] = {"float32": GRADIENT_BYTES, "bfloat16": 2}
 DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/reduction.py`)
 
 
@@ -76,12 +78,14 @@ def _workers(cluster: Cluster, place: Place) -> list[str]:
     return [node.workers[device // node.devices_per_host] for device in devices]
 
 
-def exchanged(num_workers: int, num_elements: int) -> Iterator[tuple[int, int, int]]:
+def exchanged(
+    num_workers: int, num_elements: int, wire: GradientWire = "float32"
+) -> Iterator[tuple[int, int, int]]:
     """(from, to, bytes) of a sum over workers, numbered in the order of holders."""
-    all_bytes = GRADIENT_BYTES * num_elements
+    all_bytes = WIRE_BYTES[wire] * num_elements
     direct = num_workers == 2 or all_bytes <= DIRECT_BYTES
     each, more = divmod(num_elements, num_workers)
-    part_bytes = [GRADIENT_BYTES * (each + (w < more)) for w in range(num_workers)]
+    part_bytes = [WIRE_BYTES[wire] * (each + (w < more)) for w in range(num_workers)]
     for a, b in permutations(range(num_workers), 2):
         yield a, b, all_bytes if direct else part_bytes[b] + part_bytes[a]
 
@@ -92,8 +96,12 @@ def gradient_sum(
     members: WorkerMap,
     cluster: Cluster,
     transport: Transport,
+    wire: GradientWire = "float32",
 ) -> Reduction:
-    """Give the sum over these stages of a group whose arrays have so many elements."""
+    """Give the sum over these stages of a group whose arrays have so many elements.
+
+    Only what workers send each other is in the precision of the `wire`.
+    """
     stages = [members.plan.replicas[r].stages[s] for r, s in holders]
     places: list[Place] = [(stage.node, stage.devices) for stage in stages]
     num_rows = math.lcm(*(len(stage.devices) for stage in stages))
@@ -105,7 +113,7 @@ def gradient_sum(
     for having, rows in members.shares(holders, num_rows):
         workers = list(dict.fromkeys(having))
         at = [_place_of(cluster, worker) for worker in workers]
-        moves = exchanged(len(workers), len(rows) * row_size)
+        moves = exchanged(len(workers), len(rows) * row_size, wire)
         sent += [(at[a], at[b], size) for a, b, size in moves]
     found = _sum_of(cluster, sent)
     return found if sent else _on_ports(cluster, places, num_rows * row_size)

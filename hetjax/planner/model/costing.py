@@ -21,7 +21,7 @@ from hetjax.costs.measured.compiled import (
     compiled_stage,
 )
 from hetjax.costs.measured.layer_profile import Profile
-from hetjax.costs.network.wire_bytes import Transport
+from hetjax.costs.network.wire_bytes import GradientWire, Transport
 from hetjax.costs.plan_costs import costs_of, device_kinds, stage_devices
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
@@ -180,6 +180,7 @@ def checked_costs(
     optimizer: OptimizerInit,
     schedule: str | None = None,
     transport: Transport = "sockets",
+    gradient_wire: GradientWire = "float32",
     compiled: CompiledBytes = NOTHING,
 ) -> Costs:
     """Return the costs to simulate a plan with, under its schedule or another one.
@@ -197,6 +198,7 @@ def checked_costs(
         # programs written by hand may split backwards under any schedule
         halves=may_split(schedule or plan.schedule) or bool(plan.programs),
         transport=transport,
+        gradient_wire=gradient_wire,
         compiled=compiled,
     )
     check_times(costs)

@@ -7,6 +7,7 @@ not own the simulation (`schedule/`) nor which plans there are to simulate.
 
 from dataclasses import dataclass, field
 
+from hetjax.costs.costs import Costs
 from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import PlanRequest
@@ -26,20 +27,31 @@ def evaluate_plan(
     NoFeasiblePlan if it needs more memory than there is.
     """
     plan = request.said(plan)
-    costs = costs_of(
+    costs = _costs(request, plan, halves=may_split(schedule))
+    tied = tied_holders(plan, request.model)
+    plan = with_schedule(plan, schedule, costs, tied, climbs=climbs)
+    price = usd_per_hour(plan, request.cluster, request.usd_per_kwh)
+    return predict(plan, costs, tied, usd_per_hour=price)
+
+
+def as_planned(request: PlanRequest, plan: Plan) -> Predicted:
+    """Simulate a plan of a search in its own order."""
+    costs = _costs(request, plan, halves=True)
+    return predict(plan, costs, tied_holders(plan, request.model))
+
+
+def _costs(request: PlanRequest, plan: Plan, *, halves: bool) -> Costs:
+    return costs_of(
         plan,
         request.model,
         request.cluster,
         request.profile,
         dtype=request.dtype,
         optimizer=request.optimizer,
-        halves=may_split(schedule),
+        gradient_wire=request.gradient_wire,
+        halves=halves,
         compiled=request.compiled,
     )
-    tied = tied_holders(plan, request.model)
-    plan = with_schedule(plan, schedule, costs, tied, climbs=climbs)
-    price = usd_per_hour(plan, request.cluster, request.usd_per_kwh)
-    return predict(plan, costs, tied, usd_per_hour=price)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node, part_of
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.nearest import End, nearest
 from hetjax.costs.network.routes import trunks
+from hetjax.costs.network.wire_bytes import GRADIENT_BYTES, WIRE_BYTES
 from hetjax.costs.stage_memory import hidden_size
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import NodeClass, PlanRequest
@@ -59,7 +60,7 @@ def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
     """What a stage's gradient sums get of the slowest way between nodes.
 
     Its node is taken to be full of such stages, which share that way. In a cluster of
-    one node sums stay inside.
+    one node sums stay inside. Bytes count as those of float32, whatever is sent.
     """
     ways, classes = _Ways.of(request), request.classes
     between = [
@@ -68,12 +69,12 @@ def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
         for a, b in pairs
         if (way := ways.nearest(_lone(a), _lone(b))) is not None
     ]
-    rates = []
+    rates, smaller = [], GRADIENT_BYTES / WIRE_BYTES[request.gradient_wire]
     for option in options:
         nodes = classes[option.device_class]
         share = option.num_devices / nodes.devices_per_node
         inside = device_spec(nodes.nodes[0]).intra_node_gb_per_s * 1e9
-        rates.append(share * min(between) if between else inside)
+        rates.append(share * min(between) * smaller if between else inside)
     return np.array(rates)
 
 

@@ -18,6 +18,7 @@ from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.stage_memory import hidden_size, static_bytes
+from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Offload, StageMesh
@@ -29,8 +30,13 @@ def kept_bytes(
     """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
     are cut, and by its run; workspace, as of `layer_workspace_bytes`.
 
-    Residuals grow by as much with every sequence: two sizes tell them all.
+    Residuals grow by as much with every sequence: two sizes tell them all. In a stage
+    that begins with layer 0, layers before the first that is trained have no backward
+    pass, and that one has none for what comes into it.
     """
+    first = first_trained(request.model)
+    if layer < first:
+        return (0.0,) * 6
     one, two = (
         layer_facts(
             request.model,
@@ -50,7 +56,7 @@ def kept_bytes(
     )
     return (
         each,
-        min(alone, each + min(once, 0) / 2),
+        0.0 if layer == first > 0 else min(alone, each + min(once, 0) / 2),
         once,
         *layer_workspace_bytes(
             held,
@@ -60,6 +66,30 @@ def kept_bytes(
             compiler_of(node_of(request, option).device),
         ),
     )
+
+
+def first_trained(model: Model) -> int:
+    """Return the first layer of which anything is trained; 0 if nothing is."""
+    trained = (parameter_count(layer, trained=True) for layer in model.layers)
+    return next((at for at, count in enumerate(trained) if count), 0)
+
+
+def layer_kinds(request: PlanRequest) -> tuple[tuple[int, ...], list[int]]:
+    """Return the kind of every layer, by number, and the first layer of each.
+
+    Equal layers of different kinds to the profile were measured apart; those up to the
+    first that is trained may keep less than equal ones (`kept_bytes`).
+    """
+    layers, first = range(len(request.model.layers)), first_trained(request.model)
+    kinds = (
+        request.profile.layers if request.profile is not None else ("",) * len(layers)
+    )
+    each = [
+        (layer_stacks(request.model, at), kinds[at], at < first, at == first > 0)
+        for at in layers
+    ]
+    distinct = list(dict.fromkeys(each))
+    return tuple(map(distinct.index, each)), list(map(each.index, distinct))
 
 
 def static_bytes_OK(

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.measured.layer_profile import DTYPES
-from hetjax.costs.network.wire_bytes import GRADIENT_BYTES
+from hetjax.costs.network.wire_bytes import WIRE_BYTES
 from hetjax.costs.stage_memory import hidden_size
 from hetjax.models.model import Model, abstract_params, parameter_count
 from hetjax.planner.model.request import PlanRequest
@@ -96,7 +96,7 @@ def cuts_of(request: PlanRequest) -> list[Cut]:
             side=side,
             bytes_per_s=_bytes_per_s(request, side),
             message_bytes=request.seq_len * hidden_size(request.model) * min(sent),
-            gradient_bytes=GRADIENT_BYTES * elements,
+            gradient_bytes=WIRE_BYTES[request.gradient_wire] * elements,
             global_batch=request.global_batch,
         )
         for side in _sides(request)

@@ -13,6 +13,7 @@ from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.compiled import CompiledBytes
 from hetjax.costs.measured.layer_profile import Profile
+from hetjax.costs.network.wire_bytes import GradientWire
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.precisions import priced_precision
 from hetjax.costs.stage_memory import adam_state
@@ -66,7 +67,8 @@ class PlanRequest:
     over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
     every kind of device does best. `offloads` are what stages may have on their host,
     those on nodes of one. `compiled` is what a compiler has said of programs.
-    `usd_per_kwh` is what electricity costs where it counts (`cluster/prices.py`).
+    `usd_per_kwh` is what electricity costs where it counts (`cluster/prices.py`),
+    `gradient_wire` what workers send each other gradients in.
     """
 
     model: Model
@@ -86,6 +88,7 @@ class PlanRequest:
     offloads: tuple[Offload, ...] = OFFLOADS["none"]
     unequal_tensor: bool = False
     usd_per_kwh: float | None = None
+    gradient_wire: GradientWire = "float32"
 
     @cached_property
     def network(self) -> Cluster:

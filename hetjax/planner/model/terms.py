@@ -23,7 +23,6 @@ from hetjax.cluster.catalogue import canonical_name, compiler_of
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
-from hetjax.costs.layer_bytes import layer_stacks
 from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
 from hetjax.costs.stage_memory import hidden_size
 from hetjax.costs.stage_times import LayerTimes, layer_halves_s, layer_times
@@ -33,6 +32,7 @@ from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s
 from hetjax.planner.model.memory_terms import (
     activation_bytes_BO,
     kept_bytes,
+    layer_kinds,
     node_of,
     precision_of,
     static_bytes_OK,
@@ -160,7 +160,7 @@ def forward_and_split_s_BOK(
 ) -> tuple[Floats, Floats, tuple[int, ...]]:
     """Return the seconds of a forward, the least of a microbatch whose backward pass is
     whole or split, and the kind of every layer."""
-    options, (_, firsts) = options_of(request, degrees), _kinds(request)
+    options, (_, firsts) = options_of(request, degrees), layer_kinds(request)
     facts = _facts(request, options)
     whole_s_BOK = facts.drain_s_BOK
     halves_s_BOK = np.full_like(whole_s_BOK, np.inf)
@@ -243,7 +243,7 @@ class _Facts:
 
 
 def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
-    kinds, firsts = _kinds(request)
+    kinds, firsts = layer_kinds(request)
     dims = len(request.microbatch_sizes), len(options), len(firsts)
     busy, drain, update = np.full((3, *dims), np.nan)
     saved, least, once, each, workspace, spared = np.zeros((6, *dims))
@@ -308,20 +308,6 @@ def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
     """
     ways_O1 = np.array([[(1 / o.data + 1) / o.tensor] for o in options])
     return facts.static_bytes_OK + ways_O1 * facts.sync_bytes_K
-
-
-def _kinds(request: PlanRequest) -> tuple[tuple[int, ...], list[int]]:
-    """Number the layers by kind; the first layer of each.
-
-    Equal layers of different kinds to the profile were measured apart.
-    """
-    layers = range(len(request.model.layers))
-    kinds = (
-        request.profile.layers if request.profile is not None else ("",) * len(layers)
-    )
-    each = [(layer_stacks(request.model, at), kinds[at]) for at in layers]
-    distinct = list(dict.fromkeys(each))
-    return tuple(map(distinct.index, each)), list(map(each.index, distinct))
 
 
 def _cases(

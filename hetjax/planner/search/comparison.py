@@ -20,9 +20,11 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.model.costing import memory_from, times_from
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
+from hetjax.planner.model.evaluator import as_planned
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
-from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search
+from hetjax.planner.search.find import LOCAL_WORK, Found, Search
+from hetjax.planner.search.finish import forwards
 from hetjax.planner.search.idle import (
     Idle,
     Without,
@@ -35,6 +37,7 @@ from hetjax.planner.search.replan import Replanned, replan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
+_LITTLE_WORK = 4_000  # forwards of a step
 MOST_COMPARED = 64  # devices of a cluster that baselines are compared on unasked
 
 Evaluated = Mapping[str, Predicted | NoFeasiblePlan]
@@ -69,7 +72,9 @@ class Planned:
 
     `alone` is what was found before there were plans of others to go on from: with them
     the search may find more, or anything at all. `moved` is what has to move where
-    there is a plan to move from. `left_out` names what there was no time for.
+    there is a plan to move from. `bfloat16_step_s` is the plan's step if workers send
+    gradients in bfloat16, None where they do or send none. `left_out` names what there
+    was no time for.
     """
 
     request: PlanRequest
@@ -83,6 +88,7 @@ class Planned:
     baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
+    bfloat16_step_s: float | None = None
     left_out: tuple[str, ...] = ()
 
     @property
@@ -97,7 +103,7 @@ def planned(
     *,
     profile_path: Path | None,
     progress: TellProgress,
-    local_search_s: float = LOCAL_SEARCH_S,
+    local_work: float = LOCAL_WORK,
 ) -> Planned:
     """Search as asked, as far as the time goes (`model/deadline.py`).
 
@@ -107,7 +113,7 @@ def planned(
     names = _baselines(request, questions)
     clusters = list(_clusters(request)) if questions.what_if else []
     wished = every_wish(objective) if questions.pareto else (objective,)
-    search = Search(request, wished, progress, local_search_s)
+    search = Search(request, wished, progress, local_work)
     with deadline(left_s() / (1 + bool(names) + questions.what_if)):
         alone = _alone(search, objective)
     with deadline(left_s() / (bool(names) + questions.what_if or 1)):
@@ -144,8 +150,21 @@ def planned(
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,
+        bfloat16_step_s=_bfloat16_step_s(found),
         left_out=tuple(name for name in asked if name not in answered),
     )
+
+
+def _bfloat16_step_s(found: Found) -> float | None:
+    """The step with gradients sent in bfloat16, of plans that are simulated quickly."""
+    request, best = found.request, found.best
+    halved = replace(request, gradient_wire="bfloat16")
+    if request.gradient_wire == "bfloat16" or forwards(best.plan) > _LITTLE_WORK:
+        return None
+    predicted = as_planned(halved, best.plan)
+    if predicted.costs.reductions == best.costs.reductions:
+        return None
+    return predicted.simulation.step_time_s
 
 
 def _second(found: Found, simulated: Iterable[Predicted]) -> Predicted | None:

@@ -30,7 +30,8 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms import bound_problem
-from hetjax.planner.search.find import Search, even_plans
+from hetjax.planner.search.find import Search
+from hetjax.planner.search.first_plans import even_plans
 from hetjax.schedule.predicted import Predicted
 
 EVEN, ALONE, OURS = "even split", "fastest kind alone", "hetjax"

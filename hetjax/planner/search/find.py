@@ -3,58 +3,39 @@
 
 Owns the order of the search, what is told of it, and that it can end at any time with
 something in hand: once there is a plan, the limit (`model/deadline.py`) is looked at
-before the next. Does not own templates, copies and bounds (`price_and_branch.py`),
-places (`model/seating.py`), moves (`local_search.py`), their evaluation
-(`model/evaluator.py`) nor what is better (`model/objectives.py`).
+before the next. Does not own which plans come first (`first_plans.py`), moves
+(`local_search.py`), their evaluation (`model/evaluator.py`) nor what is better
+(`model/objectives.py`).
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, product
 
-from hetjax.errors import BadInput
-from hetjax.models.fingerprint import fingerprint
-from hetjax.models.model import tensor_sizes
-from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.bound.certificate import Space, certified_bound, held, space_of
 from hetjax.planner.bound.cost_bound import least_usd_per_million_tokens
 from hetjax.planner.model.deadline import (
     TimeUp,
     deadline,
     left_s,
-    overtime,
 )
 from hetjax.planner.model.evaluator import PlanEvaluator
-from hetjax.planner.model.objectives import Objective, wants_fewer
+from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest, check_request
-from hetjax.planner.search.finish import forwards
-from hetjax.planner.search.floor import floor
+from hetjax.planner.search.first_plans import FirstPlans
 from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.local_search import local_search
-from hetjax.planner.search.proposals import (
-    LARGE,
-    Proposal,
-    plans_by_rank,
-    plans_of,
-    proposals,
-    searches_parts,
-)
-from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import ROUNDING, LowerBound
 from hetjax.schedule.predicted import Predicted
 
-LOCAL_SEARCH_S = 5.0
+LOCAL_WORK = 25_000  # of local search (`local_search.py`), by each objective
 _DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take hours
-_MOST_WORK = 30_000  # of all plans that are simulated before local search
-_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
 _PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
-_FLOOR_SHARE = 0.7  # of what is left for proposals
 
 
 def _quietly(line: str) -> None: ...
@@ -134,15 +115,16 @@ def find_plan(
     request: PlanRequest,
     objective: Objective | None = None,
     *,
-    local_search_s: float = LOCAL_SEARCH_S,
+    local_work: float = LOCAL_WORK,
     progress: TellProgress = _quietly,
 ) -> Found:
-    """Return the best plan that is found; local search may go on for `local_search_s`.
+    """Return the best plan that is found; local search may do so much work, which is
+    counted, so that equal requests get equal plans.
 
     NoFeasiblePlan names what binds, and the smallest change that would help. Inside
     `deadline`, the best plan by the end of that time; TimeUp if there is none.
     """
-    search = Search(request, [objective or Objective()], progress, local_search_s)
+    search = Search(request, [objective or Objective()], progress, local_work)
     search.run()
     return search.found()[0]
 
@@ -170,14 +152,14 @@ class Search:
         request: PlanRequest,
         objectives: Sequence[Objective],
         progress: TellProgress = _quietly,
-        local_search_s: float = LOCAL_SEARCH_S,
+        local_work: float = LOCAL_WORK,
     ) -> None:
         self.request, self.objectives, self.progress = request, objectives, progress
-        self.local_search_s = local_search_s
+        self.local_work = local_work
         self.incumbents = Incumbents(
             evaluate=PlanEvaluator(request), objectives=objectives, progress=progress
         )
-        self.proposed: list[Proposal] = []
+        self.first = FirstPlans(request, self.incumbents)
         self.bounds: dict[Space, LowerBound] = {}
         self.least_usd: float | None = None
         self.begin_s = time.monotonic()
@@ -200,10 +182,7 @@ class Search:
         check_request(self.request)
         if not adds_up(self.request):
             raise why_infeasible(self.request, self.objectives[0])
-        try:
-            self._propose()
-        except TimeUp:
-            self._at_once()
+        self.first.simulate()
 
     def prove(self) -> None:
         """Find out how much better any plan could be, as far as the time goes."""
@@ -238,11 +217,16 @@ class Search:
         """Search near the best plans by these objectives."""
         for n, objective in enumerate(objectives):
             self.progress(f"local search by {objective.wish}")
-            share_s = left_s() / (len(objectives) - n)
-            with deadline(min(self.local_search_s, share_s)), suppress(TimeUp):
+            with deadline(left_s() / (len(objectives) - n)), suppress(TimeUp):
                 best = self.incumbents.best[objective]
                 evaluate = partial(self.incumbents.offer, source=best.source)
-                local_search(best.predicted, evaluate, objective, self.request)
+                local_search(
+                    best.predicted,
+                    evaluate,
+                    objective,
+                    self.request,
+                    most_work=self.local_work,
+                )
 
     def finish(self) -> None:
         """Try the best plans under other schedules."""
@@ -260,7 +244,8 @@ class Search:
         """Return what is known by now, by one of them: of the best plan, or of one that
         a run moves to."""
         best = moved_to or self.incumbents.fastest[objective]
-        whole, proposed = moved_to or self.incumbents.best[objective], self.proposed
+        whole = moved_to or self.incumbents.best[objective]
+        proposed = self.first.proposed
         space = space_of(self.request, best.predicted.plan)
         return Found(
             request=self.request,
@@ -281,115 +266,3 @@ class Search:
         bound = self.bounds.get(space, LowerBound(why="none was looked for"))
         simulated = (best, *self.incumbents.under_all_schedules())
         return held(bound, self.request, simulated, space)
-
-    def _propose(self) -> None:
-        """Simulate first what is most promising, and at once."""
-        cluster = self.request.cluster
-        fewer = any(wants_fewer(wished, cluster) for wished in self.objectives)
-        parts, large = floor(self.request, self._best_s), cluster.num_devices > LARGE
-        best_part = self._first_of(parts)
-        if not large:  # else what is found for all leaves few parts to look at
-            best_part = self._best_of(parts) or best_part
-        for proposal in proposals(self.request, fewer=fewer):
-            self.proposed.append(proposal)
-            self.progress(proposal.told())
-            for plan in plans_of(proposal, 0):
-                if len(self.proposed) == 1 or forwards(plan) <= _LITTLE_WORK:
-                    self.incumbents.offer(plan, "templates")
-        if large:
-            self._best_of(parts)
-        elif best_part is not None and not searches_parts(self.request):
-            self._best_of(chain(floor(best_part, self._best_s), proposals(best_part)))
-        for source, plan in _plans(self.request, self.proposed):
-            self.incumbents.offer(plan, source)
-        if not self.incumbents.best:
-            raise why_infeasible(self.request, self.objectives[0])
-
-    def _first_of(self, parts: Iterator[Proposal]) -> PlanRequest | None:
-        """Have something in hand: the first part of which a plan fits, which this
-        returns. A limited time ends nothing before that."""
-        with overtime():
-            for proposal in parts:
-                if self._look_at(proposal):
-                    return proposal.look.request
-        return None
-
-    def _best_of(self, parts: Iterator[Proposal]) -> PlanRequest | None:
-        """Simulate plans for parts; return the part that is the best so far, if one
-        is. They have a share of a limited time."""
-        best_part: PlanRequest | None = None
-        with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp):
-            for proposal in parts:
-                if self._look_at(proposal):
-                    best_part = proposal.look.request
-        return best_part
-
-    def _look_at(self, part: Proposal) -> bool:
-        """Simulate a plan for a part; say whether that is the best so far by what is
-        wished first."""
-        self.progress(part.told())
-        wished, best = self.objectives[0], self.incumbents.best
-        before = best.get(wished)
-        for plan in plans_of(part, 0):
-            self.incumbents.offer(plan, "parts")
-        return best.get(wished) is not before
-
-    def _best_s(self) -> float:
-        """The shortest step so far; infinity where another wish may take longer."""
-        best = self.incumbents.best
-        if any(objective.wish != "time" for objective in self.objectives) or not best:
-            return math.inf
-        return min(i.predicted.simulation.step_time_s for i in best.values())
-
-    def _at_once(self) -> None:
-        """Have something in hand where the time was up before: the first that fits of
-        what is proposed, or the best of what takes no search. TimeUp if none fits."""
-        for plan in plans_by_rank(self.proposed):
-            if not self.incumbents.best:
-                self.incumbents.take(plan, "templates")
-        work = 0
-        for plan in () if self.incumbents.best else even_plans(self.request):
-            work += forwards(plan)
-            if not self.incumbents.best or work <= _LITTLE_WORK:
-                self.incumbents.take(plan, "even split")
-        if not self.incumbents.best:
-            raise TimeUp
-
-
-def _plans(
-    request: PlanRequest, proposed: Sequence[Proposal]
-) -> Iterator[tuple[str, Plan]]:
-    """Plans to simulate and where they come from; of large ones not so many."""
-    large = request.cluster.num_devices > LARGE
-    shares = () if large else equal_share_plans(request)
-    most, work = _MOST_WORK // (8 if large else 1), 0
-    for source, plan in chain(
-        (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
-        (("equal shares", plan) for plan in shares),
-        (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
-    ):
-        if work and work + forwards(plan) > most:
-            return
-        work += forwards(plan)
-        yield source, plan
-
-
-def even_plans(request: PlanRequest) -> Iterator[Plan]:
-    """Yield even splits of the model, blind to devices: with what is fast first."""
-    for remat, size, tensor in product(
-        request.remats, request.microbatch_sizes, request.degrees
-    ):
-        with suppress(BadInput):  # of what does not divide
-            yield even_plan(
-                request.cluster,
-                model=request.model.name,
-                fingerprint=fingerprint(request.model),
-                num_layers=len(request.model.layers),
-                seq_len=request.seq_len,
-                global_batch=request.global_batch,
-                microbatch_size=size,
-                tensor=tensor,
-                tensor_sizes=tensor_sizes(request.model),
-                remat=remat,
-                offload=request.offloads[0],
-            )

@@ -8,7 +8,7 @@ searches end alike. Does not own the schedules (`schedule/search.py`).
 """
 
 import math
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
@@ -21,6 +21,7 @@ from hetjax.schedule.predicted import Predicted
 # by plan, and whether the search for a schedule climbed; None where none fits
 Tried = MutableMapping[tuple[Plan, bool], Predicted | None]
 _MOST_PLANS = 10
+_MOST_SETS = 4  # of nodes, the best plan on each of which is among them
 # forwards of a step: of all plans that are tried, and of one with many schedules
 _MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 1_000, 150
 
@@ -43,7 +44,7 @@ def finished(
     kept = [found for found in simulated if within(found, objective)]
     tried: list[tuple[Predicted, Plan]] = []
     best_s = min((found.simulation.step_time_s for found in kept), default=math.inf)
-    for before in _few(request, sorted(kept, key=by_wish)):
+    for before in _few(request, _ranked(kept, by_wish)):
         if objective.wish == "time" and _busiest_s(before) >= best_s:
             continue  # whatever the order
         found = _tried(request, before.plan, known, climbs=False)
@@ -57,6 +58,18 @@ def finished(
         found = _tried(request, plan, known, climbs=True)
         if found is not None:
             yield found
+
+
+def _ranked(
+    kept: Iterable[Predicted], by_wish: Callable[[Predicted], float]
+) -> list[Predicted]:
+    """The best plans first; before them the best on each of a few sets of nodes, since
+    other schedules gain more on some nodes than on others."""
+    ranked = sorted(kept, key=by_wish)
+    of_nodes: dict[frozenset[str], Predicted] = {}
+    for found in ranked:
+        of_nodes.setdefault(frozenset(found.plan.nodes), found)
+    return [*list(of_nodes.values())[:_MOST_SETS], *ranked]
 
 
 def _busiest_s(found: Predicted) -> float:

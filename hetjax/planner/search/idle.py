@@ -20,7 +20,7 @@ from hetjax.planner.search.local_search import alike, local_search, onto_idle
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-_LOCAL_S = 1.5  # of local search, for each kind that is idle
+_LOCAL_WORK = 7_500  # of local search, for each kind that is idle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,14 @@ def try_idle(search: Search, objective: Objective) -> None:
             more = _uses_more(request, plan, best.predicted.plan, kind)
             return incumbents.offer(plan, best.source) if more else None
 
-        with deadline(min(_LOCAL_S, left_s() / (len(idle) - n))), suppress(TimeUp):
+        with deadline(left_s() / (len(idle) - n)), suppress(TimeUp):
             for group in alike(best.predicted.plan, request):
                 for plan in onto_idle(best.predicted.plan, group, request):
                     using(plan)
             than, plans = best.predicted.plan, incumbents.simulated()
             start = _best_using(request, objective, plans, than, kind)
             if start is not None:
-                local_search(start, using, objective, request)
+                local_search(start, using, objective, request, most_work=_LOCAL_WORK)
 
 
 def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:

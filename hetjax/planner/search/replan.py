@@ -84,7 +84,7 @@ def replan(
                 if choices:
                     check_deadline()
     if not choices:
-        found = find_plan(request, objective, local_search_s=0.0)
+        found = find_plan(request, objective, local_work=0)
         choices.append((found.source, found.best))
     moves = [_move(request, current, predicted.plan) for _, predicted in choices]
 

@@ -28,6 +28,8 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.search.find import find_plan
 from tests import jax_settings
 
+pytestmark = pytest.mark.nightly  # minutes, of scripts that only a card needs
+
 LOST = ["CPU's worker", "card's worker"]
 
 
@@ -74,7 +76,7 @@ def test_neither_node_has_room_for_the_whole_model():
     size = islands._QUICK
     cluster = cramped(cluster_of_two_kinds(jax.local_devices()[0]), size)
     request = islands._request(cluster, size)
-    plan = find_plan(request, local_search_s=0.1).best.plan
+    plan = find_plan(request, local_work=500).best.plan
     for node in cluster.nodes:
         stage = islands._stage(node.name, (0, 6), 1)
         alone = islands.replace(plan.replicas[0], stages=(stage,))

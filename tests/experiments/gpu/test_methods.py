@@ -19,6 +19,8 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import abstract_params
 from tests import jax_settings
 
+pytestmark = pytest.mark.nightly  # minutes, of scripts that only a card needs
+
 QUICK = Setting(platform="cpu", quick=True)
 NODE_HERE = Node(name=NODE, device="cpu", count=1)
 # of the process: before and after each method, of which the second takes no more

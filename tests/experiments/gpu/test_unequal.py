@@ -30,6 +30,8 @@ from hetjax.cluster.catalogue import catalogue, device_spec
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import LocalDevice
 
+pytestmark = pytest.mark.nightly  # minutes, of scripts that only a card needs
+
 CARD = LocalDevice(
     platform="cuda",
     device_kind="NVIDIA H100 80GB HBM3",

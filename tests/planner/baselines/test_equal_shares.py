@@ -50,7 +50,7 @@ def check(request: PlanRequest, plan: Plan) -> None:
 @pytest.mark.parametrize("device", ["V100-SXM2-32GB", *KINDS])
 def test_every_kind_is_planned_for_on_several_hosts(device: str) -> None:
     request = one_kind(device, 8, 2)
-    found = find_plan(request, local_search_s=0.0)
+    found = find_plan(request, local_work=0)
     check(request, found.best.plan)
 
 

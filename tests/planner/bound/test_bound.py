@@ -111,7 +111,7 @@ def test_known_columns_that_come_again_prove_nothing(
 
 
 def searched(request: PlanRequest) -> Found:
-    search = Search(request, [Objective()], local_search_s=0.0)
+    search = Search(request, [Objective()], local_work=0)
     search.run()
     return search.found()[0]
 
@@ -269,7 +269,7 @@ def test_faults_that_bounds_once_had_would_be_found(name: str) -> None:
 
 def test_a_search_certifies_pipelines_that_are_as_deep_as_the_model() -> None:
     request, plan = as_deep_as_the_model()
-    search = Search(request, [Objective()], local_search_s=0.0)
+    search = Search(request, [Objective()], local_work=0)
     search.incumbents.offer(plan, "given")
     search.run()
     (found,) = search.found()

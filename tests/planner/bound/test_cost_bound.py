@@ -102,9 +102,9 @@ def test_there_is_no_bound_where_nothing_costs_anything(usd: float | None):
 
 def test_a_search_by_cost_has_a_gap_of_cost_and_others_have_none():
     request = two_kinds()
-    found = find_plan(request, Objective(wish="cost"), local_search_s=0.5)
+    found = find_plan(request, Objective(wish="cost"), local_work=2_500)
     usd = found.best.usd_per_million_tokens
     assert found.least_usd and usd and found.cost_gap is not None
     assert found.least_usd <= usd * (1 + ROUNDING)
     assert found.cost_gap == pytest.approx(usd / found.least_usd - 1)
-    assert find_plan(request, local_search_s=0.1).cost_gap is None
+    assert find_plan(request, local_work=500).cost_gap is None

@@ -19,7 +19,6 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.layer_profile import LinkMeasurement, Profile
-from hetjax.costs.network.wire_bytes import GRADIENT_BYTES
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.finetuning import LoraConfig, TrainConfig, fine_tuned
 from hetjax.models.model import Model, abstract_params
@@ -76,6 +75,7 @@ def slow_request(seed: int) -> PlanRequest:
         data_degrees=(1,),
         remats=("none",),
         unequal_tensor=True,
+        gradient_wire=r.choice(["float32", "bfloat16"]),
     )
 
 
@@ -181,7 +181,8 @@ def _of_cut(request: PlanRequest, plan: Plan, step_s: float, cut: Cut) -> Iterat
     mixed = {at for at, found in enumerate(sides) if len(found) == 2}
     crossing_bytes = cut.bytes_per_s * step_s * (1 + 1e-6)
     found_bytes = crossing * cut.message_bytes
-    found_bytes += GRADIENT_BYTES * summed_elements(request.model, mixed)
+    each_bytes = {"float32": 4, "bfloat16": 2}[request.gradient_wire]
+    found_bytes += each_bytes * summed_elements(request.model, mixed)
     if found_bytes > crossing_bytes:
         yield f"{found_bytes} bytes cross, and {crossing_bytes} can"
     alone = {next(iter(found)) for found in sides if len(found) == 1}

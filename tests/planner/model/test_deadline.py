@@ -48,7 +48,7 @@ def test_wherever_a_search_ends_it_has_a_plan_and_a_true_bound(
     whole = proved(request).step_s
     assert whole is not None
     ends_after(monkeypatch, num_checks)
-    search = Search(request, [Objective()], local_search_s=0.0)
+    search = Search(request, [Objective()], local_work=0)
     search.run()
     (found,) = search.found()
     assert found.lower_bound_s is not None
@@ -68,7 +68,7 @@ def test_a_search_without_time_is_over_with_its_first_plan() -> None:
 
 def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
     request = two_kinds()
-    best = Search(request, [Objective()], local_search_s=0.5)
+    best = Search(request, [Objective()], local_work=2_500)
     best.run()
     (far,) = best.found()
     with deadline(0.0):

@@ -52,7 +52,7 @@ def test_a_node_is_rented_whole() -> None:
 
 
 def test_the_second_device_of_a_rented_node_is_used() -> None:
-    cheap = find_plan(two_kinds(), Objective(wish="cost"), local_search_s=1.0).best.plan
+    cheap = find_plan(two_kinds(), Objective(wish="cost"), local_work=5_000).best.plan
     used = {(s.node, d) for _, _, s in cheap.stages() for d in s.devices}
     assert used == {("slow", 0), ("slow", 1)}
 

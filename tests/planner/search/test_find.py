@@ -30,7 +30,7 @@ def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
 ) -> None:
     request = random_request(seed)
     optimum_s = fastest_s(request)
-    found = find_plan(request, local_search_s=1.0)
+    found = find_plan(request, local_work=5_000)
     assert found.lower_bound_s is not None and found.gap is not None
     assert found.lower_bound_s <= optimum_s * (1 + 1e-9)
     assert found.whole_bound.step_s is not None and found.whole_gap is not None
@@ -52,7 +52,7 @@ def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() ->
     assert len(nodes) > 1
     cluster = replace(drawn.cluster, nodes=nodes)
     request = replace(drawn, cluster=cluster, dtype=None)
-    optimum_s, found = fastest_s(request), find_plan(request, local_search_s=1.0)
+    optimum_s, found = fastest_s(request), find_plan(request, local_work=5_000)
     assert found.lower_bound_s is not None and found.gap is not None
     assert found.lower_bound_s <= optimum_s * (1 + 1e-9)
     assert optimum_s <= found.whole.simulation.step_time_s * (1 + 1e-9)
@@ -64,7 +64,7 @@ def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() ->
 def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
     request = random_request(seed)
     try:
-        found = find_plan(request, local_search_s=0.2)
+        found = find_plan(request, local_work=1_000)
     except NoFeasiblePlan:
         assert math.isinf(fastest_s(request))
         return
@@ -83,8 +83,8 @@ def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
 
 
 def test_cheap_tokens_come_from_cheap_devices_and_fast_steps_from_all() -> None:
-    fast = find_plan(two_kinds(), local_search_s=0.5).best
-    cheap = find_plan(two_kinds(), Objective(wish="cost"), local_search_s=0.5).best
+    fast = find_plan(two_kinds(), local_work=2_500).best
+    cheap = find_plan(two_kinds(), Objective(wish="cost"), local_work=2_500).best
     assert {stage.node for _, _, stage in cheap.plan.stages()} == {"slow"}
     assert "fast" in {stage.node for _, _, stage in fast.plan.stages()}
     assert fast.simulation.step_time_s < cheap.simulation.step_time_s
@@ -93,10 +93,10 @@ def test_cheap_tokens_come_from_cheap_devices_and_fast_steps_from_all() -> None:
 
 
 def test_a_limit_of_dollars_holds_and_one_that_nothing_keeps_is_told() -> None:
-    found = find_plan(two_kinds(), Objective(max_usd_per_hour=1.0), local_search_s=0.5)
+    found = find_plan(two_kinds(), Objective(max_usd_per_hour=1.0), local_work=2_500)
     assert found.best.usd_per_hour is not None and found.best.usd_per_hour <= 1.0
     with pytest.raises(NoFeasiblePlan) as caught:
-        find_plan(two_kinds(), Objective(max_usd_per_hour=0.01), local_search_s=0.5)
+        find_plan(two_kinds(), Objective(max_usd_per_hour=0.01), local_work=2_500)
     assert "0.01 USD per hour" in caught.value.got
 
 
@@ -107,7 +107,7 @@ def test_devices_that_vanish_often_are_left_out_for_goodput() -> None:
     cluster = replace(request.cluster, nodes=(shaky, slow))
     request = replace(request, cluster=cluster)
     objective = Objective(wish="goodput", recovery_s=300.0, checkpoint_every_s=600.0)
-    found = find_plan(request, objective, local_search_s=0.5)
+    found = find_plan(request, objective, local_work=2_500)
     # it is there an eleventh of the time, and each loss stops the other for 300 s
     assert {stage.node for _, _, stage in found.best.plan.stages()} == {"slow"}
 

@@ -53,7 +53,7 @@ def two_halls(rng: random.Random, num_nodes: int) -> PlanRequest:
 def step_s(request: PlanRequest) -> float:
     """The best step under h1f1b: other schedules are tried for a few plans alone."""
     try:
-        return find_plan(request, local_search_s=0.0).whole.simulation.step_time_s
+        return find_plan(request, local_work=0).whole.simulation.step_time_s
     except NoFeasiblePlan:
         return float("inf")
 

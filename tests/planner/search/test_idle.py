@@ -40,7 +40,7 @@ def fastest_with_more_s(request: PlanRequest, than: Plan, kind: str) -> float:
 @pytest.mark.parametrize("seed", [7, 10])
 def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
     request = random_request(seed)
-    search = Search(request, [Objective()], local_search_s=0.5)
+    search = Search(request, [Objective()], local_work=2_500)
     search.propose()
     search.improve(search.objectives)
     try_idle(search, Objective())
@@ -63,7 +63,7 @@ def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
 @pytest.mark.parametrize("seed", draws(range(6), short=2))
 def test_a_kind_that_is_used_is_held_against_the_best_plan_without_it(seed: int):
     request = random_request(seed)
-    search = Search(request, [Objective()], local_search_s=0.2)
+    search = Search(request, [Objective()], local_work=1_000)
     search.propose()
     (found,) = search.found()
     simulated = list(search.incumbents.simulated())
@@ -92,9 +92,9 @@ def test_where_all_is_in_use_there_is_nothing_to_show() -> None:
 def test_idle_devices_are_those_of_the_plan_that_is_shown() -> None:
     """And not of the best one under h1f1b, where that is another."""
     request = two_kinds()
-    found = find_plan(request, local_search_s=0.0)
+    found = find_plan(request, local_work=0)
     alone = replace(request, cluster=part_of(request.cluster, ["fast"]))
-    best = find_plan(alone, local_search_s=0.0).best
+    best = find_plan(alone, local_work=0).best
     shown = replace(found, best=best)
     with_all = evaluate_plan(
         request,

@@ -21,7 +21,7 @@ OPTIONS = {
 
 def has_plan(request: PlanRequest) -> bool:
     try:
-        find_plan(request, local_search_s=0.1)
+        find_plan(request, local_work=500)
     except NoFeasiblePlan:
         return False
     return True
@@ -47,7 +47,7 @@ def done(request: PlanRequest, told: str) -> PlanRequest:
 
 def told_for(request: PlanRequest) -> list[str]:
     with pytest.raises(NoFeasiblePlan) as caught:
-        find_plan(request, local_search_s=0.1)
+        find_plan(request, local_work=500)
     assert "memory binds" in caught.value.got
     return caught.value.fix.split("; ")
 

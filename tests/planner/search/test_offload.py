@@ -29,27 +29,27 @@ def offloads(plan: Plan) -> set[str]:
 def test_what_fits_only_with_masters_on_hosts_is_found_where_they_may_be_there():
     tight = request_of(TIGHT_GIB, "none", remats=REMATS, tensor_degrees=(1, 2))
     with pytest.raises(NoFeasiblePlan, match="--offload auto"):
-        find_plan(tight, local_search_s=0.1)
-    found = find_plan(replace(tight, offloads=OFFLOADS["auto"]), local_search_s=0.1)
+        find_plan(tight, local_work=500)
+    found = find_plan(replace(tight, offloads=OFFLOADS["auto"]), local_work=500)
     assert "optimizer" in offloads(found.best.plan)
     assert found.lower_bound_s is not None
     assert found.lower_bound_s <= found.best.simulation.step_time_s
 
 
 def test_with_room_for_all_nothing_is_moved_away():
-    found = find_plan(request_of(AMPLE_GIB, "auto"), local_search_s=0.1)
+    found = find_plan(request_of(AMPLE_GIB, "auto"), local_work=500)
     assert offloads(found.best.plan) == {"none"}
 
 
 def test_asked_for_all_stages_do_it():
-    found = find_plan(request_of(AMPLE_GIB, "optimizer"), local_search_s=0.1)
+    found = find_plan(request_of(AMPLE_GIB, "optimizer"), local_work=500)
     assert offloads(found.best.plan) == {"optimizer"}
 
 
 def test_the_plan_found_is_near_the_fastest_of_all():
     request = request_of(0.0015, "auto", global_batch=2, microbatch_sizes=(1,))
     best_s = fastest_s(request)
-    found = find_plan(request, local_search_s=1.0)
+    found = find_plan(request, local_work=5_000)
     assert best_s <= found.whole.simulation.step_time_s * (1 + 1e-9)
     assert found.best.simulation.step_time_s <= best_s * 1.05
     assert found.lower_bound_s is not None and found.lower_bound_s <= best_s
@@ -59,12 +59,12 @@ def test_nodes_of_several_hosts_keep_what_they_have():
     request = request_of(AMPLE_GIB, "auto")
     nodes = tuple(replace(node, hosts=2) for node in request.cluster.nodes)
     spread = replace(request, cluster=replace(request.cluster, nodes=nodes))
-    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_search_s=0.1).whole.plan
+    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_work=500).whole.plan
     assert space_of(request, plan) == "whole" and space_of(spread, plan) is None
 
 
 def test_an_update_on_the_host_takes_longer_in_the_simulation():
-    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_search_s=0.1).best.plan
+    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_work=500).best.plan
     here = replace(
         plan,
         replicas=tuple(
@@ -87,10 +87,10 @@ def test_nodes_of_several_hosts_are_refused_or_left_out_by_name():
     assert first.count % 2 == 0
     none = replace(request.cluster, nodes=(spanning,))
     with pytest.raises(NoFeasiblePlan) as refused:
-        find_plan(replace(request, cluster=none), local_search_s=0.0)
+        find_plan(replace(request, cluster=none), local_work=0)
     assert f"{first.name} (2 hosts)" in refused.value.got
     some = replace(request.cluster, nodes=(spanning, *others))
-    plan = find_plan(replace(request, cluster=some), local_search_s=0.0).best.plan
+    plan = find_plan(replace(request, cluster=some), local_work=0).best.plan
     assert offloads(plan) == {"optimizer"}
     per_host = spanning.devices_per_host
     for _, _, stage in plan.stages():

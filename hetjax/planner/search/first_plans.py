@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plans that are simulated before any are improved: of parts, and of the whole.
+
+Owns their order, which plans are too much work to look at, and that there is a plan
+when the time is up: a limit (`model/deadline.py`) ends nothing before the first one.
+Does not own templates, copies and bounds (`price_and_branch.py`), nor what is better
+(`incumbents.py`).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, product
+
+from hetjax.cluster.cluster import part_of
+from hetjax.errors import BadInput
+from hetjax.models.fingerprint import fingerprint
+from hetjax.models.model import tensor_sizes
+from hetjax.planner.baselines.equal_shares import equal_share_plans
+from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
+from hetjax.planner.model.objectives import score, wants_fewer, within
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.finish import forwards
+from hetjax.planner.search.floor import floor
+from hetjax.planner.search.incumbents import Incumbents
+from hetjax.planner.search.infeasible import why_infeasible
+from hetjax.planner.search.proposals import (
+    LARGE,
+    Proposal,
+    plans_by_rank,
+    plans_of,
+    proposals,
+)
+from hetjax.plans.even import even_plan
+from hetjax.plans.plan import Plan
+
+_MOST_WORK = 30_000  # of all plans that are simulated before local search
+_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
+_FLOOR_SHARE = 0.7  # of what is left for proposals
+_MOST_PARTS, _NEAR = 2, 1.25  # parts searched like a cluster; times the best so far
+
+
+class FirstPlans:
+    """`proposed` is what the model proposes for the whole."""
+
+    def __init__(self, request: PlanRequest, incumbents: Incumbents) -> None:
+        self.request, self.incumbents = request, incumbents
+        self.proposed: list[Proposal] = []
+
+    def simulate(self) -> None:
+        """Simulate them. NoFeasiblePlan if nothing fits, TimeUp if nothing is found in
+        time."""
+        try:
+            self._simulate()
+        except TimeUp:
+            self._at_once()
+
+    def _simulate(self) -> None:
+        """Simulate first what is most promising, and at once."""
+        cluster, objectives = self.request.cluster, self.incumbents.objectives
+        fewer = any(wants_fewer(wished, cluster) for wished in objectives)
+        parts, large = floor(self.request, self._best_s), cluster.num_devices > LARGE
+        self._first_of(parts)
+        if not large:  # else what is found for all leaves few parts to look at
+            self._look_at_all(parts)
+        for proposal in proposals(self.request, fewer=fewer):
+            self.proposed.append(proposal)
+            self.incumbents.progress(proposal.told())
+            for plan in plans_of(proposal, 0):
+                if len(self.proposed) == 1 or forwards(plan) <= _LITTLE_WORK:
+                    self.incumbents.offer(plan, "templates")
+        if large:
+            self._look_at_all(parts)
+        for source, plan in _plans(self.request, self.proposed):
+            self.incumbents.offer(plan, source)
+        if not self.incumbents.best:
+            raise why_infeasible(self.request, objectives[0])
+        for part in () if large else self._promising_parts():
+            self._search_part(part)
+
+    def _first_of(self, parts: Iterator[Proposal]) -> None:
+        """Have something in hand: the first part of which a plan fits. A limited time
+        ends nothing before that."""
+        with overtime():
+            for proposal in parts:
+                self._look_at(proposal)
+                if self.incumbents.best:
+                    return
+
+    def _look_at_all(self, parts: Iterable[Proposal]) -> None:
+        """Simulate plans for parts, in a share of a limited time."""
+        with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp):
+            for proposal in parts:
+                self._look_at(proposal)
+
+    def _look_at(self, part: Proposal) -> None:
+        self.incumbents.progress(part.told())
+        for plan in plans_of(part, 0):
+            self.incumbents.offer(plan, "parts")
+
+    def _promising_parts(self) -> list[PlanRequest]:
+        """The parts whose quick plans are about as good as the best so far."""
+        wished, cluster = self.incumbents.objectives[0], self.request.cluster
+        least: dict[frozenset[str], float] = {}
+        for found in self.incumbents.simulated():
+            nodes = frozenset(found.plan.nodes)
+            if len(nodes) < len(cluster.nodes) and within(found, wished):
+                by_wish = score(found, cluster, wished)
+                least[nodes] = min(by_wish, least.get(nodes, math.inf))
+        best = score(self.incumbents.best[wished].predicted, cluster, wished)
+        near = sorted(
+            (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
+            key=lambda n: (least[n], sorted(n)),
+        )
+        return [
+            replace(self.request, cluster=part_of(cluster, nodes))
+            for nodes in near[:_MOST_PARTS]
+        ]
+
+    def _search_part(self, part: PlanRequest) -> None:
+        """Search a part as if it were all there is, but for parts of its own."""
+        proposed: list[Proposal] = []
+        for proposal in proposals(part, whole=True):
+            proposed.append(proposal)
+            self._look_at(proposal)
+        for _, plan in _plans(part, proposed):
+            self.incumbents.offer(plan, "parts")
+
+    def _best_s(self) -> float:
+        """The shortest step so far; infinity where another wish may take longer."""
+        best = self.incumbents.best
+        if any(o.wish != "time" for o in self.incumbents.objectives) or not best:
+            return math.inf
+        return min(i.predicted.simulation.step_time_s for i in best.values())
+
+    def _at_once(self) -> None:
+        """Have something in hand where the time was up before: the first that fits of
+        what is proposed, or the best of what takes no search. TimeUp if none fits."""
+        for plan in plans_by_rank(self.proposed):
+            if not self.incumbents.best:
+                self.incumbents.take(plan, "templates")
+        work = 0
+        for plan in () if self.incumbents.best else even_plans(self.request):
+            work += forwards(plan)
+            if not self.incumbents.best or work <= _LITTLE_WORK:
+                self.incumbents.take(plan, "even split")
+        if not self.incumbents.best:
+            raise TimeUp
+
+
+def _plans(
+    request: PlanRequest, proposed: Sequence[Proposal]
+) -> Iterator[tuple[str, Plan]]:
+    """Plans to simulate and where they come from; of large ones not so many."""
+    large = request.cluster.num_devices > LARGE
+    shares = () if large else equal_share_plans(request)
+    most, work = _MOST_WORK // (8 if large else 1), 0
+    for source, plan in chain(
+        (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
+        (("equal shares", plan) for plan in shares),
+        (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
+    ):
+        if work and work + forwards(plan) > most:
+            return
+        work += forwards(plan)
+        yield source, plan
+
+
+def even_plans(request: PlanRequest) -> Iterator[Plan]:
+    """Yield even splits of the model, blind to devices: with what is fast first."""
+    for remat, size, tensor in product(
+        request.remats, request.microbatch_sizes, request.degrees
+    ):
+        with suppress(BadInput):  # of what does not divide
+            yield even_plan(
+                request.cluster,
+                model=request.model.name,
+                fingerprint=fingerprint(request.model),
+                num_layers=len(request.model.layers),
+                seq_len=request.seq_len,
+                global_batch=request.global_batch,
+                microbatch_size=size,
+                tensor=tensor,
+                tensor_sizes=tensor_sizes(request.model),
+                remat=remat,
+                offload=request.offloads[0],
+            )
