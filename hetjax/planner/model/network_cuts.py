@@ -12,7 +12,9 @@ them (`costs/network/wire_bytes.py`). Now either
 
 * some layer is on one side alone, and another on the other. Then each of the G
   sequences crosses the cut, forward one way and backward the other, with at least b
-  bytes: G b <= c t; or
+  bytes: G b <= c t. If the first layer and the last hold the same P_e elements (a tied
+  embedding), then either they are on both sides, and summed across the cut, or every
+  sequence goes to the other side and comes back: G b + min(g P_e, G b) <= c t; or
 * all layers that are not mixed are on one side, "home". Then what the other side does
   of a sequence are mixed layers, of x elements together at most, and a sequence of
   which it does anything crosses the cut, so that y of them do with y b + g x <= c t.
@@ -61,18 +63,21 @@ class WorkLimit:
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """A cut around some classes of nodes, by index: bytes per second each way, and the
-    bytes of a sequence's message and of all gradients that cross it at least."""
+    bytes of a sequence's message, of all gradients, and of those of elements that the
+    first layer and the last share."""
 
     side: frozenset[int]
     bytes_per_s: float
     message_bytes: float
     gradient_bytes: float
+    tied_bytes: float
     global_batch: int
 
     @property
     def crossing_s(self) -> float:
-        """Seconds in which every sequence can cross."""
-        crossing_bytes = self.global_batch * self.message_bytes
+        """Seconds that a step takes at least where every sequence crosses."""
+        once_bytes = self.global_batch * self.message_bytes
+        crossing_bytes = once_bytes + min(self.tied_bytes, once_bytes)
         return crossing_bytes / self.bytes_per_s if self.bytes_per_s else inf
 
     def most_sequences(self, step_s: float) -> float:
@@ -88,6 +93,7 @@ def cuts_of(request: PlanRequest) -> list[Cut]:
     """Return the cuts of the network, those first that sequences take longest to
     cross; none if no layer is trained."""
     elements = sum(trained_elements(request.model))
+    each_bytes = WIRE_BYTES[request.gradient_wire]
     sent = {DTYPES[precision] for precision in request.precisions.values()}
     if not elements:
         return []
@@ -96,7 +102,8 @@ def cuts_of(request: PlanRequest) -> list[Cut]:
             side=side,
             bytes_per_s=_bytes_per_s(request, side),
             message_bytes=request.seq_len * hidden_size(request.model) * min(sent),
-            gradient_bytes=WIRE_BYTES[request.gradient_wire] * elements,
+            gradient_bytes=each_bytes * elements,
+            tied_bytes=each_bytes * _tied_at_both_ends(request.model),
             global_batch=request.global_batch,
         )
         for side in _sides(request)
@@ -119,6 +126,12 @@ def trained_elements(model: Model) -> list[float]:
         for at in layers:
             found[at] += each
     return found
+
+
+def _tied_at_both_ends(model: Model) -> int:
+    """Trained elements of the first layer that the last one uses."""
+    paths = {path for module in model.layers[-1].modules for _, path in module.tied}
+    return sum(_trained_elements(model, path) for path in paths)
 
 
 def _trained_elements(model: Model, path: str) -> int:

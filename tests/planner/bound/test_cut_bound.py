@@ -30,10 +30,17 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.network_cuts import Cut, cuts_of, trained_elements
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms import bound_problem
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, StageMesh
 from hetjax.schedule.bound import ROUNDING
 from tests.planner.near_plans import without_memory
-from tests.planner.wide_space import AMPLE_GIB, changed, random_plan
+from tests.planner.wide_space import (
+    AMPLE_GIB,
+    Seat,
+    changed,
+    plan_of,
+    random_plan,
+    replica_of,
+)
 from tests.short_runs import draws
 
 NUM_PLANS, NUM_CHANGES = 8, 5  # of every request, and of each plan
@@ -80,22 +87,26 @@ def slow_request(seed: int) -> PlanRequest:
 
 
 def _model(r: Random) -> Model:
-    model = llama_model(
-        LlamaConfig(
-            name="small",
-            vocab_size=_VOCAB,
-            hidden_size=32,
-            inner_size=64,
-            num_blocks=r.randint(2, 5),
-            num_heads=2,
-            num_kv_heads=2,
-            max_seq_len=_SEQ_LEN,
-            tied=r.random() < 0.5,
-        )
-    )
+    model = _llama(num_blocks=r.randint(2, 5), tied=r.random() < 0.5, vocab_size=_VOCAB)
     only = r.choice([None, None, None, "head", "block_001", "attention"])
     rank = r.choice([0, 0, 0, 4]) if only is None else 0
     return fine_tuned(model, TrainConfig(only=only), LoraConfig(rank=rank))
+
+
+def _llama(*, num_blocks: int, tied: bool, vocab_size: int) -> Model:
+    return llama_model(
+        LlamaConfig(
+            name="small",
+            vocab_size=vocab_size,
+            hidden_size=32,
+            inner_size=64,
+            num_blocks=num_blocks,
+            num_heads=2,
+            num_kv_heads=2,
+            max_seq_len=_SEQ_LEN,
+            tied=tied,
+        )
+    )
 
 
 def _links(r: Random, nodes: list[Node], zones: list[str]) -> tuple[Link, ...]:
@@ -188,6 +199,8 @@ def _of_cut(request: PlanRequest, plan: Plan, step_s: float, cut: Cut) -> Iterat
     alone = {next(iter(found)) for found in sides if len(found) == 1}
     if len(alone) == 2 and crossing < request.global_batch:
         yield f"{crossing} sequences cross of {request.global_batch}"
+    if len(alone) == 2 and step_s * (1 + 1e-6) < cut.crossing_s:
+        yield f"all sequences cross in {step_s} s, not in {cut.crossing_s}"
     elements = network_cuts.trained_elements(request.model)
     for home in {True, False} if not alone else alone if len(alone) == 1 else ():
         done = sum(
@@ -227,6 +240,52 @@ def test_cuts_make_bounds_better(seed: int) -> None:
     found_s = lower_bound(bound_problem(request, request.degrees), "prefix").step_s
     better_s = proved(request).step_s
     assert better_s is not None and better_s > 1.9 * found_s
+
+
+@pytest.mark.parametrize("global_batch", [16, 64])
+@pytest.mark.parametrize("ends", ["ab", "aba"])
+def test_where_all_cross_a_step_is_hardly_longer_than_that_takes(
+    ends: str, global_batch: int
+) -> None:
+    """The embedding is the head's: it is summed across, or the head's stage is beside
+    it. A plan with the cheaper of the two is close to the bound."""
+    node = Node(
+        name="a",
+        device="made-up",
+        count=2,
+        zone="east",
+        peak_tflops=10.0,
+        memory_gib=AMPLE_GIB,
+        memory_gb_per_s=1000.0,
+        intra_node_gb_per_s=10.0,
+        network_gbit_per_s=10.0,
+    )
+    link = Link(between=("east", "west"), bandwidth_gbit_per_s=1e-2, latency_ms=0.001)
+    request = PlanRequest(
+        model=_llama(num_blocks=2, tied=True, vocab_size=512),
+        cluster=Cluster(
+            name="two",
+            nodes=(node, replace(node, name="b", zone="west")),
+            links=(link,),
+        ),
+        seq_len=_SEQ_LEN,
+        global_batch=global_batch,
+        dtype="float32",
+        microbatch_sizes=(1,),
+        tensor_degrees=(1,),
+        data_degrees=(1,),
+        remats=("none",),
+    )
+    seats = [
+        Seat(node=end, devices=(n // 2,), mesh=StageMesh(), remat="none")
+        for n, end in enumerate(ends)
+    ]
+    cuts = [(0, 2), (2, 4)] if len(ends) == 2 else [(0, 1), (1, 3), (3, 4)]
+    plan = plan_of(request, [replica_of(global_batch, 1, seats, cuts)])
+    (cut,) = cuts_of(request)
+    share = step_s_of(request, plan) / cut.crossing_s
+    is_cheaper = (cut.tied_bytes < global_batch * cut.message_bytes) == (ends == "ab")
+    assert 1 <= share and (share < 1.15) == is_cheaper
 
 
 def test_elements_count_once_over_all_layers() -> None:
