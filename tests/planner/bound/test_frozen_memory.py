@@ -19,7 +19,7 @@ from hetjax.planner.model.request import REMATS, PlanRequest
 from hetjax.planner.model.templates import column
 from hetjax.planner.model.terms import bound_problem
 from hetjax.planner.search.find import find_plan
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, Remat
 from tests.planner.bound_checks import template_of
 from tests.planner.near_plans import Proof
 from tests.planner.wide_space import random_plan
@@ -64,7 +64,7 @@ def request_of(seed: int, memory_gib: float) -> PlanRequest:
         network_gbit_per_s=5.0,
     )
     nodes = tuple(replace(node, name=f"n{n}") for n in range(num_nodes))
-    remats = r.choice([("none",), ("full",), REMATS])
+    remats: tuple[Remat, ...] = r.choice([("none",), ("full",), REMATS])
     return PlanRequest(
         model=model_of(r),
         cluster=Cluster(name="small", nodes=nodes),
