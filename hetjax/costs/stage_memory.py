@@ -51,6 +51,8 @@ from hetjax.stage.partition import (
     stage_stacks,
 )
 
+SCALAR_BYTES = 4 + 1  # of a stage: its loss, and whether its masters are finite
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticBytes:
@@ -95,7 +97,7 @@ def static_bytes(
         )
         for stack in stacks
     ]
-    scalars = 4 + (1 if offload == "none" else 0)  # whether masters are finite: there
+    scalars = SCALAR_BYTES - (offload != "none")  # masters are then on the host
     return StaticBytes(
         masters=sum(units * one.masters for units, one in held),
         optimizer=sum(units * one.optimizer for units, one in held),

@@ -21,6 +21,7 @@ from hetjax.costs.measured.layer_profile import Measurement, Profile, measured
 from hetjax.costs.network.routes import ring_card_bytes_per_s
 from hetjax.costs.roofline import (
     Hop,
+    calibration,
     data_sync_s,
     half_times,
     host_update_s,
@@ -28,7 +29,12 @@ from hetjax.costs.roofline import (
     ring_hop,
     update_s,
 )
-from hetjax.costs.stage_memory import gradient_bytes, stage_shares, static_bytes
+from hetjax.costs.stage_memory import (
+    SCALAR_BYTES,
+    gradient_bytes,
+    stage_shares,
+    static_bytes,
+)
 from hetjax.models.model import Model
 from hetjax.plans.plan import Offload, Plan, Remat, Stage, segments, segments_of
 from hetjax.stage.arrays import OptimizerInit
@@ -88,6 +94,40 @@ def layer_times(
         backward_s=backward_s,
         update_s=_stage_update_s(held.stacks, stage, node, way) + sync_s,
     )
+
+
+def least_update_s(
+    model: Model,
+    layer: int,
+    stage: Stage,
+    node: Node,
+    shares: Shares,
+    *,
+    optimizer: OptimizerInit,
+    profile: Profile | None = None,
+) -> float:
+    """Give what a layer adds at least to the update of any stage that runs as `stage`
+    does and holds it, whether several replicas hold it or not.
+
+    Left out are what an update takes however little there is, tied elements of other
+    layers, and the data axis.
+    """
+    device = device_spec(node)
+    if profile is not None and canonical_name(node.device) in profile.devices:
+        if stage.offload == "none":
+            m = _measured(profile, stage, layer, node.device, shares.num_sequences)
+            return min(m.update_s, _update_s(m, shared=True))
+    stacks = [s for s in layer_stacks(model, layer).stacks if s.only is None]
+    if not stacks:
+        return 0.0
+    held = static_bytes(stacks, stage.mesh, shares.dtype, optimizer, stage.offload)
+    held = replace(held, accumulators=held.accumulators - SCALAR_BYTES)
+    launch_s = calibration(device).launch_s
+    if stage.offload == "none":
+        return max(update_s(held, device) - launch_s, 0.0)
+    per_host = node.devices_per_host
+    whole_s = host_update_s(held, stage.mesh, device, per_host)
+    return max(whole_s - launch_s, 0.0)
 
 
 def layer_halves_s(

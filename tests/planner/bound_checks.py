@@ -19,6 +19,7 @@ from hetjax.planner.bound.certificate import space_of
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.templates import Template, TemplateStage, column
+from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.schedule.bound import ROUNDING
@@ -53,6 +54,7 @@ def contradictions(proof: Proof, predicted: Predicted) -> Iterator[str]:
         yield "there is a plan"
         return
     yield from _of_templates(proof, predicted)
+    yield from _of_replicas(proof, predicted)
     step_time_s = predicted.simulation.step_time_s
     if step_time_s < proof.bound.step_s * (1 - ROUNDING):
         yield f"step {step_time_s} s below the bound {proof.bound.step_s} s"
@@ -68,7 +70,8 @@ def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
         c = column(p, template_of(proof, predicted.plan, r), "prefix")
         if c.memory_microbatches < replica.num_microbatches:
             yield f"replica {r} fits into memory"
-        found_s, time_s = alone_s(predicted, r), c.time_s(replica.num_microbatches)
+        time_s = c.time_s(replica.num_microbatches) - c.after_s
+        found_s = alone_s(predicted, r)
         if found_s < time_s * (1 - ROUNDING):
             yield f"replica {r} takes {found_s} s alone, its template {time_s} s"
         taken_R += c.taken
@@ -79,6 +82,19 @@ def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
             yield f"replica {r} does {sequences} for the price of {most}"
     if (taken_R > p.room_R).any():
         yield f"takes {taken_R} of {p.room_R}"
+
+
+def _of_replicas(proof: Proof, predicted: Predicted) -> Iterator[str]:
+    """The step ends after the gradient sums of each, if there are several, and after
+    its updates."""
+    request, plan = proof.request, predicted.plan
+    num_replicas = "several" if len(plan.replicas) > 1 else "one"
+    p = bound_problem(request, request.degrees, num_replicas=num_replicas)
+    for r, replica in enumerate(plan.replicas):
+        template = template_of(replace(proof, problem=p), plan, r)
+        time_s = column(p, template, "prefix").time_s(replica.num_microbatches)
+        if predicted.simulation.step_time_s < time_s * (1 - ROUNDING):
+            yield f"replica {r} of {num_replicas} takes {time_s} s by its template"
 
 
 def template_of(proof: Proof, plan: Plan, r: int) -> Template:

@@ -5,7 +5,7 @@ Owns the faults. Does not own the tests (`test_bound_fuzz.py`,
 `experiments/planner/bound_fuzz.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -15,8 +15,8 @@ from hetjax.costs.network.nearest import End, Nearest
 from hetjax.costs.network.routes import ring_card_bytes_per_s, route
 from hetjax.costs.network.wire_bytes import lane_share
 from hetjax.planner.model import terms
-from hetjax.planner.model.problem import Problem
-from hetjax.planner.model.request import NodeClass
+from hetjax.planner.model.problem import Floats, Option, Problem
+from hetjax.planner.model.request import NodeClass, PlanRequest
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -55,20 +55,31 @@ def _shallow(*args: Any, **kwargs: Any) -> Problem:
     return _PROBLEM(*args, **kwargs | {"max_launch_ahead": 16})
 
 
+def _half_the_rates(request: PlanRequest, options: Sequence[Option]) -> Floats:
+    return _RATES(request, options) / 2
+
+
+def _twice_the_update(*given: Any) -> float:
+    return 2 * _UPDATE_S(*given)
+
+
 def _whole_models(p: Problem) -> float:
     return p.global_batch / float(p.rates_C @ p.devices_C)
 
 
 _PROBLEM = terms._problem  # noqa: SLF001
+_RATES, _UPDATE_S = terms.most_sum_bytes_per_s, terms.option_least_update_s
 FAULTS: Mapping[str, Fault] = {
     "links": lambda: patch("hetjax.planner.model.hops._pairs", _first_two_nodes),
     "messages over hosts": lambda: patch(
         "hetjax.planner.model.hops.nearest", _first_devices
     ),
     "tensor groups over hosts": lambda: patch(
-        "hetjax.planner.model.terms.least_shared_card_bytes_per_s", _first_rings
+        "hetjax.planner.model.time_terms.least_shared_card_bytes_per_s", _first_rings
     ),
     "depth": lambda: patch("hetjax.planner.model.terms._problem", _shallow),
+    "sums": lambda: patch.object(terms, "most_sum_bytes_per_s", _half_the_rates),
+    "updates": lambda: patch.object(terms, "option_least_update_s", _twice_the_update),
     # found by these tests: whole models at each device's rate, as if none was better
     # at some of the layers
     "shares of a model": lambda: patch(

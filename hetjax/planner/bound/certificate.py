@@ -14,6 +14,7 @@ from typing import Literal
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.cut_bound import bound_by_cuts
+from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.planner.model.split_terms import split_bound_problem
 from hetjax.planner.model.terms import bound_problem
@@ -114,13 +115,29 @@ def proved(
 
     NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.
     """
-    p, early_s, parts = bound_problem(request, request.degrees), 0.0, 1
     if space == "split":
         p, early_s, parts = split_bound_problem(request, request.degrees)
+        found_s = _least_step_s(request, p, longest_s + early_s, parts)
+        return LowerBound(step_s=max(found_s - early_s, 0.0))
+    found: list[float] = []
+    problems: list[NoFeasiblePlan] = []
+    for num_replicas in ("several", "one"):
+        p = bound_problem(request, request.degrees, num_replicas=num_replicas)
+        try:
+            found.append(_least_step_s(request, p, longest_s))
+        except NoFeasiblePlan as problem:
+            problems.append(problem)
+    if not found:
+        raise problems[0]
+    return LowerBound(step_s=min(found))
+
+
+def _least_step_s(
+    request: PlanRequest, p: Problem, longest_s: float, parts: int = 1
+) -> float:
     large = request.cluster.num_devices > _LARGE
-    bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s + early_s)
-    found_s = bound_by_cuts(request, p, bound, parts=parts)
-    return LowerBound(step_s=max(found_s - early_s, 0.0))
+    bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s)
+    return bound_by_cuts(request, p, bound, parts=parts)
 
 
 def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:

@@ -78,6 +78,31 @@ def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
     return np.array(rates)
 
 
+def most_sum_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
+    """What a stage's gradient sum with any others gets at most, as bytes of float32.
+
+    A layer whose holders are all in one worker passes the stage's ports, and any other
+    leaves the node at least once (`costs/network/wire_bytes.py`). A stage's layers may
+    do both at once: by its ports, and by all cards and links of its node.
+    """
+    network, smaller = (
+        request.network,
+        WIRE_BYTES[request.gradient_wire] / GRADIENT_BYTES,
+    )
+    rates = []
+    for option in options:
+        nodes = request.classes[option.device_class].nodes
+        spec = device_spec(nodes[0])
+        gbit_per_s = max(
+            sum(ln.bandwidth_gbit_per_s for ln in network.links if n.name in ln.between)
+            for n in nodes
+        )
+        gbit_per_s += nodes[0].hosts * spec.network_gbit_per_s
+        outside = gbit_per_s * 1e9 / 8 / smaller
+        rates.append(option.num_devices * spec.intra_node_gb_per_s * 1e9 + outside)
+    return np.array(rates)
+
+
 def _lone(node: Node) -> End:
     return End(node=node, num_devices=1, tensor=1)
 

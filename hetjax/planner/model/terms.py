@@ -4,8 +4,8 @@
 Owns two views of the same costs. To search by: the memory that the simulator will ask
 for, and gradient sums over the slowest way between nodes. To bound by: nothing that
 some plan of the space could do without. So its memory is that of one microbatch in
-flight, its hops are the nearest that nodes allow, and gradient sums are free. Does not
-own the costs (`costs/`) nor what a pipeline makes of them (`problem.py`,
+flight, its hops are the nearest that nodes allow, and gradient sums take the fastest
+way. Does not own the costs (`costs/`) nor what a pipeline makes of them (`problem.py`,
 `templates.py`).
 
 Letters of array names: see `problem.py`.
@@ -15,20 +15,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from hetjax.cluster.catalogue import canonical_name, compiler_of
-from hetjax.cluster.cluster import Node
+from hetjax.cluster.catalogue import compiler_of
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
-from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
-from hetjax.costs.stage_memory import hidden_size
-from hetjax.costs.stage_times import LayerTimes, layer_halves_s, layer_times
+from hetjax.costs.stage_memory import SCALAR_BYTES, hidden_size
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
-from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s
+from hetjax.planner.model.hops import (
+    hop_tables,
+    most_sum_bytes_per_s,
+    sync_bytes_per_s,
+)
 from hetjax.planner.model.memory_terms import (
     activation_bytes_BO,
     kept_bytes,
@@ -47,9 +48,14 @@ from hetjax.planner.model.problem import (
     problem,
 )
 from hetjax.planner.model.request import PlanRequest, may_offload
-from hetjax.plans.plan import Stage, StageMesh
+from hetjax.planner.model.time_terms import (
+    option_halves_s,
+    option_least_update_s,
+    option_program_s,
+    option_times,
+)
 
-_GRADIENT_BYTES, _LOSS_BYTES = 4, 4 + 1  # fp32 sums; and whether weights are finite
+_GRADIENT_BYTES = 4  # fp32 sums
 _MOST_IN_FLIGHT = 16  # of pipelines that are searched
 
 
@@ -114,17 +120,21 @@ def bound_problem(
     request: PlanRequest,
     degrees: Sequence[int],
     *,
+    num_replicas: Literal["any", "one", "several"] = "any",
     busy_s_BOK: Floats | None = None,
     parts: int = 1,
 ) -> Problem:
     """Return the problem to bound by, with these tensor degrees.
 
-    No plan of these options simulates faster than its bound in the prefix form. With
-    other seconds of a microbatch, and microbatches in `parts`: see `split_terms.py`.
+    No plan of these options and of so many replicas simulates faster than its bound in
+    the prefix form. With other seconds of a microbatch, and microbatches in `parts`:
+    see `split_terms.py`.
     """
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
-    program_s_O = facts.program_s_O
+    program_s_O, rates_O = facts.program_s_O, np.full(len(options), inf)
+    if num_replicas == "several":
+        rates_O = most_sum_bytes_per_s(request, options)
     if busy_s_BOK is not None:
         facts = replace(facts, busy_s_BOK=busy_s_BOK / parts)
         program_s_O = program_s_O / parts
@@ -132,12 +142,13 @@ def bound_problem(
         request,
         options,
         facts,
-        update_s_BOK=0 * facts.update_s_BOK,
-        # every layer counts a loss, of which a stage has one
-        static_bytes_BOK=np.tile(facts.own_bytes_OK - _LOSS_BYTES, (num_sizes, 1, 1)),
+        update_s_BOK=facts.least_update_s_BOK,
+        # every layer counts the scalars of a stage
+        static_bytes_BOK=np.tile(facts.own_bytes_OK - SCALAR_BYTES, (num_sizes, 1, 1)),
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
-        sync_s=lambda o, size_bytes: 0 * size_bytes,
+        sync_s=lambda o, size_bytes: size_bytes / rates_O[o],
+        sync_exposed="first",
         stage_s_BO=np.tile(program_s_O, (num_sizes, 1)),
     )
     if busy_s_BOK is not None:
@@ -150,6 +161,7 @@ def bound_problem(
         terms,
         parts=parts,
         max_launch_ahead=len(request.model.layers),
+        one_replica=num_replicas == "one",
     )
     fits_BOU = found.most_in_flight_BOU > 0
     return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
@@ -167,7 +179,9 @@ def forward_and_split_s_BOK(
     for b, o, shares in _cases(request, options):
         for k, layer in enumerate(firsts):
             if not np.isnan(facts.busy_s_BOK[b, o, k]):
-                halves_s_BOK[b, o, k] = _halves_s(request, options[o], layer, shares)
+                halves_s_BOK[b, o, k] = option_halves_s(
+                    request, options[o], layer, shares
+                )
     forward_s_BOK = facts.busy_s_BOK - whole_s_BOK
     least_s_BOK = forward_s_BOK + np.minimum(whole_s_BOK, halves_s_BOK)
     return forward_s_BOK, least_s_BOK, facts.kinds
@@ -228,6 +242,7 @@ class _Facts:
     busy_s_BOK: Floats
     drain_s_BOK: Floats
     update_s_BOK: Floats
+    least_update_s_BOK: Floats
     static_bytes_OK: Floats
     own_bytes_OK: Floats
     extra_bytes_BOK: Floats
@@ -245,19 +260,22 @@ class _Facts:
 def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     kinds, firsts = layer_kinds(request)
     dims = len(request.microbatch_sizes), len(options), len(firsts)
-    busy, drain, update = np.full((3, *dims), np.nan)
+    busy, drain, update, least_update = np.full((4, *dims), np.nan)
     saved, least, once, each, workspace, spared = np.zeros((6, *dims))
     problems: list[BadInput] = []
     kept: dict[tuple[object, ...], tuple[float, ...]] = {}
     for b, o, shares in _cases(request, options):
         for k, layer in enumerate(firsts):
             try:
-                times = _times(request, options[o], layer, shares)
+                times = option_times(request, options[o], layer, shares)
             except BadInput as error:  # of a profile: an option that nobody measured
                 problems.append(error)
                 continue
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
             drain[b, o, k] = times.backward_s
+            least_update[b, o, k] = option_least_update_s(
+                request, options[o], layer, shares
+            )
             compiler = compiler_of(node_of(request, options[o]).device)
             alike = layer, shares, options[o].data, options[o].remat, compiler
             if alike not in kept:
@@ -266,7 +284,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
             each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
     if np.isnan(busy).any(axis=2).all() and problems:
         raise problems[0]
-    update, drain = np.nan_to_num(update), np.nan_to_num(drain)
+    update, drain, least_update = map(np.nan_to_num, (update, drain, least_update))
     inner = [k for k, at in enumerate(firsts) if 0 < at < len(request.model.layers) - 1]
     block = workspace[:, :, inner].max(axis=2, initial=0)
     alone = each + workspace - spared
@@ -275,10 +293,11 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     room = [node_plan_bytes(node_of(request, o)) for o in options]
     return _Facts(
         kinds=kinds,
-        program_s_O=np.array([_program_s(request, o) for o in options]),
+        program_s_O=np.array([option_program_s(request, o) for o in options]),
         busy_s_BOK=busy,
         drain_s_BOK=drain,
         update_s_BOK=update,
+        least_update_s_BOK=least_update,
         static_bytes_OK=static_bytes_OK(request, options, firsts, borrowed=True),
         own_bytes_OK=static_bytes_OK(request, options, firsts, borrowed=False),
         extra_bytes_BOK=each + np.maximum(workspace - block[:, :, None], 0),
@@ -328,59 +347,3 @@ def _cases(
                 packed=request.packed,
             )
             yield b, o, shares
-
-
-def _times(
-    request: PlanRequest, option: Option, layer: int, shares: Shares
-) -> LayerTimes:
-    node = node_of(request, option)
-    return layer_times(
-        request.model,
-        layer,
-        _stage_of(request, option),
-        node,
-        shares,
-        tensor_card_bytes_per_s=_card_bytes_per_s(node, option),
-        optimizer=request.optimizer,
-        profile=request.profile,
-    )
-
-
-def _halves_s(
-    request: PlanRequest, option: Option, layer: int, shares: Shares
-) -> float:
-    node, stage = node_of(request, option), _stage_of(request, option)
-    return layer_halves_s(
-        request.model,
-        layer,
-        stage,
-        node,
-        shares,
-        tensor_card_bytes_per_s=_card_bytes_per_s(node, option),
-        profile=request.profile,
-    )
-
-
-def _card_bytes_per_s(node: Node, o: Option) -> float:
-    shape = dict(num_rings=o.data, devices_per_ring=o.tensor)
-    return least_shared_card_bytes_per_s(node, **shape)
-
-
-def _program_s(request: PlanRequest, option: Option) -> float:
-    """What a program takes whatever it holds, where that was measured."""
-    profile, device = request.profile, node_of(request, option).device
-    if profile is None or canonical_name(device) not in profile.devices:
-        return 0.0
-    return profile.program_s
-
-
-def _stage_of(request: PlanRequest, option: Option) -> Stage:
-    return Stage(
-        node=node_of(request, option).name,
-        devices=tuple(range(option.num_devices)),
-        mesh=StageMesh(data=option.data, tensor=option.tensor),
-        layers=(0, 1),
-        remat=option.remat,
-        offload=option.offload,
-        launch_ahead=1,
-    )

@@ -22,6 +22,8 @@ FAULTY = {
     "messages over hosts": 1,
     "tensor groups over hosts": 3,
     "depth": 12,
+    "sums": 2,
+    "updates": 0,
 }
 
 

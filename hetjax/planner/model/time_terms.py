@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What layers take, in the planner's terms.
+
+Owns seconds by layer and option, before it is known which stages there are. Does not
+own the seconds (`costs/stage_times.py`) nor what is made of them (`terms.py`).
+"""
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Node
+from hetjax.costs.graph.passes import Shares
+from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
+from hetjax.costs.stage_times import (
+    LayerTimes,
+    layer_halves_s,
+    layer_times,
+    least_update_s,
+)
+from hetjax.planner.model.memory_terms import node_of
+from hetjax.planner.model.problem import Option
+from hetjax.planner.model.request import PlanRequest
+from hetjax.plans.plan import Stage, StageMesh
+
+
+def option_times(
+    request: PlanRequest, option: Option, layer: int, shares: Shares
+) -> LayerTimes:
+    node = node_of(request, option)
+    return layer_times(
+        request.model,
+        layer,
+        _stage_of(request, option),
+        node,
+        shares,
+        tensor_card_bytes_per_s=_card_bytes_per_s(node, option),
+        optimizer=request.optimizer,
+        profile=request.profile,
+    )
+
+
+def option_least_update_s(
+    request: PlanRequest, option: Option, layer: int, shares: Shares
+) -> float:
+    node, stage = node_of(request, option), _stage_of(request, option)
+    return least_update_s(
+        request.model,
+        layer,
+        stage,
+        node,
+        shares,
+        optimizer=request.optimizer,
+        profile=request.profile,
+    )
+
+
+def option_halves_s(
+    request: PlanRequest, option: Option, layer: int, shares: Shares
+) -> float:
+    node, stage = node_of(request, option), _stage_of(request, option)
+    return layer_halves_s(
+        request.model,
+        layer,
+        stage,
+        node,
+        shares,
+        tensor_card_bytes_per_s=_card_bytes_per_s(node, option),
+        profile=request.profile,
+    )
+
+
+def _card_bytes_per_s(node: Node, o: Option) -> float:
+    shape = dict(num_rings=o.data, devices_per_ring=o.tensor)
+    return least_shared_card_bytes_per_s(node, **shape)
+
+
+def option_program_s(request: PlanRequest, option: Option) -> float:
+    """What a program takes whatever it holds, where that was measured."""
+    profile, device = request.profile, node_of(request, option).device
+    if profile is None or canonical_name(device) not in profile.devices:
+        return 0.0
+    return profile.program_s
+
+
+def _stage_of(request: PlanRequest, option: Option) -> Stage:
+    return Stage(
+        node=node_of(request, option).name,
+        devices=tuple(range(option.num_devices)),
+        mesh=StageMesh(data=option.data, tensor=option.tensor),
+        layers=(0, 1),
+        remat=option.remat,
+        offload=option.offload,
+        launch_ahead=1,
+    )
