@@ -103,7 +103,7 @@ def cuts_of(request: PlanRequest) -> list[Cut]:
             bytes_per_s=_bytes_per_s(request, side),
             message_bytes=request.seq_len * hidden_size(request.model) * min(sent),
             gradient_bytes=each_bytes * elements,
-            tied_bytes=each_bytes * _tied_at_both_ends(request.model),
+            tied_bytes=each_bytes * tied_at_both_ends(request.model),
             global_batch=request.global_batch,
         )
         for side in _sides(request)
@@ -128,8 +128,8 @@ def trained_elements(model: Model) -> list[float]:
     return found
 
 
-def _tied_at_both_ends(model: Model) -> int:
-    """Trained elements of the first layer that the last one uses."""
+def tied_at_both_ends(model: Model) -> int:
+    """Return the trained elements of the first layer that the last one uses."""
     paths = {path for module in model.layers[-1].modules for _, path in module.tied}
     return sum(_trained_elements(model, path) for path in paths)
 
@@ -163,13 +163,30 @@ def _bytes_per_s(request: PlanRequest, side: frozenset[int]) -> float:
     inside = {n.name for c in side for n in request.classes[c].nodes}
     ours = [node for node in network.nodes if node.name in inside]
     others = [node for node in network.nodes if node.name not in inside]
-    by_cards = min(_cards_bytes_per_s(ours), _cards_bytes_per_s(others))
+    by_cards = min(
+        _cards_bytes_per_s(_without_links(network, ours, others)),
+        _cards_bytes_per_s(_without_links(network, others, ours)),
+    )
     our_zones, other_zones = ({n.zone for n in part} for part in (ours, others))
     by_zones = inf
     if not our_zones & other_zones:
         by_zones = _links_bytes_per_s(network, our_zones, other_zones)
     between = _links_bytes_per_s(network, inside, {node.name for node in others})
     return min(by_cards, by_zones) + between
+
+
+def _without_links(
+    network: Cluster, nodes: Sequence[Node], others: Sequence[Node]
+) -> list[Node]:
+    """Those that have no link of their own to some of the others: it takes the place
+    of cards."""
+    joined = {link.between for link in network.links}
+    joined |= {(b, a) for a, b in joined}
+    return [
+        node
+        for node in nodes
+        if any((node.name, other.name) not in joined for other in others)
+    ]
 
 
 def _cards_bytes_per_s(nodes: Sequence[Node]) -> float:

@@ -32,6 +32,7 @@ from hetjax.planner.search.proposals import (
     plans_of,
     proposals,
 )
+from hetjax.planner.search.tied_ends import tied_ends
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 
@@ -76,6 +77,9 @@ class FirstPlans:
             self.incumbents.offer(plan, source)
         if not self.incumbents.best:
             raise why_infeasible(self.request, objectives[0])
+        for proposal in () if large else tied_ends(self.request, self._best_s):
+            for plan in plans_by_rank([proposal]):
+                self.incumbents.offer(plan, "templates")
         for part in () if large else self._promising_parts():
             self._search_part(part)
 
