@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import compute_bound_s, heuristic_bound
 from hetjax.planner.model.deadline import check_deadline
-from hetjax.planner.model.network_cuts import tied_at_both_ends
+from hetjax.planner.model.network_cuts import cuts_of
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms import search_problem
@@ -27,15 +27,17 @@ from hetjax.planner.search.price_and_branch import candidates
 from hetjax.planner.search.proposals import Proposal, ScreenedProblem, degree_sets
 
 _NUM_UNPLACED = 2
+_MUCH = 0.1  # of the best step so far
 
 
 def tied_ends(request: PlanRequest, best_s: Callable[[], float]) -> Iterator[Proposal]:
     """Yield proposals of one replica and of several, with both ends on each class.
 
-    Those that could be faster than `best_s` says, by the model; none of models whose
-    first and last layer share nothing, or of one class.
+    Those that could be faster than `best_s` says, by the model. None where summing the
+    first and last layer's common elements across every cut takes little of that.
     """
-    if len(request.classes) < 2 or not tied_at_both_ends(request.model):
+    sums_s = (cut.tied_bytes / cut.bytes_per_s for cut in cuts_of(request))
+    if max(sums_s, default=0.0) < _MUCH * best_s():
         return
     for device_class in range(len(request.classes)):
         for num_replicas in (1, 2):
