@@ -2,7 +2,7 @@
 """Speed-up of planned layouts over baselines on mixed clusters, by the simulator.
 
     python -m experiments.planner.mixes [--models gpt3-6.7b llama2-7b mixtral-8x7b]
-        [--sizes 8 16 32 64] [--local-work 25000]
+        [--sizes 8 16 32 64] [--budget-s 10]
 
 Nine mixes of A100-80GB, H800 and H20 with 8 to 64 GPUs (AutoHet, arXiv 2512.20953,
 reports at most 1.79x over the better of Megatron-LM and Whale on such clusters). All
@@ -23,7 +23,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import compared
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.find import LOCAL_WORK, find_plan
+from hetjax.planner.search.find import find_plan
 from hetjax.schedule.predicted import Predicted
 
 DEVICES = {"A100": "A100-SXM4-80GB", "H800": "H800", "H20": "H20"}
@@ -44,6 +44,7 @@ MIXES: dict[str, tuple[tuple[str, int], ...]] = {
     ),
 }
 BASELINES = ("megatron", "whale")
+_WORK_OF_A_SECOND = 5_000  # of local search, which is counted and not timed
 
 
 def cluster(mix: Sequence[tuple[str, int]], name: str) -> Cluster:
@@ -54,7 +55,7 @@ def cluster(mix: Sequence[tuple[str, int]], name: str) -> Cluster:
     return Cluster(name=name, nodes=nodes)
 
 
-def row(model: str, mix: str, seq_len: int, local_work: float) -> dict[str, Any]:
+def row(model: str, mix: str, seq_len: int, budget_s: float) -> dict[str, Any]:
     machines = cluster(MIXES[mix], mix)
     request = PlanRequest(
         model=model_preset(model),
@@ -74,7 +75,7 @@ def row(model: str, mix: str, seq_len: int, local_work: float) -> dict[str, Any]
         "baselines_search_s": round(baseline_s, 2),
     }
     try:
-        found = find_plan(request, local_work=local_work)
+        found = find_plan(request, local_work=budget_s * _WORK_OF_A_SECOND)
     except NoFeasiblePlan as error:
         return told | {"infeasible": error.got}
     step_time_s = found.best.simulation.step_time_s
@@ -103,12 +104,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=models)
     parser.add_argument("--mixes", nargs="+", default=list(MIXES))
     parser.add_argument("--seq-len", type=int, default=1024)
-    parser.add_argument("--local-work", type=float, default=LOCAL_WORK)
+    parser.add_argument("--budget-s", type=float, default=10.0)
     arguments = parser.parse_args()
     rows = []
     for model in arguments.models:
         for mix in arguments.mixes:
-            rows.append(row(model, mix, arguments.seq_len, arguments.local_work))
+            rows.append(row(model, mix, arguments.seq_len, arguments.budget_s))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(json.dumps({"rows": rows}, indent=1))
 
