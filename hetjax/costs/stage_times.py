@@ -31,6 +31,7 @@ from hetjax.costs.roofline import (
 )
 from hetjax.costs.stage_memory import (
     SCALAR_BYTES,
+    StaticBytes,
     gradient_bytes,
     stage_shares,
     static_bytes,
@@ -122,12 +123,8 @@ def least_update_s(
         return 0.0
     held = static_bytes(stacks, stage.mesh, shares.dtype, optimizer, stage.offload)
     held = replace(held, accumulators=held.accumulators - SCALAR_BYTES)
-    launch_s = calibration(device).launch_s
-    if stage.offload == "none":
-        return max(update_s(held, device) - launch_s, 0.0)
-    per_host = node.devices_per_host
-    whole_s = host_update_s(held, stage.mesh, device, per_host)
-    return max(whole_s - launch_s, 0.0)
+    whole_s = _held_update_s(held, stage, node)
+    return max(whole_s - calibration(device).launch_s, 0.0)
 
 
 def layer_halves_s(
@@ -291,7 +288,12 @@ def _layer_halves(
 def _stage_update_s(
     stacks: tuple[BlockStack, ...], stage: Stage, node: Node, way: _Way
 ) -> float:
-    held, device = static_bytes(stacks, stage.mesh, *way), device_spec(node)
+    return _held_update_s(static_bytes(stacks, stage.mesh, *way), stage, node)
+
+
+def _held_update_s(held: StaticBytes, stage: Stage, node: Node) -> float:
+    """On the device or on the host, as the stage says."""
+    device = device_spec(node)
     if stage.offload == "none":
         return update_s(held, device)
     return host_update_s(held, stage.mesh, device, node.devices_per_host)

@@ -38,7 +38,7 @@ from hetjax.plans.plan import Plan
 
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
-_FLOOR_SHARE = 0.7  # of what is left for proposals
+_FLOOR_SHARE = 0.7  # of the time that is left for proposals
 _MOST_PARTS, _NEAR = 2, 1.25  # parts searched like a cluster; times the best so far
 
 

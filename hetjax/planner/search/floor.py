@@ -17,13 +17,10 @@ from contextlib import suppress
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.bound.column_generation import compute_bound_s, heuristic_bound
-from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.parts import parts_alone, parts_without
 from hetjax.planner.search.price_and_branch import candidates
-from hetjax.planner.search.proposals import Proposal, ScreenedProblem, degree_sets
+from hetjax.planner.search.proposals import Proposal, most_promising
 
 
 def floor(
@@ -48,27 +45,11 @@ def _peak_tflops(part: PlanRequest) -> float:
 
 def _quickly(part: PlanRequest, best_s: float) -> Proposal | None:
     """Solve the most promising problem of a part; None where none is."""
-    best: ScreenedProblem | None = None
-    for degrees in degree_sets(part):
-        check_deadline()
-        problem = search_problem(part, degrees, num_replicas=math.inf, tight=False)
-        if compute_bound_s(problem) >= best_s:
-            continue
-        seen = heuristic_bound(problem, "closed", best_s)
-        if seen is None:
-            continue
-        best_s = seen.relaxed_s
-        best = ScreenedProblem(
-            request=part,
-            degrees=degrees,
-            num_replicas=math.inf,
-            problem=problem,
-            heuristic_bound=seen,
-        )
-    if best is None:
+    look = most_promising(part, math.inf, best_s)
+    if look is None:
         return None
     with suppress(NoFeasiblePlan):
-        seen = best.heuristic_bound
-        unplaced = candidates(best.problem, "closed", seen=seen, quick=True)
-        return Proposal(look=best, unplaced=unplaced)
+        seen = look.heuristic_bound
+        unplaced = candidates(look.problem, "closed", seen=seen, quick=True)
+        return Proposal(look=look, unplaced=unplaced)
     return None

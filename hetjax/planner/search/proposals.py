@@ -10,7 +10,7 @@ best in the end (`find.py`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -185,6 +185,33 @@ def degree_sets(request: PlanRequest) -> list[tuple[int, ...]]:
     if request.unequal_tensor:
         return [request.degrees]
     return [(degree,) for degree in request.degrees]
+
+
+def most_promising(
+    request: PlanRequest,
+    num_replicas: float,
+    best_s: float,
+    narrowed: Callable[[Problem], Problem] = lambda p: p,
+) -> ScreenedProblem | None:
+    """Return the problem of the tensor degrees that promise most, each `narrowed`; None
+    if none promises a step below `best_s`."""
+    best: ScreenedProblem | None = None
+    for degrees in degree_sets(request):
+        check_deadline()
+        p = narrowed(search_problem(request, degrees, num_replicas=num_replicas))
+        if compute_bound_s(p) >= best_s:
+            continue
+        seen = heuristic_bound(p, "closed", best_s)
+        if seen is not None:
+            best_s = seen.relaxed_s
+            best = ScreenedProblem(
+                request=request,
+                degrees=degrees,
+                num_replicas=num_replicas,
+                problem=p,
+                heuristic_bound=seen,
+            )
+    return best
 
 
 def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:

@@ -13,18 +13,16 @@ solved (`price_and_branch.py`), nor which plan is best (`incumbents.py`).
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.bound.column_generation import compute_bound_s, heuristic_bound
-from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.network_cuts import cuts_of
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.price_and_branch import candidates
-from hetjax.planner.search.proposals import Proposal, ScreenedProblem, degree_sets
+from hetjax.planner.search.proposals import Proposal, most_promising
 
 _NUM_UNPLACED = 2
 _MUCH = 0.1  # of the best step so far
@@ -41,37 +39,14 @@ def tied_ends(request: PlanRequest, best_s: Callable[[], float]) -> Iterator[Pro
         return
     for device_class in range(len(request.classes)):
         for num_replicas in (1, 2):
-            look = _most_promising(request, device_class, num_replicas, best_s())
+            ends = partial(with_ends_on, device_class=device_class)
+            look = most_promising(request, num_replicas, best_s(), narrowed=ends)
             if look is None:
                 continue
             seen = look.heuristic_bound
             with suppress(NoFeasiblePlan):
                 found = candidates(look.problem, "closed", _NUM_UNPLACED, seen=seen)
                 yield Proposal(look=look, unplaced=found, bound_s=found[0].bound_s)
-
-
-def _most_promising(
-    request: PlanRequest, device_class: int, num_replicas: int, best_s: float
-) -> ScreenedProblem | None:
-    """The problem of the tensor degrees that promise most; None if none promises."""
-    best: ScreenedProblem | None = None
-    for degrees in degree_sets(request):
-        check_deadline()
-        p = search_problem(request, degrees, num_replicas=num_replicas)
-        p = with_ends_on(p, device_class)
-        if compute_bound_s(p) >= best_s:
-            continue
-        seen = heuristic_bound(p, "closed", best_s)
-        if seen is not None:
-            best_s = seen.relaxed_s
-            best = ScreenedProblem(
-                request=request,
-                degrees=degrees,
-                num_replicas=num_replicas,
-                problem=p,
-                heuristic_bound=seen,
-            )
-    return best
 
 
 def with_ends_on(p: Problem, device_class: int) -> Problem:
