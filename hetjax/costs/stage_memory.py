@@ -112,9 +112,14 @@ def static_bytes(
 
 def gradient_bytes(stacks: Sequence[BlockStack], mesh: StageMesh) -> int:
     """Give the fp32 bytes of gradients on a device, cut over tensor alone."""
+    return sum(_gradient_bytes(stack, mesh) for stack in stacks)
+
+
+@lru_cache(maxsize=4096)
+def _gradient_bytes(stack: BlockStack, mesh: StageMesh) -> int:
     on = abstract_mesh(data=mesh.data, tensor=mesh.tensor)
-    weights = compute_weights(stacks, on, jnp.float32)
-    return device_bytes(trained_part(stacks, weights))
+    weights = compute_weights([stack], on, jnp.float32)
+    return device_bytes(trained_part([stack], weights))
 
 
 @lru_cache(maxsize=4096)

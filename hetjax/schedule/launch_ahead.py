@@ -23,9 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.plans.plan import Plan
 from hetjax.schedule.programs.action import UNTIED, StageKey, Tied
-from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulated import simulated
 from hetjax.schedule.simulation.result import Lane, lane_of
-from hetjax.schedule.simulation.simulator import simulate
 
 # (hop seconds, slowest stage's seconds, whether it leaves the node) -> delta
 Rule = Callable[[float, float, bool], int]
@@ -116,7 +115,7 @@ def fitted(
     plans = list(dict.fromkeys(with_rule(plan, costs, rule, limits) for rule in rules))
     if len(plans) == 1:
         return plans[0]
-    return min(plans, key=lambda p: simulate(lower(p, tied), p, costs).step_time_s)
+    return min(plans, key=lambda p: simulated(p, costs, tied).step_time_s)
 
 
 def launch_limits(

@@ -16,14 +16,15 @@ from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.bound import LowerBound, prefix_bound_s
 from hetjax.schedule.programs.action import UNTIED, Tied
 from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulated import is_plain, simulated
 from hetjax.schedule.simulation.memory import (
     MemoryUse,
     capacity_bytes,
     check_memory,
     memory_uses,
 )
+from hetjax.schedule.simulation.memory_bound import surely_fits
 from hetjax.schedule.simulation.result import Simulation
-from hetjax.schedule.simulation.simulator import simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,14 @@ class Predicted:
     plan: Plan
     costs: Costs
     simulation: Simulation
-    memory: Mapping[str, MemoryUse]
     tied: Tied
     times_from: str
     usd_per_hour: float | None = None
+
+    @cached_property
+    def memory(self) -> Mapping[str, MemoryUse]:
+        """What every device holds at its peak, by "node/device"."""
+        return memory_uses(lower(self.plan, self.tied), self.plan, self.costs)
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -86,14 +91,12 @@ def predict(
 
     NoFeasiblePlan if a device has less memory than the programs need.
     """
-    programs = lower(plan, tied)
-    memory = memory_uses(programs, plan, costs)
-    check_memory(memory, plan, costs)
+    if not (is_plain(plan) and surely_fits(plan, costs)):
+        check_memory(memory_uses(lower(plan, tied), plan, costs), plan, costs)
     return Predicted(
         plan=plan,
         costs=costs,
-        simulation=simulate(programs, plan, costs),
-        memory=memory,
+        simulation=simulated(plan, costs, tied),
         tied=tied,
         times_from=times_from,
         usd_per_hour=usd_per_hour,

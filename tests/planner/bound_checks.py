@@ -18,7 +18,7 @@ from hetjax.models.model import tensor_sizes
 from hetjax.planner.bound.certificate import space_of
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.templates import Template, TemplateStage, column
+from hetjax.planner.model.templates import Template, TemplateStage, column, stacked
 from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
@@ -75,7 +75,7 @@ def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
         if found_s < time_s * (1 - ROUNDING):
             yield f"replica {r} takes {found_s} s alone, its template {time_s} s"
         taken_R += c.taken
-        sequences = float(most_sequences(p, [c], bound.step_s)[0])
+        sequences = float(most_sequences(p, stacked([c]), bound.step_s)[0])
         price = float(np.array(c.taken) @ bound.duals_R)
         most = p.global_batch * price / float(bound.duals_R @ p.room_R)
         if sequences > most * (1 + 1e-6):

@@ -124,7 +124,8 @@ def proved(
     for num_replicas in ("several", "one"):
         p = bound_problem(request, request.degrees, num_replicas=num_replicas)
         try:
-            found.append(_least_step_s(request, p, longest_s))
+            least_s = min(found, default=math.inf)  # of both the lesser counts
+            found.append(_least_step_s(request, p, longest_s, enough_s=least_s))
         except NoFeasiblePlan as problem:
             problems.append(problem)
     if not found:
@@ -133,11 +134,17 @@ def proved(
 
 
 def _least_step_s(
-    request: PlanRequest, p: Problem, longest_s: float, parts: int = 1
+    request: PlanRequest,
+    p: Problem,
+    longest_s: float,
+    parts: int = 1,
+    enough_s: float = math.inf,
 ) -> float:
     large = request.cluster.num_devices > _LARGE
-    bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s)
-    return bound_by_cuts(request, p, bound, parts=parts)
+    bound = lower_bound(
+        p, "prefix", quick=large, longest_s=longest_s, enough_s=enough_s
+    )
+    return bound_by_cuts(request, p, bound, parts=parts, enough_s=enough_s)
 
 
 def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:

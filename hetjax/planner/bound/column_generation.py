@@ -29,7 +29,7 @@ from hetjax.planner.bound.restricted_master import (
 )
 from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.problem import Floats, Problem
-from hetjax.planner.model.templates import Column, Form, column
+from hetjax.planner.model.templates import Column, Form, column, stacked
 
 _MAX_ROUNDS = 300
 _NUM_BISECTIONS = 3
@@ -92,8 +92,9 @@ def lower_bound(
     seen: Bound | None = None,
     quick: bool = False,
     longest_s: float = 0.0,
+    enough_s: float = np.inf,
 ) -> Bound:
-    """Return a certified bound, close to the relaxation's optimum.
+    """Return a certified bound, close to the relaxation's optimum or to `enough_s`.
 
     Within 0.05 % of it where that is little work, else within 0.4 %, or 1 to 2 % if it
     is to be `quick`; or further below where that cannot be decided with a fair amount
@@ -124,7 +125,7 @@ def lower_bound(
         return _bisected(p, form, found, effort, min(close_s, found.relaxed_s))
     efforts = (_QUICK[form],) if quick else _EFFORTS
     effort = next(e for e in efforts if found.num_labels < e.only_below)
-    return _close_gap(p, form, found, effort)
+    return _close_gap(p, form, found, effort, enough_s)
 
 
 def seen_in(p: Problem, bound: Bound) -> Bound:
@@ -144,7 +145,7 @@ def _with_paid(p: Problem, found: Bound) -> Floats:
     """The duals halfway to what the columns pay: any price of the limit on work would
     prove something, and none is known yet."""
     step_s, devices = found.relaxed_s * (1 - _PRECISION), len(p.room_R)
-    paid_R = solve_restricted_master(p, found.columns, step_s).duals_R
+    paid_R = solve_restricted_master(p, stacked(found.columns), step_s).duals_R
     usual_R, room_R = found.duals_R, p.room_at(step_s)
     if not paid_R.any():  # none of the columns does anything in the time
         return usual_R
@@ -177,7 +178,7 @@ def heuristic_bound(p: Problem, form: Form, below_s: float = np.inf) -> Bound | 
 def columns_within(p: Problem, form: Form, step_s: float) -> tuple[Column, ...]:
     """Return columns of which fractions reach the step time; none if none are found."""
     found = _initial(p)
-    while not reaches(p, found.columns, step_s):
+    while not reaches(p, stacked(found.columns), step_s):
         found, outcome = _price_at(p, form, found, step_s, 0)
         if outcome != "columns":
             return ()
@@ -217,7 +218,7 @@ def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> B
     """
     step_s = max(compute_bound_s(p), found.step_s)
     longest_s = max(_LONGEST * step_s, longest_s)
-    while not reaches(p, found.columns, step_s):
+    while not reaches(p, stacked(found.columns), step_s):
         decisive = step_s > longest_s
         most = _DECISIVE_LABELS if decisive else 0
         found, outcome = _price_at(p, form, found, step_s, most)
@@ -230,15 +231,18 @@ def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> B
     return replace(found, relaxed_s=_least_step_s(p, found.columns, step_s))
 
 
-def _close_gap(p: Problem, form: Form, found: Bound, effort: _Effort) -> Bound:
-    """Bring the columns' step time and a proof as close together as the effort says.
+def _close_gap(
+    p: Problem, form: Form, found: Bound, effort: _Effort, enough_s: float
+) -> Bound:
+    """Bring the columns' step time, or `enough_s`, and a proof as close together as the
+    effort says.
 
     In the prefix form, what is proven so far where the time is up.
     """
     with _proven_so_far(form):
         for _ in range(_MAX_ROUNDS):
-            found = _close_heuristically(p, form, found, effort.tolerance)
-            close_s = found.relaxed_s * (1 - effort.tolerance)
+            found = _close_heuristically(p, form, found, effort.tolerance, enough_s)
+            close_s = min(found.relaxed_s * (1 - effort.tolerance), enough_s)
             if found.step_s >= close_s:
                 break
             found, outcome = _price_at(p, form, found, close_s, effort.most_labels)
@@ -253,11 +257,11 @@ def _proven_so_far(form: Form) -> AbstractContextManager[None]:
 
 
 def _close_heuristically(
-    p: Problem, form: Form, found: Bound, tolerance: float
+    p: Problem, form: Form, found: Bound, tolerance: float, enough_s: float = np.inf
 ) -> Bound:
-    """Go on as long as the heuristic pricing finds columns."""
+    """Go on as long as the heuristic pricing finds columns, up to `enough_s`."""
     for _ in range(_MAX_ROUNDS):
-        close_s = found.relaxed_s * (1 - tolerance)
+        close_s = min(found.relaxed_s * (1 - tolerance), enough_s)
         if max(found.heuristic_bound_s, found.step_s) >= close_s:
             break
         step_s = (found.heuristic_bound_s + close_s) / 2
@@ -292,7 +296,7 @@ def _price_at(
 ) -> tuple[Bound, PricingOutcome]:
     """Price at duals that the known columns do not contradict."""
     check_deadline()
-    duals_R = stabilised_duals(p, found.columns, step_s, found.duals_R)
+    duals_R = stabilised_duals(p, stacked(found.columns), step_s, found.duals_R)
     threshold = p.global_batch / float(duals_R @ p.room_at(step_s))
     priced = solve_pricing(p, form, step_s, duals_R, threshold, most_labels=most_labels)
     found = replace(found, num_labels=found.num_labels + priced.num_labels)
@@ -312,13 +316,13 @@ def _price_at(
 
 def _least_step_s(p: Problem, columns: Sequence[Column], high_s: float) -> float:
     """Return the least step time that columns reach, from one that they do."""
-    width = 4 * _PRECISION
-    while reaches(p, columns, high_s * (1 - width)):
+    rows, width = stacked(columns), 4 * _PRECISION
+    while reaches(p, rows, high_s * (1 - width)):
         high_s, width = high_s * (1 - width), min(2 * width, 0.5)
     low_s = high_s * (1 - width)
     while high_s - low_s > _PRECISION * high_s:
         middle_s = (low_s + high_s) / 2
-        if reaches(p, columns, middle_s):
+        if reaches(p, rows, middle_s):
             high_s = middle_s
         else:
             low_s = middle_s

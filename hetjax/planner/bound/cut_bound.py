@@ -24,30 +24,37 @@ _WORTH = 1.01  # times the bound so far: what a cut has to promise
 
 
 def bound_by_cuts(
-    request: PlanRequest, p: Problem, bound: Bound, *, parts: int = 1
+    request: PlanRequest,
+    p: Problem,
+    bound: Bound,
+    *,
+    parts: int = 1,
+    enough_s: float = inf,
 ) -> float:
-    """Return the bound in seconds, made better by cuts of the network.
+    """Return the bound in seconds, made better by cuts of the network, up to
+    `enough_s`.
 
     Of a problem whose microbatches are `parts` of real ones, as are its sequences.
     """
     best_s = bound.step_s
     for cut in cuts_of(request)[:_MOST_CUTS]:
-        if cut.crossing_s < best_s * _WORTH:
+        if cut.crossing_s < best_s * _WORTH or best_s >= enough_s:
             break
-        least_s = cut.crossing_s
+        least_s = min(cut.crossing_s, enough_s)
         for home in (cut.side, frozenset(range(len(p.classes))) - cut.side):
             if least_s > best_s:
                 limited = replace(p, work_limit=_limit(request, p, cut, home, parts))
-                least_s = min(least_s, _step_s(limited, bound))
+                least_s = min(least_s, _step_s(limited, bound, enough_s=least_s))
         best_s = max(best_s, least_s)
     return best_s
 
 
-def _step_s(p: Problem, bound: Bound) -> float:
+def _step_s(p: Problem, bound: Bound, enough_s: float) -> float:
     """The bound within the limit; what was proven without it where the time is up."""
     try:
         with suppress(TimeUp):
-            return lower_bound(p, "prefix", seen=seen_in(p, bound)).step_s
+            seen = seen_in(p, bound)
+            return lower_bound(p, "prefix", seen=seen, enough_s=enough_s).step_s
     except NoFeasiblePlan:
         return inf
     return bound.step_s

@@ -12,7 +12,6 @@ exact pass keeps all of them, so that no column is missed.
 Does not own the duals (`column_generation.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,9 +29,11 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.templates import (
     ROUNDING,
     Column,
+    Columns,
     Form,
     column,
     most_microbatches,
+    stacked,
 )
 
 # widths of intervals, and trades of time against cost by which they may be ruled out
@@ -225,17 +226,16 @@ def _better(s: PricingProgram, pool: Labels, found: Labels) -> tuple[Column, ...
     columns = _columns(s, pool, found, _MOST_COLUMNS)
     if not columns:
         return ()
-    sizes = np.array([c.template.microbatch_size for c in columns])
-    num_sequences = most_microbatches(columns, s.slack.step_s) * sizes
-    num_sequences = np.minimum(num_sequences, s.p.global_batch // sizes * sizes)
-    ratio = num_sequences / _prices(s, columns, num_sequences)
+    rows = stacked(columns)
+    num_sequences = most_microbatches(rows, s.slack.step_s) * rows.sizes_N
+    most = s.p.global_batch // rows.sizes_N * rows.sizes_N
+    num_sequences = np.minimum(num_sequences, most)
+    ratio = num_sequences / _prices(s, rows, num_sequences)
     order = np.argsort(-ratio, kind="stable")
     return tuple(columns[n] for n in order if ratio[n] >= s.threshold * (1 - ROUNDING))
 
 
-def _prices(s: PricingProgram, columns: Sequence[Column], sequences_N: Ints) -> Floats:
+def _prices(s: PricingProgram, columns: Columns, sequences_N: Ints) -> Floats:
     """What a copy of each column costs that does so many sequences."""
-    taken_NR = np.array([c.taken for c in columns])
     devices_R, work_R = np.split(s.duals_R, [len(s.p.room_R)])
-    weight_N = np.array([c.weight for c in columns])
-    return taken_NR @ devices_R + sequences_N * weight_N * work_R.sum()
+    return columns.taken_NR @ devices_R + sequences_N * columns.weight_N * work_R.sum()

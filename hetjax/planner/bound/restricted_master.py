@@ -18,7 +18,6 @@ medians of three). Does not own which columns there are (`column_generation.py`)
 whole copies (`search/integer_master.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -29,7 +28,7 @@ import numpy as np
 
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.solver import solve
-from hetjax.planner.model.templates import Column, most_microbatches
+from hetjax.planner.model.templates import Columns, most_microbatches
 
 STRICT = 1e-6  # relative: beyond what the linear programs' solver takes for equal
 _LEAST_COLUMNS = 32  # of a program: smaller ones are filled up to it
@@ -39,11 +38,9 @@ _UTILITY = ((8.0, 0.0), (4.0, 0.4), (2.0, 1.0), (1.0, 1.6), (0.0, 2.6))
 _SOLVING = Lock()  # programs are shared, and searches may run in threads
 
 
-def most_sequences(p: Problem, columns: Sequence[Column], step_s: float) -> Ints:
+def most_sequences(p: Problem, columns: Columns, step_s: float) -> Ints:
     """Return what each column does in the step; no more than the global batch has."""
-    if not columns:
-        return np.zeros(0, dtype=np.int64)
-    sizes_N = np.array([c.template.microbatch_size for c in columns])
+    sizes_N = columns.sizes_N
     counts_N = most_microbatches(columns, step_s)
     sequences_N = sizes_N * np.minimum(counts_N, p.global_batch // sizes_N)
     if p.one_replica:
@@ -62,7 +59,7 @@ class MasterSolution:
 
 
 def solve_restricted_master(
-    p: Problem, columns: Sequence[Column], step_s: float
+    p: Problem, columns: Columns, step_s: float
 ) -> MasterSolution:
     """Do as much as the devices can within the step time.
 
@@ -70,8 +67,6 @@ def solve_restricted_master(
     subject to  taken_NR.T @ x_N <= room_R      (duals_R)
     """
     room_R = p.room_at(step_s)
-    if not columns:
-        return MasterSolution(sequences=0.0, is_enough=False, duals_R=0 * room_R)
     sequences_N = most_sequences(p, columns, step_s)
     found = _solved(
         _master(_size(columns), len(room_R)),
@@ -87,7 +82,7 @@ def solve_restricted_master(
     )
 
 
-def reaches(p: Problem, columns: Sequence[Column], step_s: float) -> bool:
+def reaches(p: Problem, columns: Columns, step_s: float) -> bool:
     """Say whether fractions of copies do the global batch within the step time."""
     return solve_restricted_master(p, columns, step_s).is_enough
 
@@ -102,7 +97,7 @@ class MinCost:
 
 
 def min_cost_master(
-    p: Problem, columns: Sequence[Column], step_s: float, cost_R: Floats
+    p: Problem, columns: Columns, step_s: float, cost_R: Floats
 ) -> MinCost:
     """Do the global batch at the least cost. The columns must reach the step time.
 
@@ -126,7 +121,7 @@ def min_cost_master(
 
 
 def stabilised_duals(
-    p: Problem, columns: Sequence[Column], step_s: float, centre_R: Floats
+    p: Problem, columns: Columns, step_s: float, centre_R: Floats
 ) -> Floats:
     """Return duals that no column contradicts, near the given ones.
 
@@ -225,17 +220,14 @@ def _parameter(name: str, *shape: int) -> cp.Parameter:
     return cp.Parameter(shape, name=name, nonneg=True)
 
 
-def _size(columns: Sequence[Column]) -> int:
+def _size(columns: Columns) -> int:
     """Columns of a program: a power of two, so that few sizes are compiled."""
-    num = 1 << (len(columns) - 1).bit_length() if columns else 0
+    num = 1 << max(len(columns) - 1, 0).bit_length()
     return max(num, _LEAST_COLUMNS)
 
 
-def _taken_NR(p: Problem, columns: Sequence[Column], sequences_N: Ints) -> Floats:
+def _taken_NR(p: Problem, columns: Columns, sequences_N: Ints) -> Floats:
     """What a copy of each takes of each limit; of the one on work by its sequences."""
-    taken_NR = np.array([c.taken for c in columns], dtype=np.float64)
-    taken_NR = taken_NR.reshape(len(columns), len(p.room_R))
     if p.work_limit is None:
-        return taken_NR
-    weight_N = np.array([c.weight for c in columns], dtype=np.float64)
-    return np.column_stack([taken_NR, weight_N * sequences_N])
+        return columns.taken_NR
+    return np.column_stack([columns.taken_NR, columns.weight_N * sequences_N])

@@ -12,7 +12,7 @@ Does not own how templates are found (`bound/pricing.py`) nor how many of each a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -69,6 +69,61 @@ class Column:
         return self.after_s + max(o + num_microbatches * s for o, s in self.pieces)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Columns:
+    """Columns as arrays, a row for each; of fewer pieces than the most, the first is
+    there again. `memory_N` is their `memory_microbatches`."""
+
+    templates: tuple[Template, ...]
+    sizes_N: Ints
+    pieces_NP2: Floats
+    after_s_N: Floats
+    sum_s_N: Floats
+    taken_NR: Floats
+    memory_N: Ints
+    weight_N: Floats
+
+    def __len__(self) -> int:
+        return len(self.templates)
+
+    def rows(self, rows: Ints) -> "Columns":
+        """Those of these row numbers, in this order."""
+        return Columns(
+            templates=tuple(self.templates[n] for n in rows),
+            sizes_N=self.sizes_N[rows],
+            pieces_NP2=self.pieces_NP2[rows],
+            after_s_N=self.after_s_N[rows],
+            sum_s_N=self.sum_s_N[rows],
+            taken_NR=self.taken_NR[rows],
+            memory_N=self.memory_N[rows],
+            weight_N=self.weight_N[rows],
+        )
+
+    def beside(self, longest_s: float) -> "Columns":
+        """Those that show no longer sums than that, as all of them wait for it."""
+        few = self.rows(np.flatnonzero(self.sum_s_N <= longest_s))
+        after_s_N = few.after_s_N - few.sum_s_N + longest_s
+        return replace(few, after_s_N=after_s_N, sum_s_N=0 * few.sum_s_N + longest_s)
+
+
+def stacked(columns: Sequence[Column]) -> Columns:
+    """Return columns as arrays."""
+    width = max((len(c.pieces) for c in columns), default=1)
+    pieces = [(*c.pieces, *[c.pieces[0]] * (width - len(c.pieces))) for c in columns]
+    limits = len(columns[0].taken) if columns else 0
+    taken_NR = np.array([c.taken for c in columns], dtype=np.float64)
+    return Columns(
+        templates=tuple(c.template for c in columns),
+        sizes_N=np.array([c.template.microbatch_size for c in columns], dtype=int),
+        pieces_NP2=np.array(pieces).reshape(len(columns), width, 2),
+        after_s_N=np.array([c.after_s for c in columns]),
+        sum_s_N=np.array([c.sum_s for c in columns]),
+        taken_NR=taken_NR.reshape(len(columns), limits),
+        memory_N=np.array([c.memory_microbatches for c in columns], dtype=int),
+        weight_N=np.array([c.weight for c in columns]),
+    )
+
+
 def column(p: Problem, template: Template, form: Form) -> Column:
     """Return the template with its costs by a form."""
     stage_s, hop_s, link_s = _stage_s(p, template)
@@ -108,16 +163,11 @@ def exists(p: Problem, template: Template) -> bool:
     return _memory_microbatches(p, template, [1] * len(template.stages)) > 0
 
 
-def most_microbatches(columns: Sequence[Column], step_s: float) -> Ints:
+def most_microbatches(columns: Columns, step_s: float) -> Ints:
     """Return how many microbatches each column can do in a step of that time."""
-    width = max(len(c.pieces) for c in columns)
-    pieces_NP2 = np.array(
-        [(*c.pieces, *[c.pieces[0]] * (width - len(c.pieces))) for c in columns]
-    )
-    after_s_N1 = np.array([[c.after_s] for c in columns])
-    counts = counted(step_s - after_s_N1 - pieces_NP2[:, :, 0], pieces_NP2[:, :, 1])
-    allowed = np.array([c.memory_microbatches for c in columns])
-    return np.minimum(counts.min(axis=1), allowed)
+    offset_s_NP, slope_s_NP = np.moveaxis(columns.pieces_NP2, -1, 0)
+    counts = counted(step_s - columns.after_s_N[:, None] - offset_s_NP, slope_s_NP)
+    return np.minimum(counts.min(axis=1), columns.memory_N)
 
 
 def counted(left_s: Floats, each_s: Floats) -> Ints:

@@ -8,10 +8,11 @@ before the next. Does not own which plans come first (`first_plans.py`), moves
 (`model/objectives.py`).
 """
 
+import gc
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -129,6 +130,18 @@ def find_plan(
     return search.found()[0]
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let the collector look for circles of objects 25 times more rarely: it took a
+    third of the time, going through all that JAX holds, and a search makes few."""
+    usual = gc.get_threshold()
+    gc.set_threshold(25 * usual[0], *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
 def usual_search_s(request: PlanRequest, progress: TellProgress = _quietly) -> float:
     """Return how long a search goes on unless somebody says: infinity, but for very
     deep models, of which `progress` is told."""
@@ -166,6 +179,10 @@ class Search:
 
     def run(self) -> None:
         """Do everything. Errors as of `propose`."""
+        with _rare_collections():
+            self._run()
+
+    def _run(self) -> None:
         with deadline(left_s() * _PROPOSED_SHARE):
             self.propose()
         with deadline(left_s() * _PROVED_SHARE):

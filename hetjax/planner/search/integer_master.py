@@ -28,7 +28,7 @@ from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.solver import solve
-from hetjax.planner.model.templates import Column, Template
+from hetjax.planner.model.templates import Columns, Template
 
 # options of the solver: plans must not depend on how busy the machine is, so its work
 # is limited and not its time
@@ -52,26 +52,25 @@ class _Candidates:
     """Columns, and how many sequences a copy of each does and what it takes at most."""
 
     p: Problem
-    columns: tuple[Column, ...]
+    columns: Columns
     step_s: float
     sequences_N: Ints
-    taken_NR: Floats
 
     @property
     def sizes_N(self) -> Ints:
-        return np.array([c.template.microbatch_size for c in self.columns])
+        return self.columns.sizes_N
+
+    @property
+    def taken_NR(self) -> Floats:
+        return self.columns.taken_NR
 
     @property
     def most_copies_N(self) -> Floats:
         return np.floor(self.p.room_R / np.maximum(self.taken_NR, 0.5)).min(axis=1)
 
-    def take(self, rows: Ints) -> "_Candidates":
-        return replace(
-            self,
-            columns=tuple(self.columns[n] for n in rows),
-            sequences_N=self.sequences_N[rows],
-            taken_NR=self.taken_NR[rows],
-        )
+    def rows(self, rows: Ints) -> "_Candidates":
+        columns = self.columns.rows(rows)
+        return replace(self, columns=columns, sequences_N=self.sequences_N[rows])
 
     def at(self, step_s: float) -> "_Candidates":
         sequences_N = most_sequences(self.p, self.columns, step_s)
@@ -80,7 +79,7 @@ class _Candidates:
 
 def solve_integer_master(
     p: Problem,
-    columns: Sequence[Column],
+    columns: Columns,
     step_s: float,
     duals_R: Floats,
     cost_R: Floats | None = None,
@@ -103,7 +102,7 @@ def solve_integer_master(
 
 
 def fewest_columns(
-    p: Problem, columns: Sequence[Column], step_s: float, duals_R: Floats
+    p: Problem, columns: Columns, step_s: float, duals_R: Floats
 ) -> list[ColumnCount]:
     """Do the same with few distinct templates; none if that is not easy."""
     c = _choice(p, columns, step_s, duals_R, _FEW_COLUMNS)
@@ -118,7 +117,7 @@ def fewest_columns(
 
 def _choice(
     p: Problem,
-    columns: Sequence[Column],
+    columns: Columns,
     step_s: float,
     duals_R: Floats,
     most_columns: int,
@@ -126,18 +125,17 @@ def _choice(
     """Columns that do most for their price; of those that take the same the best."""
     c = _Candidates(
         p=p,
-        columns=tuple(columns),
+        columns=columns,
         step_s=step_s,
         sequences_N=most_sequences(p, columns, step_s),
-        taken_NR=np.array([c.taken for c in columns], dtype=np.float64),
     )
     worth_N = c.sequences_N / (c.taken_NR @ duals_R)
     usable_N = (c.sequences_N > 0) & (c.taken_NR <= p.room_R).all(axis=1)
-    best: dict[tuple[int, ...], int] = {}
-    for n in np.argsort(-worth_N, kind="stable"):
-        if usable_N[n]:
-            best.setdefault((int(c.sizes_N[n]), *columns[n].taken), int(n))
-    return c.take(np.array(list(best.values())[:most_columns], dtype=np.int64))
+    order = np.argsort(-worth_N, kind="stable")
+    order = order[usable_N[order]]
+    kinds = np.column_stack([c.sizes_N, c.taken_NR])[order]
+    _, firsts = np.unique(kinds, axis=0, return_index=True)
+    return c.rows(order[np.sort(firsts)[:most_columns]])
 
 
 def _solved(
@@ -171,7 +169,7 @@ def _shared_out(c: _Candidates, copies_N: Ints) -> list[ColumnCount]:
     Nothing if microbatches of these sizes do not add up to it.
     """
     used = np.flatnonzero(copies_N)
-    c, copies_N = c.take(used), copies_N[used]
+    c, copies_N = c.rows(used), copies_N[used]
     low_s, high_s = 0.0, c.step_s
     for _ in range(_TIGHTENINGS):
         middle_s = (low_s + high_s) / 2
@@ -223,19 +221,21 @@ def _exact(
     if not exact or (done_N < found_N).any() or (done_N > most_N * found_N).any():
         return []
     used = np.flatnonzero(found_N)
-    return _parts(c.take(used), found_N[used], done_N[used])
+    return _parts(c.rows(used), found_N[used], done_N[used])
 
 
 def _parts(c: _Candidates, copies_N: Ints, microbatches_N: Ints) -> list[ColumnCount]:
     """Spread the microbatches of each column over its copies as evenly as possible."""
     parts = []
-    for column, num, total in zip(c.columns, copies_N, microbatches_N, strict=True):
+    for template, num, total in zip(
+        c.columns.templates, copies_N, microbatches_N, strict=True
+    ):
         each, more = divmod(int(total), int(num))
         for copies, count in ((more, each + 1), (int(num) - more, each)):
             if copies:
                 parts.append(
                     ColumnCount(
-                        template=column.template,
+                        template=template,
                         num_copies=copies,
                         num_microbatches=count,
                     )

@@ -8,8 +8,8 @@ with integer copies (`integer_master.py`). Does not own pricing (`bound/pricing.
 nor where copies are placed.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,11 +22,20 @@ from hetjax.planner.bound.column_generation import (
 )
 from hetjax.planner.bound.pricing import enumerate_columns, solve_pricing
 from hetjax.planner.bound.restricted_master import (
+    STRICT,
     min_cost_master,
+    most_sequences,
     solve_restricted_master,
 )
 from hetjax.planner.model.problem import Floats, Problem
-from hetjax.planner.model.templates import ROUNDING, Column, Form, Template, column
+from hetjax.planner.model.templates import (
+    ROUNDING,
+    Columns,
+    Form,
+    Template,
+    column,
+    stacked,
+)
 from hetjax.planner.search.integer_master import (
     ColumnCount,
     fewest_columns,
@@ -107,7 +116,7 @@ def cheapest(
         return None
     for _ in range(_MAX_ROUNDS):
         seen = {c.template: c for c in columns}
-        wanted = min_cost_master(p, columns, step_s, cost_R)
+        wanted = min_cost_master(p, stacked(columns), step_s, cost_R)
         threshold = wanted.threshold * (1 + _SAVED)
         priced = solve_pricing(
             p, form, step_s, wanted.duals_R, threshold, most_labels=0
@@ -118,13 +127,13 @@ def cheapest(
     few = enumerate_columns(
         p, form, step_s, wanted.duals_R, wanted.threshold * (1 - _WASTE)
     )
-    columns = [c for c in (*columns, *few) if c.serves_hops]
+    serving = stacked([c for c in (*columns, *few) if c.serves_hops])
     found = [
         copies
-        for longest_s in _longest_sums(columns)
+        for longest_s in _longest_sums(serving)
         if (
             copies := solve_integer_master(
-                p, _beside(columns, longest_s), step_s, wanted.duals_R, cost_R
+                p, serving.beside(longest_s), step_s, wanted.duals_R, cost_R
             )
         )
     ]
@@ -143,18 +152,9 @@ def _cost(p: Problem, copies: Sequence[ColumnCount], cost_R: Floats) -> float:
     )
 
 
-def _beside(columns: Sequence[Column], longest_s: float) -> list[Column]:
-    """The columns that wait for sums of that time, and show no longer ones."""
-    return [
-        replace(c, after_s=c.after_s - c.sum_s + longest_s, sum_s=longest_s)
-        for c in columns
-        if c.sum_s <= longest_s
-    ]
-
-
-def _longest_sums(columns: Sequence[Column]) -> list[float]:
+def _longest_sums(columns: Columns) -> list[float]:
     """Some of the times that the longest gradient sum may take."""
-    sums = np.unique([c.sum_s for c in columns])
+    sums = np.unique(columns.sum_s_N)
     if len(sums) <= _NUM_SUMS:
         return [float(s) for s in sums]
     near = np.geomspace(max(sums[0], sums[-1] * 1e-3), sums[-1], _NUM_SUMS)
@@ -194,7 +194,8 @@ class _PriceAndBranch:
     def __init__(self, p: Problem, form: Form, bound: Bound, close: float) -> None:
         self.p, self.bound, self.close = p, bound, close
         self.form: Form = form
-        self.columns = {c.template: c for c in bound.columns if c.serves_hops}
+        self.seen = {c.template: c for c in bound.columns if c.serves_hops}
+        self.columns = stacked([*self.seen.values()])
         self.threshold = p.global_batch / float(bound.duals_R @ p.room_R)
 
     def best(self) -> UnplacedPlan:
@@ -210,7 +211,7 @@ class _PriceAndBranch:
             raise no_pipelines_do(self.p)
         while best.step_s > low_s * (1 + self.close):
             middle_s = (low_s + best.step_s) / 2
-            better = self._of(self.columns.values(), middle_s)
+            better = self._of(self.columns, middle_s)
             if better:
                 best = better
             else:
@@ -220,22 +221,21 @@ class _PriceAndBranch:
     def unlike(self, others: Sequence[UnplacedPlan]) -> UnplacedPlan | None:
         """Return a plan of other kinds of pipelines, nearly as good as the first."""
         kinds = {kind_of(self.p, t) for unplaced in others for t in unplaced.templates}
-        columns = [
-            c for t, c in self.columns.items() if kind_of(self.p, t) not in kinds
-        ]
+        is_other_N = [kind_of(self.p, t) not in kinds for t in self.columns.templates]
+        others_of = self.columns.rows(np.flatnonzero(is_other_N))
         for slack in _OTHERS_SLACKS:
-            found = self._of(columns, others[0].step_s * (1 + slack))
+            found = self._of(others_of, others[0].step_s * (1 + slack))
             if found:
                 return found
         return None
 
     def _at(self, step_s: float) -> UnplacedPlan | None:
         """Return a plan within the step time, None if none was found."""
-        found = self._of(self.columns.values(), step_s)
+        found = self._of(self.columns, step_s)
         if found or step_s < self.bound.relaxed_s * (1 + _SLACK_OF_SEEN):
             return found
         self._see_more(step_s)
-        return self._of(self.columns.values(), step_s)
+        return self._of(self.columns, step_s)
 
     def _see_more(self, step_s: float) -> None:
         """Enumerate columns of which integer copies may do it."""
@@ -246,9 +246,10 @@ class _PriceAndBranch:
         found = enumerate_columns(
             self.p, self.form, step_s, self.bound.duals_R, threshold
         )
-        self.columns |= {c.template: c for c in found}
+        self.seen |= {c.template: c for c in found}
+        self.columns = stacked([*self.seen.values()])
 
-    def _of(self, columns: Iterable[Column], step_s: float) -> UnplacedPlan | None:
+    def _of(self, columns: Columns, step_s: float) -> UnplacedPlan | None:
         for waiting, duals_R in self._waiting(columns, step_s)[:_MOST_TRIED]:
             copies = solve_integer_master(self.p, waiting, step_s, duals_R)
             if copies:
@@ -261,25 +262,34 @@ class _PriceAndBranch:
         if len(unplaced.templates) == 1:
             return unplaced
         copies: list[ColumnCount] = []
-        for waiting, duals_R in self._waiting(self.columns.values(), step_s)[:1]:
+        for waiting, duals_R in self._waiting(self.columns, step_s)[:1]:
             copies = fewest_columns(self.p, waiting, step_s, duals_R)
         other = self._unplaced(copies) if copies else unplaced
         return other if len(other.templates) < len(unplaced.templates) else unplaced
 
-    def _waiting(
-        self, columns: Iterable[Column], step_s: float
-    ) -> list[tuple[list[Column], Floats]]:
+    def _waiting(self, columns: Columns, step_s: float) -> list[tuple[Columns, Floats]]:
         """Columns that do the batch beside each other, and what devices would bring in
         this time; those that do most first."""
-        columns, choices = list(columns), []
+        choices = []
         least_R = _LEAST_GAIN * self.threshold * self.bound.duals_R
         for longest_s in _longest_sums(columns):
-            waiting = _beside(columns, longest_s)
+            waiting = columns.beside(longest_s)
+            if not self._may_do(waiting, step_s):
+                continue
             used = solve_restricted_master(self.p, waiting, step_s)
             if used.is_enough:
                 choices.append((used.sequences, waiting, used.duals_R + least_R))
         choices.sort(key=lambda choice: -choice[0])
         return [(waiting, duals_R) for _, waiting, duals_R in choices]
+
+    def _may_do(self, columns: Columns, step_s: float) -> bool:
+        """Whether the columns might do the batch: no fractions of copies do more than
+        what devices are worth, at prices at which no copy makes a profit."""
+        price_N = columns.taken_NR @ self.bound.duals_R
+        sequences_N = most_sequences(self.p, columns, step_s)
+        worth = float(self.bound.duals_R @ self.p.room_R)
+        needed_N = self.p.global_batch * price_N * (1 - 2 * STRICT)
+        return bool((sequences_N * worth >= needed_N).any())
 
     def _unplaced(self, copies: Sequence[ColumnCount]) -> UnplacedPlan:
         return _unplaced(self.p, self.form, copies, self.bound.step_s)

@@ -2,7 +2,8 @@
 """Lowering: from the compute order of each stage to the program of each node.
 
 Owns the passes `communicate`, `reduce`, `finish` and `free`, each from stage orders
-to stage orders, and `lower`, which runs them and projects the result on the nodes.
+to stage orders, and `lower`, which runs them and projects the result on the nodes;
+`timed_orders` runs those alone that matter to the time.
 Does not own the compute order (`generate.py`), the projection (`merge.py`) nor the
 proof that the result is right (`check.py`).
 """
@@ -53,6 +54,16 @@ def lower_lanes(
     orders = communicate(by_stage(lanes))
     orders = reduce(orders, reduce_groups(plan, tied))
     return merge(free(finish(orders)), plan, lanes)
+
+
+def timed_orders(plan: Plan, tied: Tied = UNTIED) -> dict[StageKey, list[Action]]:
+    """Return by stage what takes time or waits for others, in order: the programs of
+    `lower` without transfers and FREEs, of which a simulation tells the same.
+
+    Of a plan without programs, no two stages of which share devices.
+    """
+    orders = by_stage(lane_orders(plan))
+    return finish(reduce(orders, reduce_groups(plan, tied)))
 
 
 def lower_evaluation(plan: Plan) -> dict[str, Program]:

@@ -12,7 +12,7 @@ Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -26,7 +26,6 @@ from hetjax.schedule.programs.action import (
     Group,
     Op,
     Program,
-    Programs,
     StageKey,
     dataflow,
 )
@@ -44,7 +43,11 @@ _NEVER = float("inf")
 NORM = None  # the name of the one collective that is no group's
 
 
-def simulate(programs: Programs, plan: Plan, costs: Costs) -> Simulation:
+# programs by node, or the timed orders of stages (`programs/lower.py`)
+_Programs = Mapping[str, Program] | Mapping[StageKey, list[Action]]
+
+
+def simulate(programs: _Programs, plan: Plan, costs: Costs) -> Simulation:
     """Return when everything happens in one training step of a checked plan."""
     return _Run(programs, plan, costs).result()
 
@@ -84,7 +87,7 @@ _Step = tuple[Action, float, _Channel | None, _Channel | None]
 class _Meetings:
     """The collectives of one step; `waiting` are those to be told when one is done."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: _Programs) -> None:
         met = [a for program in programs.values() for a in program]
         met = [action for action in met if action.op in COLLECTIVE]
         self._missing = Counter(action.group for action in met)
@@ -133,7 +136,7 @@ class _LaneRun:
 class _Run:
     """One simulation; its state is the lanes, the channels and what was reduced."""
 
-    def __init__(self, programs: Programs, plan: Plan, costs: Costs) -> None:
+    def __init__(self, programs: _Programs, plan: Plan, costs: Costs) -> None:
         self.costs, self.plan = costs, plan
         self.channels: dict[Edge, _Channel] = {}
         routes = self._edge_routes()
@@ -189,7 +192,7 @@ class _Run:
                     routes.append(self.costs.routes.get(edge, Route(trunks=())))
         return routes
 
-    def _lane_runs(self, programs: Programs) -> dict[Lane, _LaneRun]:
+    def _lane_runs(self, programs: _Programs) -> dict[Lane, _LaneRun]:
         lanes: dict[Lane, _LaneRun] = {}
         home = {}
         for key, lane in lane_of(self.plan).items():
@@ -198,7 +201,9 @@ class _Run:
             self._compile(program, home)
         return lanes
 
-    def _compile(self, program: Program, home: Mapping[StageKey, list[_Step]]) -> None:
+    def _compile(
+        self, program: Sequence[Action], home: Mapping[StageKey, list[_Step]]
+    ) -> None:
         """Append the program's actions that take time or wait to their lanes."""
         ways: dict[tuple[int, int, str], _Way] = {}
         free, send, receive = Op.FREE, Op.SEND, Op.RECV

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from hetjax.planner.model.problem import Floats
-from hetjax.planner.model.templates import Column, column
+from hetjax.planner.model.templates import Column, column, stacked
 from hetjax.planner.search.integer_master import (
     ColumnCount,
     fewest_columns,
@@ -96,7 +96,7 @@ def test_whole_copies_are_found_exactly_where_there_are_some() -> None:
     for seed, step_s in cases():
         instance, _ = instance_of(seed)
         copies = solve_integer_master(
-            instance.problem, columns_of(seed), step_s, random_duals_R(seed)
+            instance.problem, stacked(columns_of(seed)), step_s, random_duals_R(seed)
         )
         assert bool(copies) == bool(uses_of(seed, step_s)), (seed, step_s)
         if copies:
@@ -110,7 +110,11 @@ def test_whole_copies_of_least_cost_cost_the_least() -> None:
         instance, _ = instance_of(seed)
         cost_R = random_duals_R(seed, "cost")
         copies = solve_integer_master(
-            instance.problem, columns_of(seed), step_s, random_duals_R(seed), cost_R
+            instance.problem,
+            stacked(columns_of(seed)),
+            step_s,
+            random_duals_R(seed),
+            cost_R,
         )
         uses = uses_of(seed, step_s)
         assert bool(copies) == bool(uses), (seed, step_s)
@@ -143,7 +147,7 @@ def test_one_template_is_taken_where_one_is_enough() -> None:
     for seed, step_s in cases():
         instance, _ = instance_of(seed)
         copies = fewest_columns(
-            instance.problem, columns_of(seed), step_s, random_duals_R(seed)
+            instance.problem, stacked(columns_of(seed)), step_s, random_duals_R(seed)
         )
         if not copies:
             continue
