@@ -137,6 +137,11 @@ class Plan:
         return self.global_batch * self.seq_len
 
     @property
+    def num_forwards(self) -> int:
+        """Forwards of a step: what simulating it takes goes with them."""
+        return sum(r.num_microbatches * len(r.stages) for r in self.replicas)
+
+    @property
     def title(self) -> str:
         """The whole plan in a line."""
         return (

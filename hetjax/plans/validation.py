@@ -114,7 +114,7 @@ def _counts(case: _Case) -> Iterator[BadInput]:
                 allowed=range_.of(where),
                 fix=f"write {where} as {'1 or more' if count < 1 else 'less'}",
             )
-    forwards = sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
+    forwards = plan.num_forwards
     if forwards > ranges.MOST_FORWARDS:
         yield BadInput(
             got=f"{forwards} forwards in a step: num_microbatches x stages, over all "

@@ -58,6 +58,7 @@ def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
 
 
 _MOST_DELTA = 2**20
+_MOST_FORWARDS = 5_000  # of a plan under every rule
 RULES: Mapping[str, Rule] = {
     "1f1b": plain_delta,
     "h1f1b": exact_delta,
@@ -110,8 +111,11 @@ def with_launch_ahead(
 def fitted(
     plan: Plan, costs: Costs, limits: Mapping[StageKey, int], tied: Tied = UNTIED
 ) -> Plan:
-    """Return the plan under the rule that simulates fastest; the exact one on a tie."""
+    """Return the plan under the rule that simulates fastest; under the exact one on a
+    tie, and where simulating takes long."""
     rules = (exact_delta, plain_delta, harp_delta)
+    if plan.num_forwards > _MOST_FORWARDS:
+        rules = rules[:1]
     plans = list(dict.fromkeys(with_rule(plan, costs, rule, limits) for rule in rules))
     if len(plans) == 1:
         return plans[0]

@@ -20,6 +20,7 @@ import numpy as np
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.completion import least_work
 from hetjax.planner.bound.feasibility import fits
+from hetjax.planner.bound.plain_columns import plain_start
 from hetjax.planner.bound.pricing import solve_pricing
 from hetjax.planner.bound.restricted_master import (
     STRICT,
@@ -112,7 +113,7 @@ def lower_bound(
                 "layers",
                 fix="allow remat or a smaller microbatch, or add devices",
             )
-        found = _initial(p)
+        found = _begun(p, form) or _initial(p)
         with _proven_so_far(form):
             found = _first_feasible(p, form, found, longest_s)
     if found.relaxed_s == np.inf:
@@ -161,7 +162,10 @@ def heuristic_bound(p: Problem, form: Form, below_s: float = np.inf) -> Bound | 
     """
     if not fits(p):
         return None
-    if below_s < np.inf:
+    begin = _begun(p, form)
+    if begin is not None and begin.relaxed_s <= below_s:
+        found = begin
+    elif below_s < np.inf:
         columns = columns_within(p, form, below_s)
         if not columns:
             return None
@@ -210,12 +214,24 @@ def _initial(p: Problem) -> Bound:
     return Bound(step_s=proven_s, heuristic_bound_s=proven_s, duals_R=_rates(p))
 
 
+def _begun(p: Problem, form: Form) -> Bound | None:
+    """What is known with plain columns; None if there are none."""
+    start = plain_start(p, form)
+    if start is None:
+        return None
+    columns, step_s = start
+    relaxed_s = _least_step_s(p, columns, step_s)
+    return replace(_initial(p), columns=columns, relaxed_s=relaxed_s)
+
+
 def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> Bound:
-    """Add columns until they reach some step time.
+    """Add columns until they reach some step time, if they do not yet.
 
     NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
     found with a great deal of work.
     """
+    if found.relaxed_s < np.inf:
+        return found
     step_s = max(compute_bound_s(p), found.step_s)
     longest_s = max(_LONGEST * step_s, longest_s)
     while not reaches(p, stacked(found.columns), step_s):

@@ -57,24 +57,33 @@ def hop_tables(
 
 
 def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
-    """What a stage's gradient sums get of the slowest way between nodes.
+    """What a stage's gradient sums get of the slowest way between nodes of its class.
 
-    Its node is taken to be full of such stages, which share that way. In a cluster of
-    one node sums stay inside. Bytes count as those of float32, whatever is sent.
+    The other replicas are taken to hold its layers on the like of it: those that are
+    cut so are most often the best. Of a class of one node it is the fastest way from
+    there. Its node is taken to be full of such stages, which share that way. In a
+    cluster of one node sums stay inside. Bytes count as those of float32, whatever is
+    sent.
     """
     ways, classes = _Ways.of(request), request.classes
-    between = [
-        1 / way.s_per_byte
-        for pairs in ways.pairs.values()
-        for a, b in pairs
-        if (way := ways.nearest(_lone(a), _lone(b))) is not None
-    ]
+    rate_of = {
+        pair: [
+            1 / way.s_per_byte
+            for a, b in nodes
+            if (way := ways.nearest(_lone(a), _lone(b))) is not None
+        ]
+        for pair, nodes in ways.pairs.items()
+    }
     rates, smaller = [], GRADIENT_BYTES / WIRE_BYTES[request.gradient_wire]
     for option in options:
-        nodes = classes[option.device_class]
-        share = option.num_devices / nodes.devices_per_node
-        inside = device_spec(nodes.nodes[0]).intra_node_gb_per_s * 1e9
-        rates.append(share * min(between) * smaller if between else inside)
+        c = option.device_class
+        share = option.num_devices / classes[c].devices_per_node
+        away = [rate for (a, _), found in rate_of.items() if a == c for rate in found]
+        if away:
+            between = min(rate_of[c, c], default=max(away))
+            rates.append(share * between * smaller)
+        else:
+            rates.append(device_spec(classes[c].nodes[0]).intra_node_gb_per_s * 1e9)
     return np.array(rates)
 
 

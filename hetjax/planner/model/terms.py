@@ -2,8 +2,8 @@
 """A request in the planner's terms: what every kind of layer costs in every way.
 
 Owns two views of the same costs. To search by: the memory that the simulator will ask
-for, and gradient sums over the slowest way between nodes. To bound by: nothing that
-some plan of the space could do without. So its memory is that of one microbatch in
+for, and gradient sums over the slowest way between like nodes. To bound by: nothing
+that some plan of the space could do without. So its memory is that of one microbatch in
 flight, its hops are the nearest that nodes allow, and gradient sums take the fastest
 way. Does not own the costs (`costs/`) nor what a pipeline makes of them (`problem.py`,
 `templates.py`).
@@ -56,7 +56,8 @@ from hetjax.planner.model.time_terms import (
 )
 
 _GRADIENT_BYTES = 4  # fp32 sums
-_MOST_IN_FLIGHT = 16  # of pipelines that are searched
+# of pipelines that are searched, and of those of clusters of more devices than that
+_MOST_IN_FLIGHT, _MOST_OF_MANY, _MANY = 16, 64, 128
 
 
 def options_of(request: PlanRequest, degrees: Sequence[int]) -> tuple[Option, ...]:
@@ -113,7 +114,14 @@ def search_problem(
         device_bytes_O=facts.memory_bytes_O,
         stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
     )
-    return _problem(request, options, terms, one_replica=num_replicas == 1)
+    many = request.cluster.num_devices > _MANY
+    return _problem(
+        request,
+        options,
+        terms,
+        max_launch_ahead=_MOST_OF_MANY if many else _MOST_IN_FLIGHT,
+        one_replica=num_replicas == 1,
+    )
 
 
 def bound_problem(
@@ -208,7 +216,7 @@ def _problem(
     terms: LayerCosts,
     *,
     parts: int = 1,
-    max_launch_ahead: int = _MOST_IN_FLIGHT,
+    max_launch_ahead: int,
     one_replica: bool = False,
 ) -> Problem:
     return problem(

@@ -24,7 +24,6 @@ from hetjax.planner.model.evaluator import as_planned
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_WORK, Found, Search
-from hetjax.planner.search.finish import forwards
 from hetjax.planner.search.idle import (
     Idle,
     Without,
@@ -159,7 +158,7 @@ def _bfloat16_step_s(found: Found) -> float | None:
     """The step with gradients sent in bfloat16, of plans that are simulated quickly."""
     request, best = found.request, found.best
     halved = replace(request, gradient_wire="bfloat16")
-    if request.gradient_wire == "bfloat16" or forwards(best.plan) > _LITTLE_WORK:
+    if request.gradient_wire == "bfloat16" or best.plan.num_forwards > _LITTLE_WORK:
         return None
     predicted = as_planned(halved, best.plan)
     if predicted.costs.reductions == best.costs.reductions:

@@ -20,10 +20,10 @@ from hetjax.schedule.predicted import Predicted
 
 # by plan, and whether the search for a schedule climbed; None where none fits
 Tried = MutableMapping[tuple[Plan, bool], Predicted | None]
-_MOST_PLANS = 10
+_MOST_PLANS = 20
 _MOST_SETS = 4  # of nodes, the best plan on each of which is among them
 # forwards of a step: of all plans that are tried, and of one with many schedules
-_MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 1_000, 150
+_MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 2_000, 150
 
 
 def finished(
@@ -52,7 +52,7 @@ def finished(
             tried.append((found, before.plan))
             best_s = min(best_s, found.simulation.step_time_s)
             yield found
-    small = [each for each in tried if forwards(each[1]) <= _MOST_FORWARDS_CLIMBED]
+    small = [each for each in tried if each[1].num_forwards <= _MOST_FORWARDS_CLIMBED]
     if small:
         _, plan = min(small, key=lambda each: by_wish(each[0]))
         found = _tried(request, plan, known, climbs=True)
@@ -77,11 +77,6 @@ def _busiest_s(found: Predicted) -> float:
     return max(share.busy_s for share in found.simulation.shares.values())
 
 
-def forwards(plan: Plan) -> int:
-    """Return the forwards of a step: what simulating it takes goes with them."""
-    return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
-
-
 def _tried(
     request: PlanRequest, plan: Plan, known: Tried, *, climbs: bool
 ) -> Predicted | None:
@@ -100,7 +95,7 @@ def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicte
     """The first of these that differ in more than names of nodes, within the work."""
     seen, work = set[object](), 0
     for found in ranked:
-        work_of_one = forwards(found.plan)
+        work_of_one = found.plan.num_forwards
         cuts = _cuts(request, found.plan)
         if cuts in seen or work + work_of_one > _MOST_FORWARDS:
             continue

@@ -21,7 +21,6 @@ from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
 from hetjax.planner.model.objectives import score, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.finish import forwards
 from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
@@ -69,7 +68,7 @@ class FirstPlans:
             self.proposed.append(proposal)
             self.incumbents.progress(proposal.told())
             for plan in plans_of(proposal, 0):
-                if len(self.proposed) == 1 or forwards(plan) <= _LITTLE_WORK:
+                if len(self.proposed) == 1 or plan.num_forwards <= _LITTLE_WORK:
                     self.incumbents.offer(plan, "templates")
         if large:
             self._look_at_all(parts)
@@ -146,7 +145,7 @@ class FirstPlans:
                 self.incumbents.take(plan, "templates")
         work = 0
         for plan in () if self.incumbents.best else even_plans(self.request):
-            work += forwards(plan)
+            work += plan.num_forwards
             if not self.incumbents.best or work <= _LITTLE_WORK:
                 self.incumbents.take(plan, "even split")
         if not self.incumbents.best:
@@ -165,9 +164,9 @@ def _plans(
         (("equal shares", plan) for plan in shares),
         (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
     ):
-        if work and work + forwards(plan) > most:
+        if work and work + plan.num_forwards > most:
             return
-        work += forwards(plan)
+        work += plan.num_forwards
         yield source, plan
 
 

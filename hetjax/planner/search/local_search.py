@@ -17,7 +17,6 @@ from hetjax.planner.model.deadline import is_over
 from hetjax.planner.model.objectives import Objective, score
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, idle_devices
-from hetjax.planner.search.finish import forwards
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
@@ -270,7 +269,7 @@ def local_search(
     while better and not is_over():
         better = False
         for plan in _moves(best, request):
-            work += forwards(plan) + _OF_A_PLAN
+            work += plan.num_forwards + _OF_A_PLAN
             if is_over() or work > most_work:
                 return best
             found = evaluate(plan)

@@ -4,9 +4,9 @@ other.
 
 Owns which problems are solved for a request: the same tensor degree for all stages, or
 all degrees at once where replicas may be cut unlike; all nodes, or some of them, since
-a gradient sum is as fast as the slowest way between replicas, which the model does not
-choose. Does not own how a problem is solved (`price_and_branch.py`), nor whose plan is
-best in the end (`find.py`).
+gradient sums between unlike nodes take longer than the model says. Does not own how a
+problem is solved (`price_and_branch.py`), nor whose plan is best in the end
+(`find.py`).
 """
 
 import math
@@ -219,8 +219,20 @@ def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
     look = proposal.look
     for unplaced in proposal.unplaced[rank : rank + 1]:
         pipelines = pipelines_of(look.problem, unplaced.copies)
-        plans = (place(look.request, pipelines, order) for order in ORDERS)
+        orders = ORDERS
+        if _is_large(look.request) and _fill_nodes(look.request, pipelines):
+            orders = ORDERS[:1]  # the others would only call nodes otherwise
+        plans = (place(look.request, pipelines, order) for order in orders)
         yield from (plan for plan in plans if plan is not None)
+
+
+def _fill_nodes(request: PlanRequest, pipelines: Sequence[UnplacedReplica]) -> bool:
+    """Whether every stage takes all devices of a node."""
+    return all(
+        option.num_devices == request.classes[option.device_class].devices_per_node
+        for pipeline in pipelines
+        for option, _ in pipeline.stages
+    )
 
 
 def plans_by_rank(
