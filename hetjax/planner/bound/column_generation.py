@@ -41,6 +41,7 @@ _LEAP = 2.0  # where no template fits into the time
 _DECISIVE_LABELS = 500_000  # to say that nothing fits; with many more memory ends
 _OUTLOOK_TOLERANCE = 0.02
 _NEAR = 0.1  # relative: a last step, not half the way
+_MANY = 128  # devices, of more of which plain columns come first
 
 PricingOutcome = Literal["columns", "proven", "open"]
 
@@ -215,8 +216,9 @@ def _initial(p: Problem) -> Bound:
 
 
 def _begun(p: Problem, form: Form) -> Bound | None:
-    """What is known with plain columns; None if there are none."""
-    start = plain_start(p, form)
+    """What is known with plain columns; None if there are none, or if there are few
+    devices: pricing alone then sees more unlike columns."""
+    start = plain_start(p, form) if p.devices_C.sum() > _MANY else None
     if start is None:
         return None
     columns, step_s = start

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from hetjax.planner.model.request import NodeClass, PlanRequest
 _NEVER_S = 1e6  # from a stage to another that has no place
 _NodePair = tuple[Node, Node]
 _ClassPair = tuple[int, int]
+Holders = Literal["alike", "any"]
+HOLDERS: tuple[Holders, ...] = ("alike", "any")
 
 
 def hop_tables(
@@ -56,14 +59,15 @@ def hop_tables(
     return hop_s_BKOO, np.repeat(link_s_BOO[:, None], num_kinds, axis=1)
 
 
-def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
-    """What a stage's gradient sums get of the slowest way between nodes of its class.
+def sync_bytes_per_s(
+    request: PlanRequest, options: Sequence[Option], holders: Holders = "any"
+) -> Floats:
+    """What a stage's gradient sums get of the slowest way to others that hold layers.
 
-    The other replicas are taken to hold its layers on the like of it: those that are
-    cut so are most often the best. Of a class of one node it is the fastest way from
-    there. Its node is taken to be full of such stages, which share that way. In a
-    cluster of one node sums stay inside. Bytes count as those of float32, whatever is
-    sent.
+    These are on any nodes, or on nodes of its class as in many of the best plans (of a
+    class of one node it is then the fastest way from there). Its node is taken to be
+    full of such stages, which share that way. In a cluster of one node sums stay
+    inside. Bytes count as those of float32, whatever is sent.
     """
     ways, classes = _Ways.of(request), request.classes
     rate_of = {
@@ -74,16 +78,17 @@ def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
         ]
         for pair, nodes in ways.pairs.items()
     }
+    every = [rate for found in rate_of.values() for rate in found]
     rates, smaller = [], GRADIENT_BYTES / WIRE_BYTES[request.gradient_wire]
     for option in options:
         c = option.device_class
         share = option.num_devices / classes[c].devices_per_node
         away = [rate for (a, _), found in rate_of.items() if a == c for rate in found]
-        if away:
-            between = min(rate_of[c, c], default=max(away))
-            rates.append(share * between * smaller)
-        else:
+        if not away:
             rates.append(device_spec(classes[c].nodes[0]).intra_node_gb_per_s * 1e9)
+            continue
+        alike = min(rate_of[c, c], default=max(away))
+        rates.append(share * smaller * (alike if holders == "alike" else min(every)))
     return np.array(rates)
 
 

@@ -2,11 +2,11 @@
 """A request in the planner's terms: what every kind of layer costs in every way.
 
 Owns two views of the same costs. To search by: the memory that the simulator will ask
-for, and gradient sums over the slowest way between like nodes. To bound by: nothing
-that some plan of the space could do without. So its memory is that of one microbatch in
-flight, its hops are the nearest that nodes allow, and gradient sums take the fastest
-way. Does not own the costs (`costs/`) nor what a pipeline makes of them (`problem.py`,
-`templates.py`).
+for, and gradient sums over the slowest way between nodes, or like nodes. To bound by:
+nothing that some plan of the space could do without. So its memory is that of one
+microbatch in flight, its hops are the nearest that nodes allow, and gradient sums take
+the fastest way. Does not own the costs (`costs/`) nor what a pipeline makes of them
+(`problem.py`, `templates.py`).
 
 Letters of array names: see `problem.py`.
 """
@@ -26,6 +26,7 @@ from hetjax.costs.stage_memory import SCALAR_BYTES, hidden_size
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
 from hetjax.planner.model.hops import (
+    Holders,
     hop_tables,
     most_sum_bytes_per_s,
     sync_bytes_per_s,
@@ -78,13 +79,15 @@ def search_problem(
     degrees: Sequence[int],
     *,
     num_replicas: float = inf,
+    holders: Holders = "any",
     packing: bool = True,
     tight: bool = False,
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
-    Of the stages' gradient sums, which take as long as over `num_replicas`, what is not
-    hidden by earlier stages is added to a step. If that is 1, plans have one replica,
+    Of the stages' gradient sums, which take as long as over `num_replicas` and such
+    `holders` of layers (`hops.py`), what is not hidden by earlier stages is added to a
+    step. If that is 1, plans have one replica,
     else stages have room to pack gradients, unless told that there is no `packing`.
     Programs of several layers need more than those of one; how much is known roughly,
     and `tight` leaves it out, so that nothing that fits is missed.
@@ -93,7 +96,8 @@ def search_problem(
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
     packing = packing and num_replicas > 1 and not tight
-    rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
+    rates_O = sync_bytes_per_s(request, options, holders)
+    times = 2 * (1 - 1 / num_replicas)
     terms = _costs(
         request,
         options,

@@ -25,10 +25,11 @@ from hetjax.planner.bound.column_generation import (
     heuristic_bound,
 )
 from hetjax.planner.model.deadline import check_deadline
+from hetjax.planner.model.hops import HOLDERS, Holders, sync_bytes_per_s
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms import options_of, search_problem
 from hetjax.planner.search.parts import parts_alone, parts_without
 from hetjax.planner.search.price_and_branch import (
     ColumnCount,
@@ -43,6 +44,7 @@ LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
 _TIGHT_GAIN = 0.98
+_MUCH_FASTER = 1.5  # sums between like nodes, which are looked at by themselves
 _NUM_CHEAPER = 2  # problems that are searched for what is slower and cheaper
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
@@ -50,13 +52,15 @@ _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be chea
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScreenedProblem:
     """A problem, of a part of the cluster at some tensor degrees, and what a first look
-    at it promises. Gradient sums are counted for so many replicas."""
+    at it promises. Gradient sums are counted for so many replicas, and such `holders`
+    of layers."""
 
     request: PlanRequest
     degrees: tuple[int, ...]
     num_replicas: float
     problem: Problem
     heuristic_bound: Bound
+    holders: Holders = "any"
 
     @property
     def relaxed_s(self) -> float:
@@ -106,10 +110,10 @@ def proposals(
             first = min(looks, key=lambda look: look.relaxed_s)
             yield from _proposed(first)
         looks.append(look)
-    least_s = min((look.relaxed_s for look in looks), default=math.inf)
     looks.sort(key=lambda look: look.relaxed_s)
+    least_s_of = {look.holders: look.relaxed_s for look in reversed(looks)}
     for look in looks:
-        near_s = least_s * _doubt(look.num_replicas, fewer)
+        near_s = least_s_of[look.holders] * _doubt(look.num_replicas, fewer)
         if look is not first and look.relaxed_s <= near_s:
             yield from _proposed(look)
     # of a part, devices that it can do without are another part's
@@ -125,26 +129,33 @@ def searches_parts(request: PlanRequest) -> bool:
 
 def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
     """Look at all problems, but for those of too few devices to come near."""
-    least_s = math.inf
-    for part, degrees, num_replicas in _problems(request, whole):
+    least_s_of: dict[Holders, float] = {"alike": math.inf, "any": math.inf}
+    for part, degrees, num_replicas, holders in _problems(request, whole):
         relaxed_s = math.inf
         for tight in (False, True)[: 2 if searches_parts(request) else 1]:
             check_deadline()
-            p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
-            near_s = least_s * _doubt(num_replicas, fewer)
+            p = search_problem(
+                part,
+                degrees,
+                num_replicas=num_replicas,
+                holders=holders,
+                tight=tight,
+            )
+            near_s = least_s_of[holders] * _doubt(num_replicas, fewer)
             if compute_bound_s(p) > near_s:
                 continue
             seen = heuristic_bound(p, "closed", near_s)
             # what memory hardly limits need not be searched twice
             if seen is not None and seen.relaxed_s < relaxed_s * _TIGHT_GAIN:
                 relaxed_s = seen.relaxed_s
-                least_s = min(least_s, relaxed_s)
+                least_s_of[holders] = min(least_s_of[holders], relaxed_s)
                 yield ScreenedProblem(
                     request=part,
                     degrees=degrees,
                     num_replicas=num_replicas,
                     problem=p,
                     heuristic_bound=seen,
+                    holders=holders,
                 )
 
 
@@ -162,8 +173,9 @@ def _doubt(num_replicas: float, fewer: bool) -> float:
 
 def _problems(
     request: PlanRequest, whole: bool
-) -> Iterator[tuple[PlanRequest, tuple[int, ...], float]]:
-    """Parts, tensor degrees, and numbers of replicas; one replica has the whole.
+) -> Iterator[tuple[PlanRequest, tuple[int, ...], float, Holders]]:
+    """Parts, tensor degrees, numbers of replicas, and holders of their layers; one
+    replica has the whole, and like holders where that matters.
 
     Of large clusters a part is seldom faster than all, nor few replicas than many.
     """
@@ -173,11 +185,22 @@ def _problems(
     for n, part in enumerate([request, *parts]):
         for degrees in degree_sets(part):
             if _is_large(request):
-                yield part, degrees, math.inf
+                yield part, degrees, math.inf, "alike"
                 continue
             if n == 0:
-                yield part, degrees, 1
-            yield part, degrees, 2
+                yield part, degrees, 1, "any"
+            yield part, degrees, 2, "any"
+            if n == 0 and not whole and _holders_matter(part, degrees):
+                yield part, degrees, 2, "alike"
+
+
+def _holders_matter(request: PlanRequest, degrees: tuple[int, ...]) -> bool:
+    """Whether gradient sums of some stages take much longer between unlike nodes."""
+    options = options_of(request, degrees)
+    alike_O, any_O = (
+        sync_bytes_per_s(request, options, holders) for holders in HOLDERS
+    )
+    return bool((alike_O > _MUCH_FASTER * any_O).any())
 
 
 def degree_sets(request: PlanRequest) -> list[tuple[int, ...]]:
@@ -196,9 +219,11 @@ def most_promising(
     """Return the problem of the tensor degrees that promise most, each `narrowed`; None
     if none promises a step below `best_s`."""
     best: ScreenedProblem | None = None
+    holders: Holders = "alike" if _is_large(request) else "any"
     for degrees in degree_sets(request):
         check_deadline()
-        p = narrowed(search_problem(request, degrees, num_replicas=num_replicas))
+        p = search_problem(request, degrees, num_replicas=num_replicas, holders=holders)
+        p = narrowed(p)
         if compute_bound_s(p) >= best_s:
             continue
         seen = heuristic_bound(p, "closed", best_s)
