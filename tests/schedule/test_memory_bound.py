@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetjax.costs.costs import Costs, Reduction, Route, StageMemory, StageTimes
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh, reduce_groups
-from hetjax.schedule.programs.action import UNTIED
+from hetjax.schedule.programs.action import UNTIED, Tied
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulated import is_plain, simulated
 from hetjax.schedule.simulation.memory import memory_uses
@@ -98,7 +98,17 @@ def test_the_bound_of_what_no_stage_sends_is_exact(seed):
     assert set(above_programs(plan, Costs(times={}, memory=memory))) == {0}
 
 
-def random_costs(rng: random.Random, plan: Plan) -> Costs:
+def random_tied(rng: random.Random, plan: Plan) -> Tied:
+    """Either nothing, or a parameter that both ends of all pipelines hold."""
+    ends = [
+        (r, s)
+        for r, each in enumerate(plan.replicas)
+        for s in {0, len(each.stages) - 1}
+    ]
+    return rng.choice([UNTIED, {"embedding.table": tuple(sorted(ends))}])
+
+
+def random_costs(rng: random.Random, plan: Plan, tied: Tied) -> Costs:
     """Times, shared trunks and sums of all layers, so that everything meets."""
     trunks = {name: rng.uniform(0.5, 4.0) for name in "tuv"}
     edges = [
@@ -131,7 +141,7 @@ def random_costs(rng: random.Random, plan: Plan) -> Costs:
                 trunk_bytes={name: rng.uniform(0, 9) for name in rng.sample("tuv", 2)},
                 latency_s=rng.uniform(0, 0.2),
             )
-            for group in reduce_groups(plan, UNTIED)
+            for group in reduce_groups(plan, tied)
         },
         norm_s=0.05,
     )
@@ -141,5 +151,6 @@ def random_costs(rng: random.Random, plan: Plan) -> Costs:
 def test_a_simulation_needs_no_transfers_in_the_programs(seed):
     rng = random.Random(seed)
     plan = random_plan(rng)
-    costs = random_costs(rng, plan)
-    assert simulated(plan, costs) == simulate(lower(plan), plan, costs)
+    tied = random_tied(rng, plan)
+    costs = random_costs(rng, plan, tied)
+    assert simulated(plan, costs, tied) == simulate(lower(plan, tied), plan, costs)
