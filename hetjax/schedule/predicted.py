@@ -25,6 +25,7 @@ from hetjax.schedule.simulation.memory import (
 )
 from hetjax.schedule.simulation.memory_bound import surely_fits
 from hetjax.schedule.simulation.result import Simulation
+from hetjax.schedule.simulation.simulator import simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +92,16 @@ def predict(
 
     NoFeasiblePlan if a device has less memory than the programs need.
     """
-    if not (is_plain(plan) and surely_fits(plan, costs)):
-        check_memory(memory_uses(lower(plan, tied), plan, costs), plan, costs)
+    if is_plain(plan) and surely_fits(plan, costs):
+        simulation = simulated(plan, costs, tied)
+    else:
+        programs = lower(plan, tied)
+        check_memory(memory_uses(programs, plan, costs), plan, costs)
+        simulation = simulate(programs, plan, costs)
     return Predicted(
         plan=plan,
         costs=costs,
-        simulation=simulated(plan, costs, tied),
+        simulation=simulation,
         tied=tied,
         times_from=times_from,
         usd_per_hour=usd_per_hour,

@@ -28,7 +28,6 @@ from hetjax.schedule.simulation.result import shares_devices
 Space = Literal["whole", "split"]  # backward passes; what is whole is in both
 
 _WHAT = "a plan of the search"
-_LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
 def space_of(request: PlanRequest, plan: Plan) -> Space | None:
@@ -140,9 +139,8 @@ def _least_step_s(
     parts: int = 1,
     enough_s: float = math.inf,
 ) -> float:
-    large = request.cluster.num_devices > _LARGE
     bound = lower_bound(
-        p, "prefix", quick=large, longest_s=longest_s, enough_s=enough_s
+        p, "prefix", quick=request.is_large, longest_s=longest_s, enough_s=enough_s
     )
     return bound_by_cuts(request, p, bound, parts=parts, enough_s=enough_s)
 

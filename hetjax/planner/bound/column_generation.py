@@ -30,6 +30,7 @@ from hetjax.planner.bound.restricted_master import (
 )
 from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.problem import Floats, Problem
+from hetjax.planner.model.request import LARGE
 from hetjax.planner.model.templates import Column, Form, column, stacked
 
 _MAX_ROUNDS = 300
@@ -41,7 +42,6 @@ _LEAP = 2.0  # where no template fits into the time
 _DECISIVE_LABELS = 500_000  # to say that nothing fits; with many more memory ends
 _OUTLOOK_TOLERANCE = 0.02
 _NEAR = 0.1  # relative: a last step, not half the way
-_MANY = 128  # devices, of more of which plain columns come first
 
 PricingOutcome = Literal["columns", "proven", "open"]
 
@@ -218,7 +218,7 @@ def _initial(p: Problem) -> Bound:
 def _begun(p: Problem, form: Form) -> Bound | None:
     """What is known with plain columns; None if there are none, or if there are few
     devices: pricing alone then sees more unlike columns."""
-    start = plain_start(p, form) if p.devices_C.sum() > _MANY else None
+    start = plain_start(p, form) if p.devices_C.sum() > LARGE else None
     if start is None:
         return None
     columns, step_s = start

@@ -39,6 +39,8 @@ OFFLOADS: Mapping[OffloadChoice, tuple[Offload, ...]] = {
     "auto": ("none", "optimizer"),
 }
 
+LARGE = 128  # devices: what is done for larger clusters is cut short
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeClass:
@@ -89,6 +91,10 @@ class PlanRequest:
     unequal_tensor: bool = False
     usd_per_kwh: float | None = None
     gradient_wire: GradientWire = "float32"
+
+    @property
+    def is_large(self) -> bool:
+        return self.cluster.num_devices > LARGE
 
     @cached_property
     def network(self) -> Cluster:

@@ -103,7 +103,8 @@ class Columns:
         """Those that show no longer sums than that, as all of them wait for it."""
         few = self.rows(np.flatnonzero(self.sum_s_N <= longest_s))
         after_s_N = few.after_s_N - few.sum_s_N + longest_s
-        return replace(few, after_s_N=after_s_N, sum_s_N=0 * few.sum_s_N + longest_s)
+        sum_s_N = np.full_like(few.sum_s_N, longest_s)
+        return replace(few, after_s_N=after_s_N, sum_s_N=sum_s_N)
 
 
 def stacked(columns: Sequence[Column]) -> Columns:

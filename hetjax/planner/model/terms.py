@@ -57,8 +57,8 @@ from hetjax.planner.model.time_terms import (
 )
 
 _GRADIENT_BYTES = 4  # fp32 sums
-# of pipelines that are searched, and of those of clusters of more devices than that
-_MOST_IN_FLIGHT, _MOST_OF_MANY, _MANY = 16, 64, 128
+# of pipelines that are searched, of small clusters and of large ones
+_MOST_IN_FLIGHT, _MOST_OF_LARGE = 16, 64
 
 
 def options_of(request: PlanRequest, degrees: Sequence[int]) -> tuple[Option, ...]:
@@ -118,12 +118,11 @@ def search_problem(
         device_bytes_O=facts.memory_bytes_O,
         stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
     )
-    many = request.cluster.num_devices > _MANY
     return _problem(
         request,
         options,
         terms,
-        max_launch_ahead=_MOST_OF_MANY if many else _MOST_IN_FLIGHT,
+        max_launch_ahead=_MOST_OF_LARGE if request.is_large else _MOST_IN_FLIGHT,
         one_replica=num_replicas == 1,
     )
 

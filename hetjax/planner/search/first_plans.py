@@ -25,7 +25,6 @@ from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
 from hetjax.planner.search.proposals import (
-    LARGE,
     Proposal,
     plans_by_rank,
     plans_of,
@@ -60,7 +59,7 @@ class FirstPlans:
         """Simulate first what is most promising, and at once."""
         cluster, objectives = self.request.cluster, self.incumbents.objectives
         fewer = any(wants_fewer(wished, cluster) for wished in objectives)
-        parts, large = floor(self.request, self._best_s), cluster.num_devices > LARGE
+        parts, large = floor(self.request, self._best_s), self.request.is_large
         self._first_of(parts)
         if not large:  # else what is found for all leaves few parts to look at
             self._look_at_all(parts)
@@ -156,7 +155,7 @@ def _plans(
     request: PlanRequest, proposed: Sequence[Proposal]
 ) -> Iterator[tuple[str, Plan]]:
     """Plans to simulate and where they come from; of large ones not so many."""
-    large = request.cluster.num_devices > LARGE
+    large = request.is_large
     shares = () if large else equal_share_plans(request)
     most, work = _MOST_WORK // (8 if large else 1), 0
     for source, plan in chain(

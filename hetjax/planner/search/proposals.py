@@ -40,7 +40,6 @@ from hetjax.planner.search.price_and_branch import (
 from hetjax.plans.plan import Plan
 
 _NUM_UNPLACED = 3  # of every problem, for the simulator to choose from
-LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
 _TIGHT_GAIN = 0.98
@@ -58,9 +57,9 @@ class ScreenedProblem:
     request: PlanRequest
     degrees: tuple[int, ...]
     num_replicas: float
+    holders: Holders
     problem: Problem
     heuristic_bound: Bound
-    holders: Holders = "any"
 
     @property
     def relaxed_s(self) -> float:
@@ -124,7 +123,7 @@ def proposals(
 
 def searches_parts(request: PlanRequest) -> bool:
     """Whether the cluster is small enough for parts to be searched like the whole."""
-    return not _is_large(request, _PARTED)
+    return request.cluster.num_devices <= _PARTED
 
 
 def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
@@ -144,23 +143,35 @@ def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedP
             near_s = least_s_of[holders] * _doubt(num_replicas, fewer)
             if compute_bound_s(p) > near_s:
                 continue
-            seen = heuristic_bound(p, "closed", near_s)
+            look = _look(part, degrees, num_replicas, holders, p, near_s)
             # what memory hardly limits need not be searched twice
-            if seen is not None and seen.relaxed_s < relaxed_s * _TIGHT_GAIN:
-                relaxed_s = seen.relaxed_s
+            if look is not None and look.relaxed_s < relaxed_s * _TIGHT_GAIN:
+                relaxed_s = look.relaxed_s
                 least_s_of[holders] = min(least_s_of[holders], relaxed_s)
-                yield ScreenedProblem(
-                    request=part,
-                    degrees=degrees,
-                    num_replicas=num_replicas,
-                    problem=p,
-                    heuristic_bound=seen,
-                    holders=holders,
-                )
+                yield look
 
 
-def _is_large(request: PlanRequest, most: int = LARGE) -> bool:
-    return request.cluster.num_devices > most
+def _look(
+    request: PlanRequest,
+    degrees: tuple[int, ...],
+    num_replicas: float,
+    holders: Holders,
+    p: Problem,
+    below_s: float,
+) -> ScreenedProblem | None:
+    """Look at a problem for the first time; None if nothing was found within the
+    time."""
+    seen = heuristic_bound(p, "closed", below_s)
+    if seen is None:
+        return None
+    return ScreenedProblem(
+        request=request,
+        degrees=degrees,
+        num_replicas=num_replicas,
+        holders=holders,
+        problem=p,
+        heuristic_bound=seen,
+    )
 
 
 def _doubt(num_replicas: float, fewer: bool) -> float:
@@ -184,7 +195,7 @@ def _problems(
         parts = [*parts_without(request), *parts_alone(request)]
     for n, part in enumerate([request, *parts]):
         for degrees in degree_sets(part):
-            if _is_large(request):
+            if request.is_large:
                 yield part, degrees, math.inf, "alike"
                 continue
             if n == 0:
@@ -219,23 +230,16 @@ def most_promising(
     """Return the problem of the tensor degrees that promise most, each `narrowed`; None
     if none promises a step below `best_s`."""
     best: ScreenedProblem | None = None
-    holders: Holders = "alike" if _is_large(request) else "any"
+    holders: Holders = "alike" if request.is_large else "any"
     for degrees in degree_sets(request):
         check_deadline()
         p = search_problem(request, degrees, num_replicas=num_replicas, holders=holders)
         p = narrowed(p)
         if compute_bound_s(p) >= best_s:
             continue
-        seen = heuristic_bound(p, "closed", best_s)
-        if seen is not None:
-            best_s = seen.relaxed_s
-            best = ScreenedProblem(
-                request=request,
-                degrees=degrees,
-                num_replicas=num_replicas,
-                problem=p,
-                heuristic_bound=seen,
-            )
+        look = _look(request, degrees, num_replicas, holders, p, best_s)
+        if look is not None:
+            best, best_s = look, look.relaxed_s
     return best
 
 
@@ -245,7 +249,7 @@ def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
     for unplaced in proposal.unplaced[rank : rank + 1]:
         pipelines = pipelines_of(look.problem, unplaced.copies)
         orders = ORDERS
-        if _is_large(look.request) and _fill_nodes(look.request, pipelines):
+        if look.request.is_large and _fill_nodes(look.request, pipelines):
             orders = ORDERS[:1]  # the others would only call nodes otherwise
         plans = (place(look.request, pipelines, order) for order in orders)
         yield from (plan for plan in plans if plan is not None)
@@ -290,7 +294,7 @@ def _is_whole(look: ScreenedProblem, request: PlanRequest) -> bool:
 
 def _proposed(look: ScreenedProblem) -> Iterator[Proposal]:
     """Solve the problem in integer copies; nothing if nothing fits."""
-    large = _is_large(look.request)
+    large = look.request.is_large
     num, seen = 1 if large else _NUM_UNPLACED, look.heuristic_bound
     with suppress(NoFeasiblePlan):
         unplaced = candidates(look.problem, "closed", num, seen=seen, quick=large)

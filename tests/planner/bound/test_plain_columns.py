@@ -59,7 +59,7 @@ def test_no_cut_of_equal_stages_has_a_faster_slowest_stage() -> None:
 def test_bounds_and_plans_that_begin_with_plain_columns_are_as_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hetjax.planner.bound.column_generation._MANY", 0)
+    monkeypatch.setattr("hetjax.planner.bound.column_generation.LARGE", 0)
     for seed in range(1, 9):
         instance = unlike_speeds(seed)
         p, optimum_s = instance.problem, best_step_s(instance, "prefix")
