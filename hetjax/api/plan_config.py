@@ -44,7 +44,8 @@ class PlanConfig:
     deadline_hours: float | None = None
     """The plan has to get through --tokens in this time."""
     tokens: float | None = None
-    """How many tokens --deadline-hours is for, as in 300e9."""
+    """Tokens of the whole run, as in 300e9: plan says how long they take, and
+    --deadline-hours is for them."""
     recovery_s: float = Objective().recovery_s
     """For goodput: from the loss of a node to the next step."""
     checkpoint_every_s: float = Objective().checkpoint_every_s

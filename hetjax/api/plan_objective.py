@@ -50,16 +50,14 @@ def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
     for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
         _check_positive(name, getattr(config, name), zero=True)
     _check_usd_per_kwh(config.usd_per_kwh)
-    least, given = None, {"deadline_hours": "240", "tokens": "300e9"}
-    missing = [name for name in given if getattr(config, name) is None]
-    if len(missing) == 1:
-        (there,) = given.keys() - missing
-        raise BadInput(
-            got=f"{option(there)} without {option(missing[0])}",
-            allowed="both, or neither",
-            fix=f"add {option(missing[0])} {given[missing[0]]}, say",
-        )
-    if config.tokens is not None and config.deadline_hours is not None:
+    least = None
+    if config.deadline_hours is not None:
+        if config.tokens is None:
+            raise BadInput(
+                got="--deadline-hours without --tokens",
+                allowed="a deadline for a number of tokens",
+                fix="add --tokens 300e9, say",
+            )
         least = config.tokens / (config.deadline_hours * 3600)
     found = Objective(
         wish=config.objective,

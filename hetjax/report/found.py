@@ -19,7 +19,8 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
-from hetjax.planner.search.idle import Idle, Without
+from hetjax.planner.search.idle import Idle
+from hetjax.planner.search.worth import Instead, Worth
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
@@ -43,6 +44,7 @@ from hetjax.report.plan_rows import (
 )
 from hetjax.report.prediction import SimulatedStep, found_plan
 from hetjax.report.step_rows import MemoryBar, memory_bars, stage_header, stage_rows
+from hetjax.report.worth_rows import PARTS, part_notes, part_rows
 from hetjax.schedule.predicted import Predicted
 
 Ended = Literal["interrupted", "search_s"]
@@ -116,6 +118,7 @@ class FoundPlan:
             if isinstance(alone, NoFeasiblePlan)
             else alone.best.simulation.step_time_s,
             "search_s": found.search_s,
+            "cut_short": planned.cut_short,
             "left_out": list(planned.left_out),
             "binds": {
                 "what": bound.what,
@@ -131,7 +134,7 @@ class FoundPlan:
                 for name, devices in idle_devices(best.plan, cluster).items()
             },
             "idle": [_idle_values(idle) for idle in planned.idle],
-            "without": [_without_values(without) for without in planned.without],
+            "parts": [_worth_values(worth) for worth in planned.parts],
             "plan": json_value(plan_json(self.plan), finite=False),
         }
         return told | _answers(planned) | {"ended": self.ended}
@@ -154,6 +157,9 @@ class FoundPlan:
         lines += [*aligned(stage_header(planned.best.plan), rows), ""]
         lines += [*_memory(planned), ""]
         lines += [step_line(planned.best), *sentences(planned)]
+        if planned.parts:
+            parts = aligned(PARTS, part_rows(planned))
+            lines += ["", *parts, *part_notes(planned)]
         rest = (
             (BASELINES, baseline_rows(planned)),
             (WISHES, wish_rows(planned)),
@@ -228,14 +234,27 @@ def _idle_values(idle: Idle) -> dict[str, Any]:
         "kind": idle.kind,
         "devices": {name: list(devices) for name, devices in idle.devices.items()},
         "worse": idle.worse,
+        "searched": idle.is_searched,
         "instead": None if instead is None else _judged_values(instead),
     }
 
 
-def _without_values(without: Without) -> dict[str, Any]:
-    """What the best plan without a kind is like."""
-    instead = _judged_values(without.instead)
-    return {"kind": without.kind, "worse": without.worse, "instead": instead}
+def _worth_values(worth: Worth) -> dict[str, Any]:
+    """The best plans without a part and on nothing else."""
+    return {
+        "part": worth.part,
+        "devices": worth.num_devices,
+        "used": worth.num_used,
+        "without": _instead_values(worth.without),
+        "alone": _instead_values(worth.alone),
+    }
+
+
+def _instead_values(instead: Instead | None) -> dict[str, Any] | None:
+    if instead is None:
+        return None
+    judged = _judged_values(instead.predicted)
+    return judged | {"worse": instead.worse, "searched": instead.is_searched}
 
 
 def _judged_values(judged: Predicted | NoFeasiblePlan) -> dict[str, Any]:

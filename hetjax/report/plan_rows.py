@@ -22,11 +22,9 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
-from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan
 from hetjax.report.assumed_links import guess_lines, link_lines
 from hetjax.report.binding import binding, binding_line
-from hetjax.report.layout_rows import spelled
 from hetjax.report.prediction import (
     GIB,
     bound_line,
@@ -35,6 +33,7 @@ from hetjax.report.prediction import (
     ms,
 )
 from hetjax.report.step_rows import Row
+from hetjax.report.worth_rows import idle_lines
 from hetjax.schedule.predicted import Predicted
 
 BASELINES: Row = ("planner", "step ms", "hetjax is", "devices", "fullest memory", "")
@@ -51,12 +50,14 @@ WISHES: Row = (
 CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
 
 
-_LOOSE_GAP, _LOW_MFU = 0.5, 0.2
+_LOOSE_GAP, _SMALL_MODEL_GAP, _LOW_MFU = 0.5, 0.1, 0.2
+_DAYS_FROM_HOURS = 48
 _WORTH_HALVING = 0.01  # of a step: less is not worth rounding gradients
 
 
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
+    yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
     yield from idle_lines(planned)
@@ -70,7 +71,7 @@ def warning_lines(planned: Planned) -> Iterator[str]:
     if gap is not None and gap > _LOOSE_GAP:
         yield (
             f"warning: the gap to the lower bound is {gap:.0%}, so that a much faster "
-            "plan is not ruled out"
+            f"plan is not ruled out: {_why_gap(planned)}"
         )
     if mfu is not None and mfu < _LOW_MFU:
         yield (
@@ -78,6 +79,25 @@ def warning_lines(planned: Planned) -> Iterator[str]:
             "what binds is said below"
         )
     yield from guess_lines(planned.request.cluster)
+
+
+def _why_gap(planned: Planned) -> str:
+    """Whether the plan may be poor, or the bound: the planner's own model, which knows
+    more of a plan than the bound does, tells them apart."""
+    if planned.cut_short:
+        return "the search ended early; give it more time"
+    model_gap = planned.found.model_gap
+    if model_gap is None:
+        return "the plan is not from the planner's own model"
+    if model_gap <= _SMALL_MODEL_GAP:
+        return (
+            "more likely the bound is too low, since by the planner's own model the "
+            f"plan is within {model_gap:.0%} of the best"
+        )
+    return (
+        f"by the planner's own model, too, a plan could be up to {model_gap:.0%} "
+        "faster, which the search has not found"
+    )
 
 
 def mfu_of(planned: Planned) -> float | None:
@@ -170,51 +190,22 @@ def cost_bound_line(found: Found) -> str:
     )
 
 
+def hours_line(planned: Planned) -> str:
+    """Return how long the tokens take that were asked for, or 10^9 of them, and what
+    they cost, where nothing is lost on the way."""
+    best, tokens = planned.best, planned.tokens or 1e9
+    hours = tokens / best.tokens_per_s / 3600
+    days = f" ({hours / 24:,.1f} days)" if hours >= _DAYS_FROM_HOURS else ""
+    usd = best.usd_per_million_tokens
+    cost = "" if usd is None else f", {usd * tokens / 1e6:,.2f} USD"
+    return f"{tokens / 1e9:,.6g} billion tokens: {hours:,.2f} hours{days}{cost}"
+
+
 def step_line(best: Predicted) -> str:
     """Return the step in one line, with what it costs where that is known."""
     usd = best.usd_per_million_tokens
     cost = "" if usd is None else f", {usd:.3g} USD per million tokens"
     return headline(best) + cost
-
-
-def idle_lines(planned: Planned) -> Iterator[str]:
-    """Yield which devices the plan does without and what it would be with them, and
-    what it would be without kinds that it uses."""
-    num_devices = planned.request.cluster.num_devices
-    if not planned.idle:
-        yield f"all {num_devices} devices are used"
-    for idle in planned.idle:
-        num = sum(map(len, idle.devices.values()))
-        shown = [f"{name}/{spelled(ds)}" for name, ds in idle.devices.items()]
-        more = f" and on {len(shown) - 8} more nodes" if len(shown) > 8 else ""
-        yield (
-            f"not worth using: {' '.join(shown[:8])}{more} ({num} of {num_devices} "
-            f"devices): {_with_more(planned, idle)}"
-        )
-    for without in planned.without:
-        told = _worse(planned, without.instead, without.worse)
-        yield f"the best plan found without {without.kind} has {told}"
-
-
-def _with_more(planned: Planned, idle: Idle) -> str:
-    """The evidence: the best plan with more of this kind."""
-    if idle.instead is None or idle.worse is None:
-        priced = " and has a price" if planned.objective.wish == "cost" else ""
-        return f"no plan with more of {idle.kind} was found that fits{priced}"
-    told = _worse(planned, idle.instead, idle.worse)
-    return f"the best plan found with more of {idle.kind} has {told}"
-
-
-def _worse(planned: Planned, instead: Predicted, worse: float) -> str:
-    """Another plan's figure, and how much worse it is than the best under h1f1b."""
-    wish, found = planned.objective.wish, planned.found
-    figure = f"a step of {ms(instead.simulation.step_time_s)} ms"
-    if wish == "cost":
-        usd = _figure(instead.usd_per_million_tokens, ".3g")
-        figure = f"{usd} USD per million tokens"
-    than = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
-    under = "" if found.best.plan == found.whole.plan else ", both under h1f1b"
-    return f"{figure}, {max(worse, 0.0):.1%} {than[wish]}{under}"
 
 
 def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, str]]:

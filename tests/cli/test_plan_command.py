@@ -298,7 +298,7 @@ def _without_prices(folder: Path) -> None:
         (_nothing, [*GIVEN, "--objective", "speed"], ["--objective speed", "goodput"]),
         (_nothing, [*GIVEN, "--compare", "megatrom"], ["'megatron'?", "or none"]),
         (_nothing, [*GIVEN, "--form", "x"], ["'--form'", "did you mean '--from'?"]),
-        (_nothing, [*GIVEN, "--tokens", "1e9"], ["--tokens without --deadline-hours"]),
+        (_nothing, [*GIVEN, "--deadline-hours", "9"], ["without --tokens", "300e9"]),
         (_nothing, [*GIVEN, "--deadline-hours", "0"], ["--deadline-hours 0", "above"]),
         (_nothing, [*GIVEN, "--max-usd-per-hour", "nan"], ["--max-usd-per-hour nan"]),
         (_nothing, [*GIVEN, "--recovery-s", "-1"], ["--recovery-s -1", "from 0"]),

@@ -20,7 +20,8 @@ from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
-from hetjax.planner.search.idle import Idle, Without
+from hetjax.planner.search.idle import Idle
+from hetjax.planner.search.worth import Instead, Worth
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.precision import with_precisions
 from hetjax.report.binding import binding, binding_line
@@ -30,13 +31,14 @@ from hetjax.report.html.timeline_view import shown_replicas, timeline_view
 from hetjax.report.plan_rows import (
     baseline_rows,
     dtype_lines,
-    idle_lines,
+    hours_line,
     num_devices,
     sentences,
     warning_lines,
 )
 from hetjax.report.prediction import ms
 from hetjax.report.step_rows import MemoryBar, memory_bars, stage_rows
+from hetjax.report.worth_rows import idle_lines, part_notes, part_rows
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse
@@ -177,14 +179,75 @@ def test_what_is_idle_and_where_a_plan_is_from_is_said():
     )
     (line,) = idle_lines(replace(told, idle=(replace(idle, instead=None),)))
     assert line.endswith("no plan with more of H20 was found that fits")
-    without = Without(kind="H20", instead=idle.instead or best, worse=0.25)
-    assert list(idle_lines(replace(told, without=(without,)))) == [
-        "all 3 devices are used",
-        "the best plan found without H20 has a step of "
-        f"{ms(twice.step_time_s)} ms, 25.0% longer",
-    ]
+    early = replace(idle, instead=None, is_searched=False)
+    (line,) = idle_lines(replace(told, idle=(early,)))
+    assert line == (
+        f"not used: {EAST}/1 (1 of 3 devices): no plan with more of H20 was found that "
+        "fits before the search ended"
+    )
     assert "from a test in 0.5 s" in list(sentences(told))
     assert FoundPlan(told).values()["lower_bound_s"] is None
+
+
+def test_what_parts_are_worth_is_a_table_with_notes():
+    told = planned(cluster(1e6), two_stages(4))
+    best = told.best
+    twice = replace(best.simulation, step_time_s=1.25 * best.simulation.step_time_s)
+    slower = Instead(
+        predicted=replace(best, simulation=twice), worse=0.25, is_searched=True
+    )
+    part = Worth(part="H20", num_devices=3, num_used=2, without=slower, alone=slower)
+    cell = f"{ms(twice.step_time_s)} ms (25.0% longer)"
+    searched = replace(told, parts=(part,))
+    assert part_rows(searched) == [("H20", "3", "2", cell, cell)]
+    assert part_notes(searched) == []
+    quick = replace(slower, is_searched=False)
+    looked = replace(told, parts=(replace(part, without=None, alone=quick),))
+    assert part_rows(looked) == [("H20", "3", "2", "none near", f"~{cell}")]
+    notes = part_notes(looked)
+    assert [note.partition(":")[0] for note in notes] == ["~", "none near"]
+    lines = str(FoundPlan(looked)).splitlines()
+    header = next(n for n, line in enumerate(lines) if line.startswith("part "))
+    assert lines[header + 2 : header + 4] == notes
+    page = Page(plan_page(looked))
+    assert "What each part is worth" in " ".join(page.words)
+    (value,) = FoundPlan(looked).values()["parts"]
+    assert (value["part"], value["without"]) == ("H20", None)
+    assert (value["alone"]["worse"], value["alone"]["searched"]) == (0.25, False)
+    other = replace(best, plan=two_stages(5))
+    whole = replace(searched.found, whole=replace(other, simulation=twice))
+    (note,) = part_notes(replace(searched, found=whole))
+    assert note == f"all under h1f1b, where all devices take {ms(twice.step_time_s)} ms"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"), [(None, "1 billion tokens: "), (3e11, "300 billion tokens: ")]
+)
+def test_it_is_said_how_long_tokens_take_and_what_they_cost(
+    tokens: float | None, words: str
+):
+    told = replace(planned(cluster(1e6), two_stages(4)), tokens=tokens)
+    priced = replace(told.best, usd_per_hour=2.0)
+    told = replace(told, found=replace(told.found, best=priced))
+    hours = (tokens or 1e9) / (4 * 16 / priced.simulation.step_time_s) / 3600
+    line = hours_line(told)
+    assert line.startswith(f"{words}{hours:,.2f} hours ({hours / 24:,.1f} days)")
+    assert line.endswith(f", {2.0 * hours:,.2f} USD")
+
+
+def test_a_wide_gap_says_whether_the_bound_or_the_search_is_to_blame():
+    told = planned(cluster(1e6), two_stages(4))
+    bound = replace(told.found.bound, step_s=told.best.simulation.step_time_s / 2)
+
+    def warned(model_bound_s: float, *, cut_short: bool = False) -> str:
+        found = replace(told.found, bound=bound, model_time_s=1.0)
+        found = replace(found, model_bound_s=model_bound_s)
+        lines = warning_lines(replace(told, found=found, cut_short=cut_short))
+        return next(line for line in lines if "gap" in line)
+
+    assert "the bound is too low" in warned(1 / 1.05)
+    assert "up to 50% faster" in warned(1 / 1.5)
+    assert "the search ended early" in warned(1 / 1.05, cut_short=True)
 
 
 def test_baselines_without_a_plan_say_why_not():

@@ -19,20 +19,21 @@ from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.model.costing import memory_from, times_from
-from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
+from hetjax.planner.model.deadline import (
+    TimeUp,
+    check_deadline,
+    deadline,
+    is_over,
+    left_s,
+)
 from hetjax.planner.model.evaluator import as_planned
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_WORK, Found, Search
-from hetjax.planner.search.idle import (
-    Idle,
-    Without,
-    try_idle,
-    why_idle,
-    without_kinds,
-)
+from hetjax.planner.search.idle import Idle, try_idle, why_idle
 from hetjax.planner.search.incumbents import Incumbent, TellProgress
 from hetjax.planner.search.replan import Replanned, replan
+from hetjax.planner.search.worth import Worth, worth_of_parts
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -55,13 +56,15 @@ class WhatIf:
 class Questions:
     """What is asked besides the best plan.
 
-    `baselines` are by name, None for all of them where the cluster is small.
+    `baselines` are by name, None for all of them where the cluster is small; `tokens`
+    are those of the whole run.
     """
 
     baselines: tuple[str, ...] | None = None
     pareto: bool = False
     what_if: bool = False
     current: Plan | None = None
+    tokens: float | None = None
     horizon_s: float = 3600.0
 
 
@@ -73,7 +76,7 @@ class Planned:
     the search may find more, or anything at all. `moved` is what has to move where
     there is a plan to move from. `bfloat16_step_s` is the plan's step if workers send
     gradients in bfloat16, None where they do or send none. `left_out` names what there
-    was no time for.
+    was no time for; the search is `cut_short` where the time was up before its end.
     """
 
     request: PlanRequest
@@ -82,13 +85,15 @@ class Planned:
     alone: Found | NoFeasiblePlan
     moved: Replanned | None = None
     idle: tuple[Idle, ...] = ()
-    without: tuple[Without, ...] = ()
+    parts: tuple[Worth, ...] = ()
     second: Predicted | None = None
     baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     bfloat16_step_s: float | None = None
+    tokens: float | None = None
     left_out: tuple[str, ...] = ()
+    cut_short: bool = False
 
     @property
     def best(self) -> Predicted:
@@ -123,7 +128,7 @@ def planned(
             if not search.incumbents.best:
                 raise alone
             search.prove()
-    try_idle(search, objective)
+    cut_short = try_idle(search, objective)
     search.finish()
     search.prove_split()
     found = search.found_by(objective)
@@ -143,14 +148,18 @@ def planned(
         found=_with_times_from(found, profile_path),
         alone=alone,
         moved=moved,
-        idle=why_idle(found, search.incumbents.simulated()),
-        without=without_kinds(found, search.incumbents.simulated()),
+        idle=why_idle(found, search.incumbents.simulated(), cut_short),
+        parts=worth_of_parts(
+            found, search.incumbents.simulated(), search.first.searched
+        ),
         second=_second(found, simulated),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,
         bfloat16_step_s=_bfloat16_step_s(found),
+        tokens=questions.tokens,
         left_out=tuple(name for name in asked if name not in answered),
+        cut_short=is_over(),
     )
 
 

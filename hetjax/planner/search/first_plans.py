@@ -41,11 +41,13 @@ _MOST_PARTS, _NEAR = 2, 1.25  # parts searched like a cluster; times the best so
 
 
 class FirstPlans:
-    """`proposed` is what the model proposes for the whole."""
+    """`proposed` is what the model proposes for the whole; `searched` are the sets of
+    nodes that were searched, and not only looked at."""
 
     def __init__(self, request: PlanRequest, incumbents: Incumbents) -> None:
         self.request, self.incumbents = request, incumbents
         self.proposed: list[Proposal] = []
+        self.searched: set[frozenset[str]] = set()
 
     def simulate(self) -> None:
         """Simulate them. NoFeasiblePlan if nothing fits, TimeUp if nothing is found in
@@ -65,6 +67,7 @@ class FirstPlans:
             self._look_at_all(parts)
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
+            self.searched.add(proposal.nodes)
             self.incumbents.progress(proposal.told())
             for plan in plans_of(proposal, 0):
                 if len(self.proposed) == 1 or plan.num_forwards <= _LITTLE_WORK:
@@ -128,6 +131,7 @@ class FirstPlans:
             self._look_at(proposal)
         for _, plan in _plans(part, proposed):
             self.incumbents.offer(plan, "parts")
+        self.searched.add(frozenset(node.name for node in part.cluster.nodes))
 
     def _best_s(self) -> float:
         """The shortest step so far; infinity where another wish may take longer."""

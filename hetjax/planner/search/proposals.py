@@ -79,6 +79,11 @@ class Proposal:
     bound_s: float = math.inf
 
     @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that it may use, by name."""
+        return frozenset(node.name for node in self.look.request.cluster.nodes)
+
+    @property
     def step_s(self) -> float:
         """The model's time of the best layout."""
         return self.unplaced[0].step_s

@@ -20,7 +20,7 @@ from hetjax.report.plan_rows import (
     WISHES,
     change_rows,
     dtype_lines,
-    idle_lines,
+    hours_line,
     mfu_of,
     num_devices,
     planner_row,
@@ -31,6 +31,12 @@ from hetjax.report.plan_rows import (
 )
 from hetjax.report.prediction import ms
 from hetjax.report.step_rows import Row
+from hetjax.report.worth_rows import (
+    PARTS,
+    idle_lines,
+    part_notes,
+    part_rows,
+)
 
 
 def plan_page(planned: Planned, command: str = "") -> str:
@@ -44,12 +50,16 @@ def plan_page(planned: Planned, command: str = "") -> str:
         figures=list(_figures(planned)),
         warnings=list(warning_lines(planned)),
         sentences=[
+            hours_line(planned),
             *search_lines(planned),
             binding_line(binding(best)),
             *link_lines(cluster),
         ],
         idle=[*idle_lines(planned), *dtype_lines(planned)],
         plan=plan_view(best.plan, cluster, best),
+        parts_header=PARTS,
+        parts_rows=part_rows(planned),
+        parts_notes=part_notes(planned),
         runners_up_header=BASELINES[:-1],
         runners_up=list(_runners_up(planned)),
         wishes_header=WISHES,

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every kind of device and every zone is worth: the best plan without it, and the
+best on nothing else.
+
+Owns which parts are held against the best plan. Does not own that plans for them are
+looked for (`floor.py`, `first_plans.py`), nor why devices are idle (`idle.py`).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.find import Found
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+Nodes = frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instead:
+    """The best plan found on some nodes, and how much worse than the best of all it is
+    by the objective, as a share. `is_searched` unless it is from a quick look."""
+
+    predicted: Predicted
+    worse: float
+    is_searched: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worth:
+    """A kind of device or a zone: its devices, how many of them the best plan uses, and
+    the best plans `without` it and `alone` on it. None where none was found."""
+
+    part: str
+    num_devices: int
+    num_used: int
+    without: Instead | None
+    alone: Instead | None
+
+
+def best_plan(
+    request: PlanRequest,
+    objective: Objective,
+    simulated: Iterable[Predicted],
+    counts: Callable[[Plan], bool],
+) -> Predicted | None:
+    """Return the best plan within the limits that counts; None if there is none."""
+    return min(
+        (f for f in simulated if within(f, objective) and counts(f.plan)),
+        key=lambda found: score(found, request.cluster, objective),
+        default=None,
+    )
+
+
+def worth_of_parts(
+    found: Found, simulated: Iterable[Predicted], searched: Collection[Nodes]
+) -> tuple[Worth, ...]:
+    """Return what every part is worth by the plans that were simulated under h1f1b,
+    against the best of these (`Found.whole`).
+
+    `searched` are the sets of nodes that were searched, and not only looked at.
+    Nothing if there is only one part.
+    """
+    request, plans = found.request, list(simulated)
+    ours = score(found.whole, request.cluster, found.objective)
+    whole = frozenset(node.name for node in request.cluster.nodes)
+
+    def instead(nodes: Nodes) -> Instead | None:
+        best = best_plan(
+            request, found.objective, plans, lambda plan: plan.nodes <= nodes
+        )
+        if best is None:
+            return None
+        worse = score(best, request.cluster, found.objective) / ours - 1
+        # Rounding; schedules apart, no plan that was simulated is better.
+        is_searched = nodes in searched or best.plan.nodes in searched
+        return Instead(predicted=best, worse=max(worse, 0.0), is_searched=is_searched)
+
+    names: dict[Nodes, list[str]] = {}
+    for part, nodes in _parts(request):
+        if nodes != whole:
+            names.setdefault(nodes, []).append(part)
+    return tuple(
+        Worth(
+            part=", ".join(parts),
+            num_devices=sum(request.cluster.node(name).count for name in nodes),
+            num_used=_num_used(found.best.plan, nodes),
+            without=instead(whole - nodes),
+            alone=instead(nodes),
+        )
+        for nodes, parts in names.items()
+    )
+
+
+def _parts(request: PlanRequest) -> Iterator[tuple[str, Nodes]]:
+    """Every class of nodes, and every zone that has a name."""
+    for nodes in request.classes:
+        yield nodes.name, frozenset(node.name for node in nodes.nodes)
+    zones: dict[str, set[str]] = {}
+    for node in request.cluster.nodes:
+        zones.setdefault(node.zone, set()).add(node.name)
+    for zone, names in zones.items():
+        if zone:
+            yield f"zone {zone}", frozenset(names)
+
+
+def _num_used(plan: Plan, nodes: Nodes) -> int:
+    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    return sum(node in nodes for node, _ in used)

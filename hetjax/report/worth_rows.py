@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What devices are worth: those that the plan does without, and the best plans without
+a kind or a zone and on nothing else.
+
+Owns the words and the rows. Does not own how they are laid out (`found.py`,
+`html/plan_page.py`) nor what is true of them (`planner/search/`).
+"""
+
+from collections.abc import Iterator
+
+from hetjax.planner.search.comparison import Planned
+from hetjax.planner.search.idle import Idle
+from hetjax.planner.search.worth import Instead
+from hetjax.report.layout_rows import spelled
+from hetjax.report.prediction import ms
+from hetjax.report.step_rows import Row
+from hetjax.schedule.predicted import Predicted
+
+_NONE = "none near"
+PARTS: Row = ("part", "devices", "used", "without it", "alone")
+
+
+def idle_lines(planned: Planned) -> Iterator[str]:
+    """Yield which devices the plan does without, and what it would be with them."""
+    num_devices = planned.request.cluster.num_devices
+    if not planned.idle:
+        yield f"all {num_devices} devices are used"
+    for idle in planned.idle:
+        num = sum(map(len, idle.devices.values()))
+        shown = [f"{name}/{spelled(ds)}" for name, ds in idle.devices.items()]
+        more = f" and on {len(shown) - 8} more nodes" if len(shown) > 8 else ""
+        why = "not worth using" if idle.is_searched else "not used"
+        yield (
+            f"{why}: {' '.join(shown[:8])}{more} ({num} of {num_devices} devices): "
+            f"{_with_more(planned, idle)}"
+        )
+
+
+def _with_more(planned: Planned, idle: Idle) -> str:
+    """The evidence: the best plan with more of this kind."""
+    early = "" if idle.is_searched else " before the search ended"
+    if idle.instead is None or idle.worse is None:
+        priced = " and has a price" if planned.objective.wish == "cost" else ""
+        return f"no plan with more of {idle.kind} was found that fits{priced}{early}"
+    told = _worse(planned, idle.instead, idle.worse)
+    return f"the best plan found with more of {idle.kind}{early} has {told}"
+
+
+def _worse(planned: Planned, instead: Predicted, worse: float) -> str:
+    """Another plan's figure, and how much worse it is than the best under h1f1b."""
+    figure, change = _by_wish(planned, instead, worse)
+    step = "a step of " if planned.objective.wish != "cost" else ""
+    found = planned.found
+    under = "" if found.best.plan == found.whole.plan else ", both under h1f1b"
+    return f"{step}{figure}, {change}{under}"
+
+
+def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, str]:
+    """Another plan's figure by the objective, and how much worse it is."""
+    wish = planned.objective.wish
+    figure = f"{ms(instead.simulation.step_time_s)} ms"
+    if wish == "cost":
+        figure = f"{instead.usd_per_million_tokens:.3g} USD per million tokens"
+    than = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
+    return figure, f"{max(worse, 0.0):.1%} {than[wish]}"
+
+
+def part_rows(planned: Planned) -> list[Row]:
+    """Return a row per kind of device and zone: the best plans found without it and on
+    nothing else; `~` marks those of a quick look."""
+    return [
+        (
+            worth.part,
+            str(worth.num_devices),
+            str(worth.num_used),
+            _instead(planned, worth.without),
+            _instead(planned, worth.alone),
+        )
+        for worth in planned.parts
+    ]
+
+
+def part_notes(planned: Planned) -> list[str]:
+    """Return what is to be said below these rows."""
+    notes, found = list[str](), planned.found
+    plans = [plan for part in planned.parts for plan in (part.without, part.alone)]
+    if any(plan is not None and not plan.is_searched for plan in plans):
+        notes.append("~: from a quick look, so a better plan may exist on these nodes")
+    if None in plans:
+        notes.append(f"{_NONE}: no plan that fits came near the best")
+    if planned.parts and found.best.plan != found.whole.plan:
+        whole_s = found.whole.simulation.step_time_s
+        notes.append(f"all under h1f1b, where all devices take {ms(whole_s)} ms")
+    return notes
+
+
+def _instead(planned: Planned, instead: Instead | None) -> str:
+    """The figure of the best plan of some nodes."""
+    if instead is None:
+        return _NONE
+    mark = "" if instead.is_searched else "~"
+    figure, change = _by_wish(planned, instead.predicted, instead.worse)
+    return f"{mark}{figure} ({change})"
