@@ -63,6 +63,7 @@ def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
         wish=config.objective,
         max_usd_per_hour=config.max_usd_per_hour,
         min_tokens_per_s=least,
+        tokens=config.tokens,
         recovery_s=config.recovery_s,
         checkpoint_every_s=config.checkpoint_every_s,
         node_back_s=config.node_back_s,

@@ -310,5 +310,4 @@ def _questions(config: PlanConfig, now: Plan | None, given: str) -> Questions:
         what_if=config.what_if,
         current=now,
         horizon_s=config.horizon_s,
-        tokens=config.tokens,
     )

@@ -193,7 +193,7 @@ def cost_bound_line(found: Found) -> str:
 def hours_line(planned: Planned) -> str:
     """Return how long the tokens take that were asked for, or 10^9 of them, and what
     they cost, where nothing is lost on the way."""
-    best, tokens = planned.best, planned.tokens or 1e9
+    best, tokens = planned.best, planned.objective.tokens or 1e9
     hours = tokens / best.tokens_per_s / 3600
     days = f" ({hours / 24:,.1f} days)" if hours >= _DAYS_FROM_HOURS else ""
     usd = best.usd_per_million_tokens

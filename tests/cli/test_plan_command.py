@@ -343,7 +343,7 @@ def test_a_move_is_by_the_objective_within_the_limits_and_has_a_bound(
     within = told(capsys, *going_on, "--max-usd-per-hour", "3.1")
     assert fast["usd_per_hour"] > 3.1 >= within["usd_per_hour"]
     text = refused(capsys, 3, *going_on, "--deadline-hours", "1", "--tokens", "1e15")
-    assert "tokens per second" in text
+    assert "within 1 hours for 1e+06 billion tokens" in text
     text = refused(capsys, 2, *going_on, "--pareto")
     assert "--from now.json with --pareto" in text
 

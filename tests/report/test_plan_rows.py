@@ -226,7 +226,8 @@ def test_what_parts_are_worth_is_a_table_with_notes():
 def test_it_is_said_how_long_tokens_take_and_what_they_cost(
     tokens: float | None, words: str
 ):
-    told = replace(planned(cluster(1e6), two_stages(4)), tokens=tokens)
+    told = planned(cluster(1e6), two_stages(4))
+    told = replace(told, objective=Objective(tokens=tokens))
     priced = replace(told.best, usd_per_hour=2.0)
     told = replace(told, found=replace(told.found, best=priced))
     hours = (tokens or 1e9) / (4 * 16 / priced.simulation.step_time_s) / 3600

@@ -19,7 +19,8 @@ Wish = Literal["time", "cost", "goodput"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """What to plan for, and what a plan may not exceed.
+    """What to plan for, and what a plan may not exceed. `tokens` are those of the whole
+    run, where it is known how many.
 
     Seconds of recovery are from a lost node to the next step, those of a checkpoint
     between two of them, and a lost node is back, or another in its place, after
@@ -29,6 +30,7 @@ class Objective:
     wish: Wish = "time"
     max_usd_per_hour: float | None = None
     min_tokens_per_s: float | None = None
+    tokens: float | None = None
     recovery_s: float = 60.0
     checkpoint_every_s: float = 600.0
     node_back_s: float = 600.0

@@ -56,15 +56,13 @@ class WhatIf:
 class Questions:
     """What is asked besides the best plan.
 
-    `baselines` are by name, None for all of them where the cluster is small; `tokens`
-    are those of the whole run.
+    `baselines` are by name, None for all of them where the cluster is small.
     """
 
     baselines: tuple[str, ...] | None = None
     pareto: bool = False
     what_if: bool = False
     current: Plan | None = None
-    tokens: float | None = None
     horizon_s: float = 3600.0
 
 
@@ -91,7 +89,6 @@ class Planned:
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     bfloat16_step_s: float | None = None
-    tokens: float | None = None
     left_out: tuple[str, ...] = ()
     cut_short: bool = False
 
@@ -157,7 +154,6 @@ def planned(
         pareto=search.found() if questions.pareto else (),
         what_if=cases,
         bfloat16_step_s=_bfloat16_step_s(found),
-        tokens=questions.tokens,
         left_out=tuple(name for name in asked if name not in answered),
         cut_short=is_over(),
     )

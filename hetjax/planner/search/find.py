@@ -29,6 +29,7 @@ from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.first_plans import FirstPlans
 from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
+from hetjax.planner.search.limits import too_slow
 from hetjax.planner.search.local_search import local_search
 from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import ROUNDING, LowerBound
@@ -187,9 +188,10 @@ class Search:
             self.propose()
         with deadline(left_s() * _PROVED_SHARE):
             self.prove()
-        self.improve(self.objectives)
+        self.improve(self.incumbents.objectives)
         self.finish()
         self.prove_split()
+        self._keep_to_limits()
 
     def propose(self) -> None:
         """Simulate what the model proposes.
@@ -217,6 +219,18 @@ class Search:
             self.progress("proving the same with split backward passes")
             simulated = self.incumbents.under_all_schedules()
             self.bounds["split"] = certified_bound(self.request, simulated, "split")
+
+    def _keep_to_limits(self) -> None:
+        """Raise NoFeasiblePlan where the fastest plan misses the limit of speed."""
+        if self.incumbents.objectives == self.objectives:
+            return
+        (fastest,) = self.incumbents.fastest.values()
+        bound = self._held(
+            space_of(self.request, fastest.predicted.plan) or "whole", fastest.predicted
+        )
+        if not self.incumbents.tighten(self.objectives):
+            wished, found = self.objectives[0], fastest.predicted
+            raise too_slow(self.request, wished, found, bound)
 
     def start_from(self, plans: Mapping[str, Plan]) -> None:
         """Look at plans of somebody else, by name, and go on from those that are better

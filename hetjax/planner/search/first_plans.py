@@ -14,16 +14,17 @@ from dataclasses import replace
 from itertools import chain, product
 
 from hetjax.cluster.cluster import part_of
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
-from hetjax.planner.model.objectives import score, wants_fewer, within
+from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
+from hetjax.planner.search.limits import too_dear
 from hetjax.planner.search.proposals import (
     Proposal,
     plans_by_rank,
@@ -76,8 +77,8 @@ class FirstPlans:
             self._look_at_all(parts)
         for source, plan in _plans(self.request, self.proposed):
             self.incumbents.offer(plan, source)
-        if not self.incumbents.best:
-            raise why_infeasible(self.request, objectives[0])
+        if not self.incumbents.best and not self.incumbents.loosen():
+            raise self._why_none(objectives[0])
         for proposal in () if large else tied_ends(self.request, self._best_s):
             for plan in plans_by_rank([proposal]):
                 self.incumbents.offer(plan, "templates")
@@ -143,6 +144,7 @@ class FirstPlans:
     def _at_once(self) -> None:
         """Have something in hand where the time was up before: the first that fits of
         what is proposed, or the best of what takes no search. TimeUp if none fits."""
+        wished = self.incumbents.objectives[0]
         for plan in plans_by_rank(self.proposed):
             if not self.incumbents.best:
                 self.incumbents.take(plan, "templates")
@@ -151,8 +153,14 @@ class FirstPlans:
             work += plan.num_forwards
             if not self.incumbents.best or work <= _LITTLE_WORK:
                 self.incumbents.take(plan, "even split")
-        if not self.incumbents.best:
-            raise TimeUp
+        if not self.incumbents.best and not self.incumbents.loosen():
+            dear = too_dear(self.request, wished, self.incumbents.simulated())
+            raise dear or TimeUp
+
+    def _why_none(self, wished: Objective) -> NoFeasiblePlan:
+        """Why nothing that was simulated will do."""
+        dear = too_dear(self.request, wished, self.incumbents.simulated())
+        return dear or why_infeasible(self.request, wished)
 
 
 def _plans(

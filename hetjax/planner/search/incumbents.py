@@ -15,6 +15,7 @@ from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.search.finish import Tried, finished
+from hetjax.planner.search.limits import as_fast_as_can_be
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -65,6 +66,37 @@ class Incumbents:
         self._keep(self.fastest, found, source)
         self._tell()
         return found
+
+    def loosen(self) -> bool:
+        """Go on for the fastest plan where none keeps to the limit of speed; say
+        whether there is such a limit, and a plan."""
+        wished = self.objectives[0]
+        if wished.min_tokens_per_s is None:
+            return False
+        self._aim_at([as_fast_as_can_be(wished)])
+        return bool(self.best)
+
+    def tighten(self, objectives: Sequence[Objective]) -> bool:
+        """Go back to the objectives with all their limits; say whether some plan keeps
+        to them, under any schedule."""
+        nearest = [*self.best.values()]
+        self._aim_at(objectives)
+        for found in self.under_all_schedules():
+            if within(found, objectives[0]):
+                self._keep(self.fastest, found, nearest[0].source)
+        for objective in self.fastest:
+            self.best.setdefault(objective, nearest[0])
+        return bool(self.fastest)
+
+    def _aim_at(self, objectives: Sequence[Objective]) -> None:
+        """Look for the best by these objectives among what was simulated."""
+        self.objectives, self.told_s = objectives, float("inf")
+        self.best.clear()
+        self.fastest.clear()
+        for found in self.simulated():
+            if within(found, objectives[0]):
+                self._keep(self.best, found, "templates")
+                self._keep(self.fastest, found, "templates")
 
     def finish(self) -> None:
         """Try the best plans under other schedules. TimeUp once the time is up."""

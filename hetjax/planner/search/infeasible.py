@@ -19,6 +19,7 @@ from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.model.terms import search_problem
+from hetjax.planner.search.limits import limits_of
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
 
@@ -33,7 +34,7 @@ _ALL = ", gradients and optimizer state"
 
 def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan:
     """Return the error for a request that no plan was found for."""
-    limits = _limits(objective)
+    limits = limits_of(objective)
     if objective.wish == "cost" and (unpriced := _unpriced(request)):
         if feasible(request):
             within = f" within {' and '.join(limits)}" if limits else ""
@@ -93,15 +94,6 @@ def _unpriced(request: PlanRequest) -> list[str]:
         if device_price(node, request.usd_per_kwh) is None
     }
     return sorted(kinds)
-
-
-def _limits(objective: Objective) -> list[str]:
-    found = []
-    if objective.max_usd_per_hour is not None:
-        found.append(f"{objective.max_usd_per_hour:g} USD per hour")
-    if objective.min_tokens_per_s is not None:
-        found.append(f"at least {objective.min_tokens_per_s:,.0f} tokens per second")
-    return found
 
 
 def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where no plan keeps to the limits of cost and time: the plan that comes nearest.
+
+Owns what is searched for then, and what is said: by how much the nearest plan misses
+the limits, and whether any plan could keep to them. Does not own the limits
+(`model/objectives.py`) nor the search (`find.py`).
+"""
+
+import math
+from collections.abc import Iterable
+
+from hetjax.cluster.prices import device_price_per_hour
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.deadline import is_over
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import PlanRequest
+from hetjax.schedule.bound import LowerBound
+from hetjax.schedule.predicted import Predicted
+
+_DIGITS = 4  # of a limit that is advised
+
+
+def limits_of(objective: Objective) -> list[str]:
+    """Return the limits of cost and time in words; none where there are none."""
+    found, least = [], objective.min_tokens_per_s
+    if objective.max_usd_per_hour is not None:
+        found.append(f"{objective.max_usd_per_hour:g} USD per hour")
+    if least is not None and objective.tokens is not None:
+        tokens = f"{objective.tokens / 1e9:,.6g} billion tokens"
+        found.append(f"{_speed(objective, least)} for {tokens}")
+    elif least is not None:
+        found.append(f"at least {_speed(objective, least)}")
+    return found
+
+
+def as_fast_as_can_be(objective: Objective) -> Objective:
+    """Return the wish for the fastest plan that costs no more per hour."""
+    return Objective(max_usd_per_hour=objective.max_usd_per_hour)
+
+
+def too_slow(
+    request: PlanRequest, objective: Objective, fastest: Predicted, bound: LowerBound
+) -> NoFeasiblePlan:
+    """Return the error for a limit of time that the fastest plan found misses."""
+    does, least = fastest.tokens_per_s, objective.min_tokens_per_s
+    assert least is not None
+    most = math.inf
+    if bound.step_s:
+        most = request.global_batch * request.seq_len / bound.step_s
+    allowed = "a limit that some plan keeps to: whether any keeps to this is not known"
+    if most < least:
+        allowed = f"{_speed(objective, most)} at best: no plan is faster"
+    elif most < math.inf:
+        allowed += f", only that none is faster than {_speed(objective, most)}"
+    fix = f"allow {does:,.0f} tokens per second"
+    if objective.tokens is not None:
+        hours = _rounded_up(objective.tokens / does / 3600)
+        fix = f"give --deadline-hours {hours:g}"
+    if is_over():
+        fix += ", or let the search go on for longer"
+    return NoFeasiblePlan(
+        got=f"no plan within {' and '.join(limits_of(objective))}: the fastest found is "
+        f"{_speed(objective, does)}",
+        allowed=allowed,
+        fix=fix,
+    )
+
+
+def too_dear(
+    request: PlanRequest, objective: Objective, simulated: Iterable[Predicted]
+) -> NoFeasiblePlan | None:
+    """Return the error for a limit of cost that none of these plans keeps to; None if
+    some do, or none has a price."""
+    most = objective.max_usd_per_hour
+    prices = [p.usd_per_hour for p in simulated if p.usd_per_hour is not None]
+    if most is None or not prices or min(prices) <= most:
+        return None
+    nodes = [
+        price * node.count
+        for node in request.cluster.nodes
+        if (price := device_price_per_hour(node, request.usd_per_kwh)) is not None
+    ]
+    allowed = "a limit that some plan keeps to: whether any keeps to this is not known"
+    if min(nodes) > most:
+        allowed = f"{min(nodes):g} USD per hour or more: no node costs less"
+    return NoFeasiblePlan(
+        got=f"no plan within {most:g} USD per hour: the cheapest found costs "
+        f"{min(prices):.4g}",
+        allowed=allowed,
+        fix=f"give --max-usd-per-hour {_rounded_up(min(prices)):g}",
+    )
+
+
+def _speed(objective: Objective, tokens_per_s: float) -> str:
+    """What is so fast: hours for the tokens, where it is known how many."""
+    if objective.tokens is None:
+        return f"{tokens_per_s:,.0f} tokens per second"
+    return f"{objective.tokens / tokens_per_s / 3600:,.4g} hours"
+
+
+def _rounded_up(value: float) -> float:
+    """To a few digits, so that what is advised is enough."""
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS)
+    return math.ceil(value / unit * (1 + 1e-9)) * unit
