@@ -75,6 +75,9 @@ class PlanConfig:
     """Seconds for all that is asked; then the best plan so far counts. None: until
     there is nothing more to try, but so much local search as takes about 5 s. Ctrl-C
     ends the search at any time, with the best so far."""
+    search_work: tuple[int, ...] | None = None
+    """Work in place of seconds, as a search with --search-s prints it: the same request
+    then gets that search's plan again, on any machine. One number: its end."""
     gradient_wire: GradientWire = "float32"
     """Precision of gradients between workers, as of train."""
     horizon_s: float = 3600.0

@@ -49,6 +49,7 @@ def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
         _check_positive(name, getattr(config, name))
     for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
         _check_positive(name, getattr(config, name), zero=True)
+    _check_work(config)
     _check_usd_per_kwh(config.usd_per_kwh)
     least = None
     if config.deadline_hours is not None:
@@ -94,6 +95,26 @@ def _check_positive(name: str, value: float | None, *, zero: bool = False) -> No
             got=f"{option(name)} {value:g}",
             allowed=f"a number {'from' if zero else 'above'} 0",
             fix=f"correct {option(name)}",
+        )
+
+
+def _check_work(config: PlanConfig) -> None:
+    """The work of a search is the numbers of its checks, in order."""
+    work = config.search_work
+    if work is None:
+        return
+    typed = ",".join(map(str, work))
+    if not work or work[0] < 1 or list(work) != sorted(work):
+        raise BadInput(
+            got=f"--search-work {typed}",
+            allowed="numbers from 1, none below the one before it",
+            fix="give what a search with --search-s has printed",
+        )
+    if config.search_s is not None:
+        raise BadInput(
+            got=f"--search-s {config.search_s:g} with --search-work {typed}",
+            allowed="seconds or work",
+            fix="leave one of them out",
         )
 
 

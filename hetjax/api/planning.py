@@ -107,7 +107,7 @@ def find_plan(
     if now is None and not config.pareto and needs_prices(objective):
         priced = priced_part(request.cluster, config.usd_per_kwh)
         request = replace(request, cluster=priced)
-    return _found(request, objective, questions, path, config.search_s, quiet)
+    return _found(request, objective, questions, path, config, quiet)
 
 
 def compare_planners(
@@ -134,16 +134,17 @@ def _found(
     objective: Objective,
     questions: Questions,
     profile_path: Path | None,
-    limit_s: float | None,
+    config: PlanConfig,
     quiet: bool,
 ) -> FoundPlan:
     """Search until there is nothing more to try, or the end; say what ended it.
 
-    BadInput if no plan was found in `limit_s`, KeyboardInterrupt if by Ctrl-C.
+    BadInput if no plan was found in the time, KeyboardInterrupt if by Ctrl-C.
     """
+    limit_s, work = config.search_s, config.search_work or ()
     with working("planning", quiet=quiet) as progress:
         search_s = usual_search_s(request, progress) if limit_s is None else limit_s
-        with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
+        with deadline(search_s, work) as limit, _stopped_by_ctrl_c(limit):
             try:
                 found = planned(
                     request,
@@ -151,24 +152,30 @@ def _found(
                     questions,
                     profile_path=profile_path,
                     progress=progress,
-                    local_work=LOCAL_WORK if limit_s is None else math.inf,
+                    local_work=math.inf if limit_s or work else LOCAL_WORK,
                 )
             except TimeUp:
                 if limit.is_stopped:
                     raise KeyboardInterrupt from None
-                raise _nothing_found(search_s) from None
+                raise _nothing_found(search_s, work) from None
     check_times(found.best.costs)
     check_finite(found.best)
     if limit.is_stopped:
         return FoundPlan(found, "interrupted")
-    return FoundPlan(found, "search_s" if limit.left_s == 0 else None)
+    if limit.left_s > 0:
+        return FoundPlan(found)
+    return FoundPlan(found, "search_work" if work else "search_s", limit.work.done)
 
 
-def _nothing_found(search_s: float) -> BadInput:
+def _nothing_found(search_s: float, work: tuple[int, ...]) -> BadInput:
+    got, fix = f"--search-s {search_s:g}", f"give --search-s {4 * search_s:g}"
+    if work:
+        typed = ",".join(map(str, work))
+        got, fix = f"--search-work {typed}", f"give --search-work {4 * work[-1]}"
     return BadInput(
-        got=f"--search-s {search_s:g}, in which no plan was found",
-        allowed="more time, until a first plan is found",
-        fix=f"give --search-s {4 * search_s:g}",
+        got=f"{got}, in which no plan was found",
+        allowed="more, until a first plan is found",
+        fix=fix,
     )
 
 

@@ -37,6 +37,7 @@ _COMMON = (
 _ENDED: "dict[Ended, str]" = {
     "interrupted": "ended by Ctrl-C",
     "search_s": "ended after --search-s",
+    "search_work": "ended after --search-work",
 }
 
 
@@ -115,7 +116,14 @@ def _show(found: "FoundPlan", as_json: bool) -> None:
         return
     print(found)
     if found.ended is not None:
-        print(f"{_ENDED[found.ended]}: the best plan so far")
+        print(f"{_ENDED[found.ended]}: the best plan so far{_again(found)}")
+
+
+def _again(found: "FoundPlan") -> str:
+    """What to type for the same plan, however fast the machine is."""
+    if found.ended != "search_s":
+        return ""
+    return f"; --search-work {','.join(map(str, found.search_work))} finds it again"
 
 
 def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:

@@ -47,7 +47,7 @@ from hetjax.report.step_rows import MemoryBar, memory_bars, stage_header, stage_
 from hetjax.report.worth_rows import PARTS, part_notes, part_rows
 from hetjax.schedule.predicted import Predicted
 
-Ended = Literal["interrupted", "search_s"]
+Ended = Literal["interrupted", "search_s", "search_work"]
 _BAR = 40  # letters
 _LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-"}
 
@@ -56,11 +56,13 @@ _LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-
 class FoundPlan:
     """The best plan that was found: `print(found)`, `found.draw()`, `found.plan`.
 
-    `ended` says what ended the search before it was done, None if nothing did.
+    `ended` says what ended the search before it was done, None if nothing did;
+    `search_work` is what makes another search end like one with a limit of time.
     """
 
     planned: Planned
     ended: Ended | None = None
+    search_work: tuple[int, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -137,7 +139,14 @@ class FoundPlan:
             "parts": [_worth_values(worth) for worth in planned.parts],
             "plan": json_value(plan_json(self.plan), finite=False),
         }
-        return told | _answers(planned) | {"ended": self.ended}
+        return (
+            told
+            | _answers(planned)
+            | {
+                "ended": self.ended,
+                "search_work": list(self.search_work),
+            }
+        )
 
     def draw(self) -> Picture:
         """Draw which node holds which layers; BadInput without matplotlib."""

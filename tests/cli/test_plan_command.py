@@ -365,6 +365,21 @@ def test_a_search_that_has_no_time_ends_with_what_there_is_at_once(
     assert "no time was left for: megatron, whale" in out
 
 
+def test_what_a_search_did_in_its_time_is_done_again_by_its_work(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*GIVEN, "--search-s", "0.3", "--out", "timed.json"]) == 0
+    typed = re.search(r"--search-work [\d,]+", capsys.readouterr().out)
+    assert typed is not None
+    assert main([*GIVEN, *typed[0].split(), "--out", "again.json"]) == 0
+    assert "ended after --search-work: the best plan so far" in capsys.readouterr().out
+    assert read_plan("again.json") == read_plan("timed.json")
+    text = refused(capsys, 2, *GIVEN, *typed[0].split(), "--search-s", "1")
+    assert "--search-s 1 with --search-work" in text
+    text = refused(capsys, 2, *GIVEN, "--search-work", "5,4")
+    assert "--search-work 5,4" in text and "none below the one before" in text
+
+
 def test_libraries_beneath_print_nothing_of_their_own(tmp_path: Path):
     (tmp_path / "cluster.toml").write_text(cluster_toml(CLUSTER))
     options = "--cluster cluster.toml --compare autohet --json"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hetjax.planner.model.deadline import TimeUp, deadline, left_s
+from hetjax.planner.model.deadline import TimeUp, deadline, is_over, left_s
 from hetjax.planner.model.objectives import Objective, score
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import idle_devices
@@ -44,7 +44,7 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
     the classes for which the time was up."""
     request, incumbents = search.request, search.incumbents
     best = incumbents.best[objective]
-    idle, cut_short = _idle_by_class(request, best.predicted.plan), set[str]()
+    idle, searched = _idle_by_class(request, best.predicted.plan), set[str]()
     for n, kind in enumerate(idle):
         search.progress(f"is it worth using more of {kind}?")
 
@@ -52,7 +52,7 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
             more = _uses_more(request, plan, best.predicted.plan, kind)
             return incumbents.offer(plan, best.source) if more else None
 
-        with deadline(left_s() / (len(idle) - n)) as limit, suppress(TimeUp):
+        with deadline(left_s() / (len(idle) - n)), suppress(TimeUp):
             for group in alike(best.predicted.plan, request):
                 for plan in onto_idle(best.predicted.plan, group, request):
                     using(plan)
@@ -60,9 +60,9 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
             start = _best_using(request, objective, plans, than, kind)
             if start is not None:
                 local_search(start, using, objective, request, most_work=_LOCAL_WORK)
-        if limit.left_s == 0:
-            cut_short.add(kind)
-    return frozenset(cut_short)
+            if not is_over():
+                searched.add(kind)
+    return frozenset(idle) - searched
 
 
 def why_idle(

@@ -59,8 +59,8 @@ def too_slow(
     if is_over():
         fix += ", or let the search go on for longer"
     return NoFeasiblePlan(
-        got=f"no plan within {' and '.join(limits_of(objective))}: the fastest found is "
-        f"{_speed(objective, does)}",
+        got=f"no plan within {' and '.join(limits_of(objective))}: "
+        f"the fastest found is {_speed(objective, does)}",
         allowed=allowed,
         fix=fix,
     )

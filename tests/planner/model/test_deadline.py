@@ -9,9 +9,15 @@ import pytest
 
 from hetjax.planner.bound import partial_pipelines
 from hetjax.planner.bound.certificate import proved
-from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
+from hetjax.planner.model.deadline import (
+    TimeUp,
+    Work,
+    check_deadline,
+    deadline,
+    left_s,
+)
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.search.find import Search
+from hetjax.planner.search.find import Found, Search
 from tests.planner.whole_space import two_kinds
 
 
@@ -83,3 +89,38 @@ def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
     (found,) = search.found()
     assert found.source == "better"
     assert found.best.plan.replicas == far.best.plan.replicas
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.8])
+def test_the_same_work_finds_the_same_plan_whatever_the_time(share: float) -> None:
+    request = two_kinds()
+
+    def searched(seconds: float, planned: tuple[int, ...] = ()) -> tuple[Found, Work]:
+        with deadline(seconds, planned) as limit:
+            search = Search(request, [Objective()], local_work=2_500)
+            search.run()
+        return search.found()[0], limit.work
+
+    begin_s = time.monotonic()
+    _, whole = searched(math.inf)
+    takes_s = time.monotonic() - begin_s
+    assert whole.ended == []
+    found, work = searched(takes_s * share)
+    assert work.ended and work.checks < whole.checks
+    again, same = searched(math.inf, work.done)
+    assert same.checks == work.checks
+    assert again.best.plan == found.best.plan and again.source == found.source
+    assert again.lower_bound_s == found.lower_bound_s
+
+
+def test_work_that_is_typed_ends_a_search_and_stopping_it_ends_it_before() -> None:
+    with deadline(planned=(3,)) as limit:
+        assert [math.isinf(left_s()) for _ in range(5)] == [True] * 3 + [False] * 2
+        assert limit.work.done == (5,)
+    with deadline(planned=(2, 9)) as outer:
+        assert math.isinf(left_s())
+        with deadline():
+            assert left_s() == left_s() == 0.0  # the second check ends the inner one
+        assert math.isinf(left_s())
+        outer.stop()
+        assert left_s() == 0.0
