@@ -5,7 +5,13 @@ Owns the rules, from the last stage (launch-ahead 1) to the first: each hop adds
 delta. Little's law asks for K_s t >= t_s + 2 c_s + K_(s+1) t with t the slowest stage's
 time for a microbatch and c_s the hop's, hence delta = 1 + ceil(2 c / t) (our
 derivation). HARP (arXiv 2509.24859) looks at hops between sub-clusters only and rounds
-by thresholds; plain 1F1B has delta 1. Memory caps what a rule asks for.
+by thresholds; plain 1F1B has delta 1.
+
+Memory caps what a rule asks for. Stages one after the other that all stand at a cap
+take turns, so that their times add up. `spread` shares what there is among all stages:
+by the same law a cycle of T needs R_s / T in flight at stage s, where R_s is how long a
+microbatch is away from it and in it: t_s + 2 c_s + R_(s+1). The least T that the caps
+allow, or a little more, gives the launch-aheads (our derivation).
 
 Does not own the order of actions (`programs/generate.py`) nor times and bytes
 (`costs/`).
@@ -15,7 +21,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,7 +63,8 @@ def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
     return 2 if hop_s < slowest_s / 2 else 3
 
 
-_MOST_DELTA = 2**20
+_MOST_DELTA = _FREE = 2**20
+_SLACKS = (1.0, 1.3)  # of `spread`: tried against all launch-aheads of small plans
 _MOST_FORWARDS = 5_000  # of a plan under every rule
 RULES: Mapping[str, Rule] = {
     "1f1b": plain_delta,
@@ -108,15 +115,40 @@ def with_launch_ahead(
     return replace(plan, schedule=schedule, replicas=tuple(replicas), programs={})
 
 
+def spread(
+    plan: Plan, costs: Costs, limits: Mapping[StageKey, int], *, slack: float = 1.0
+) -> Plan:
+    """Return the plan as h1f1b with launch-aheads for `slack` times the least cycle
+    that the limits allow."""
+    aheads = {}
+    for r, replica in enumerate(plan.replicas):
+        keys = [(r, s) for s in range(len(replica.stages))]
+        each_S = np.array([microbatch_s(plan, costs, key) for key in keys])
+        hops_S = np.array([*(hop_s(costs, *hop) for hop in pairwise(keys)), 0.0])
+        stays_S = np.cumsum((each_S + 2 * hops_S)[::-1])[::-1]
+        most_S = np.minimum.accumulate([max(limits[key], 1) for key in keys])
+        cycle_s = slack * max((stays_S / most_S).max(), each_S.max())
+        asked_S = np.ceil(stays_S / (cycle_s or 1.0) - 1e-9).clip(1)
+        for key, asked in zip(keys, asked_S, strict=True):
+            aheads[key] = min(int(asked), replica.num_microbatches)
+    return with_launch_ahead(plan, aheads, limits)
+
+
 def fitted(
     plan: Plan, costs: Costs, limits: Mapping[StageKey, int], tied: Tied = UNTIED
 ) -> Plan:
     """Return the plan under the rule that simulates fastest; under the exact one on a
-    tie, and where simulating takes long."""
-    rules = (exact_delta, plain_delta, harp_delta)
+    tie. Where simulating takes long, under the exact one, or spread where that is
+    capped."""
+    exact = with_rule(plan, costs, exact_delta, limits)
+    capped = exact != with_rule(plan, costs, exact_delta, dict.fromkeys(limits, _FREE))
     if plan.num_forwards > _MOST_FORWARDS:
-        rules = rules[:1]
-    plans = list(dict.fromkeys(with_rule(plan, costs, rule, limits) for rule in rules))
+        return spread(plan, costs, limits) if capped else exact
+    rules = (exact_delta, plain_delta, harp_delta)
+    plans = [with_rule(plan, costs, rule, limits) for rule in rules]
+    if capped:
+        plans += [spread(plan, costs, limits, slack=slack) for slack in _SLACKS]
+    plans = list(dict.fromkeys(plans))
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda p: simulated(p, costs, tied).step_time_s)

@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -22,12 +23,14 @@ from hetjax.schedule.launch_ahead import (
     harp_delta,
     hop_s,
     launch_limits,
+    with_launch_ahead,
     with_rule,
 )
 from hetjax.schedule.programs.action import Op
 from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.search import NAMES, may_split, searched, with_schedule
+from hetjax.schedule.simulated import simulated
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
 from hetjax.schedule.simulation.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan
@@ -227,3 +230,39 @@ def test_the_exact_rule_hides_one_slow_link_between_equal_stages(stages, hop):
     # K = delta + ... may exceed the microbatches only in the fill
     assert step_s == pytest.approx(stages + 2 * hop + 23, abs=1e-6)
     assert step_s == pytest.approx(prefix_bound_s(exact, costs), abs=1e-6)
+
+
+def test_stages_that_memory_caps_alike_do_not_all_take_turns():
+    """Eight equal stages may have 5 forwards in flight each. With 5, 5, 5, 5, 4, 3, 2, 1
+    four take turns, so that a cycle takes as long as four stages; where the launch-aheads
+    are spread, only two take turns anywhere."""
+    count = 40
+    costs = pipeline_costs([0.25] * 8, [0.75] * 8, [0.0] * 8)
+    plan = pipeline_plan([1] * 8, count)
+    limits = {(0, s): 5 for s in range(8)}
+    capped = with_rule(plan, costs, exact_delta, limits)
+    capped_s = simulate(lower(capped), capped, costs).step_time_s
+    assert capped_s > 3.9 * (count - 5)
+    best = fitted(plan, costs, limits)
+    assert simulate(lower(best), best, costs).step_time_s < 2.1 * count + 8
+    large = fitted(pipeline_plan([1] * 8, 1_000), costs, limits)  # is not simulated
+    assert large.replicas[0].stages[0].launch_ahead == 5
+    aheads = [stage.launch_ahead for stage in large.replicas[0].stages]
+    assert max(Counter(aheads).values()) == 2
+
+
+@pytest.mark.parametrize("seed", draws(range(1, 120, 3), short=12))
+def test_under_caps_no_launch_aheads_are_much_faster_than_the_fitted(seed: int):
+    plan, costs = random_instance(seed)
+    rng = random.Random(seed)
+    keys = [(0, s) for s in range(len(plan.replicas[0].stages))]
+    cap = rng.randint(1, 5)
+    limits = {key: cap if rng.random() < 0.6 else rng.randint(1, 6) for key in keys}
+    best_s = math.inf
+    for aheads in product(*(range(1, limits[key] + 1) for key in keys)):
+        if all(a >= b for a, b in pairwise(aheads)):
+            chosen = dict(zip(keys, aheads, strict=True))
+            other = with_launch_ahead(plan, chosen, limits)
+            best_s = min(best_s, simulated(other, costs).step_time_s)
+    found = fitted(plan, costs, limits)
+    assert simulated(found, costs).step_time_s <= 1.2 * best_s
