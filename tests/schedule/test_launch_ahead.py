@@ -233,9 +233,9 @@ def test_the_exact_rule_hides_one_slow_link_between_equal_stages(stages, hop):
 
 
 def test_stages_that_memory_caps_alike_do_not_all_take_turns():
-    """Eight equal stages may have 5 forwards in flight each. With 5, 5, 5, 5, 4, 3, 2, 1
-    four take turns, so that a cycle takes as long as four stages; where the launch-aheads
-    are spread, only two take turns anywhere."""
+    """Eight equal stages may have 5 forwards in flight each. With 5, 5, 5, 5, 4, 3, 2,
+    1 four take turns, so that a cycle takes as long as four stages; where the
+    launch-aheads are spread, only two take turns anywhere."""
     count = 40
     costs = pipeline_costs([0.25] * 8, [0.75] * 8, [0.0] * 8)
     plan = pipeline_plan([1] * 8, count)

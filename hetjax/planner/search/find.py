@@ -24,7 +24,7 @@ from hetjax.planner.model.deadline import (
     left_s,
 )
 from hetjax.planner.model.evaluator import PlanEvaluator
-from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.objectives import Objective, promise, score
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.first_plans import FirstPlans
 from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
@@ -245,16 +245,18 @@ class Search:
         self.improve([o for o in best if best[o] != before.get(o)])
 
     def improve(self, objectives: Sequence[Objective]) -> None:
-        """Search near the best plans by these objectives."""
-        for n, objective in enumerate(objectives):
+        """Search near the best plans by these objectives, and near those that promise
+        most under other schedules."""
+        ways = [(wished, by) for wished in objectives for by in (score, promise)]
+        for n, (objective, judge) in enumerate(ways):
             self.progress(f"local search by {objective.wish}")
-            with deadline(left_s() / (len(objectives) - n)), suppress(TimeUp):
-                best = self.incumbents.best[objective]
-                evaluate = partial(self.incumbents.offer, source=best.source)
+            with deadline(left_s() / (len(ways) - n)), suppress(TimeUp):
+                by = partial(judge, cluster=self.request.cluster, objective=objective)
+                start = self.incumbents.least(objective, by)
                 local_search(
-                    best.predicted,
-                    evaluate,
-                    objective,
+                    start.predicted,
+                    partial(self.incumbents.offer, source=start.source),
+                    by,
                     self.request,
                     most_work=self.local_work,
                 )

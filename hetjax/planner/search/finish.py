@@ -2,28 +2,33 @@
 """The best plans so far under every schedule that the runtime has.
 
 The search judges plans under h1f1b. Here the best of them try orders of their own,
-zero-bubble above all: first a few for each plan, then, for the fastest, many.
+zero-bubble above all: first a few for each plan, then, for the fastest, many. It also
+makes a few moves under them, since what suits h1f1b best need not suit them.
 Owns which plans, and how much work that may be: it is counted, not timed, so that equal
 searches end alike. Does not own the schedules (`schedule/search.py`).
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.planner.model.objectives import Objective, promise, score, within
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.local_search import local_search
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
 # by plan, and whether the search for a schedule climbed; None where none fits
 Tried = MutableMapping[tuple[Plan, bool], Predicted | None]
 _MOST_PLANS = 20
-_MOST_SETS = 4  # of nodes, the best plan on each of which is among them
+_MOST_UNLIKE = 8  # sets of nodes and of microbatch sizes, the best of each among them
 # forwards of a step: of all plans that are tried, and of one with many schedules
 _MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 2_000, 150
+_MOVED_WORK = 1_500  # of local search under these schedules: some ten plans
 
 
 def finished(
@@ -37,14 +42,12 @@ def finished(
     What is `known` is not tried again. TimeUp between two plans once the time is up
     (`model/deadline.py`).
     """
-
-    def by_wish(found: Predicted) -> float:
-        return score(found, request.cluster, objective)
-
+    by_wish = partial(score, cluster=request.cluster, objective=objective)
+    promised = partial(promise, cluster=request.cluster, objective=objective)
     kept = [found for found in simulated if within(found, objective)]
     tried: list[tuple[Predicted, Plan]] = []
     best_s = min((found.simulation.step_time_s for found in kept), default=math.inf)
-    for before in _few(request, _ranked(kept, by_wish)):
+    for before in _few(request, _ranked(kept, by_wish, promised)):
         if objective.wish == "time" and _busiest_s(before) >= best_s:
             continue  # whatever the order
         found = _tried(request, before.plan, known, climbs=False)
@@ -53,23 +56,39 @@ def finished(
             best_s = min(best_s, found.simulation.step_time_s)
             yield found
     small = [each for each in tried if each[1].num_forwards <= _MOST_FORWARDS_CLIMBED]
-    if small:
-        _, plan = min(small, key=lambda each: by_wish(each[0]))
-        found = _tried(request, plan, known, climbs=True)
+    if not small:
+        return
+    best, plan = min(small, key=lambda each: by_wish(each[0]))
+
+    def evaluate(plan: Plan) -> Predicted | None:
+        found = _tried(request, request.said(plan), known, climbs=False)
+        return found if found is not None and within(found, objective) else None
+
+    moved = local_search(best, evaluate, by_wish, request, most_work=_MOVED_WORK)
+    for climbing in dict.fromkeys((plan, _without_order(moved.plan))):
+        found = _tried(request, climbing, known, climbs=True)
         if found is not None:
             yield found
 
 
+def _without_order(plan: Plan) -> Plan:
+    """The plan before a schedule was found for it."""
+    return replace(plan, schedule="1f1b", programs={})
+
+
 def _ranked(
-    kept: Iterable[Predicted], by_wish: Callable[[Predicted], float]
+    kept: Sequence[Predicted], *by: Callable[[Predicted], float]
 ) -> list[Predicted]:
-    """The best plans first; before them the best on each of a few sets of nodes, since
-    other schedules gain more on some nodes than on others."""
-    ranked = sorted(kept, key=by_wish)
-    of_nodes: dict[frozenset[str], Predicted] = {}
+    """The best by each of these; then the most promising for each of a few sets of
+    nodes and microbatch sizes, since other schedules gain more for some than for
+    others; then all."""
+    ranked = sorted(kept, key=by[-1])
+    unlike: dict[object, Predicted] = {}
     for found in ranked:
-        of_nodes.setdefault(frozenset(found.plan.nodes), found)
-    return [*list(of_nodes.values())[:_MOST_SETS], *ranked]
+        sizes = frozenset(r.microbatch_size for r in found.plan.replicas)
+        unlike.setdefault((frozenset(found.plan.nodes), sizes), found)
+    best = [min(kept, key=each) for each in by if kept]
+    return [*best, *list(unlike.values())[:_MOST_UNLIKE], *ranked]
 
 
 def _busiest_s(found: Predicted) -> float:

@@ -19,17 +19,19 @@ from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
-from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
+from hetjax.planner.model.objectives import Objective, promise, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
 from hetjax.planner.search.limits import too_dear
+from hetjax.planner.search.parts import parts_without
 from hetjax.planner.search.proposals import (
     Proposal,
     plans_by_rank,
     plans_of,
     proposals,
+    searches_parts,
 )
 from hetjax.planner.search.tied_ends import tied_ends
 from hetjax.plans.even import even_plan
@@ -84,6 +86,10 @@ class FirstPlans:
                 self.incumbents.offer(plan, "templates")
         for part in () if large else self._promising_parts():
             self._search_part(part)
+        if searches_parts(self.request):  # whose templates the whole has looked at
+            for part in parts_without(self.request):
+                for plan in equal_share_plans(part):
+                    self.incumbents.offer(plan, "parts")
 
     def _first_of(self, parts: Iterator[Proposal]) -> None:
         """Have something in hand: the first part of which a plan fits. A limited time
@@ -106,22 +112,21 @@ class FirstPlans:
             self.incumbents.offer(plan, "parts")
 
     def _promising_parts(self) -> list[PlanRequest]:
-        """The parts whose quick plans are about as good as the best so far."""
+        """The parts whose quick plans promise about as much as the best so far."""
         wished, cluster = self.incumbents.objectives[0], self.request.cluster
         least: dict[frozenset[str], float] = {}
         for found in self.incumbents.simulated():
             nodes = frozenset(found.plan.nodes)
             if len(nodes) < len(cluster.nodes) and within(found, wished):
-                by_wish = score(found, cluster, wished)
+                by_wish = promise(found, cluster, wished)
                 least[nodes] = min(by_wish, least.get(nodes, math.inf))
-        best = score(self.incumbents.best[wished].predicted, cluster, wished)
+        best = promise(self.incumbents.best[wished].predicted, cluster, wished)
         near = sorted(
             (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
             key=lambda n: (least[n], sorted(n)),
-        )
+        )[:_MOST_PARTS]
         return [
-            replace(self.request, cluster=part_of(cluster, nodes))
-            for nodes in near[:_MOST_PARTS]
+            replace(self.request, cluster=part_of(cluster, nodes)) for nodes in near
         ]
 
     def _search_part(self, part: PlanRequest) -> None:

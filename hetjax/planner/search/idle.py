@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from hetjax.planner.model.deadline import TimeUp, deadline, is_over, left_s
 from hetjax.planner.model.objectives import Objective, score
@@ -59,7 +60,8 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
             than, plans = best.predicted.plan, incumbents.simulated()
             start = _best_using(request, objective, plans, than, kind)
             if start is not None:
-                local_search(start, using, objective, request, most_work=_LOCAL_WORK)
+                by = partial(score, cluster=request.cluster, objective=objective)
+                local_search(start, using, by, request, most_work=_LOCAL_WORK)
             if not is_over():
                 searched.add(kind)
     return frozenset(idle) - searched

@@ -98,6 +98,18 @@ class Incumbents:
                 self._keep(self.best, found, "templates")
                 self._keep(self.fastest, found, "templates")
 
+    def least(
+        self, objective: Objective, by: Callable[[Predicted], float]
+    ) -> Incumbent:
+        """Return the plan of least value `by` of those within the limits; the best by
+        the objective, if it is as good."""
+        best = self.best[objective]
+        others = (found for found in self.simulated() if within(found, objective))
+        least = min(others, key=by)
+        if by(least) < by(best.predicted):
+            return Incumbent(predicted=least, source=best.source)
+        return best
+
     def finish(self) -> None:
         """Try the best plans under other schedules. TimeUp once the time is up."""
         for objective in self.objectives:

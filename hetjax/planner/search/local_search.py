@@ -14,7 +14,6 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from hetjax.planner.model.deadline import is_over
-from hetjax.planner.model.objectives import Objective, score
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, idle_devices
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
@@ -250,20 +249,17 @@ def _with(plan: Plan, replicas: dict[int, Replica]) -> Plan:
 def local_search(
     start: Predicted,
     evaluate: Evaluate,
-    objective: Objective,
+    by: Callable[[Predicted], float],
     request: PlanRequest,
     *,
     most_work: float,
 ) -> Predicted:
-    """Return the best plan that moves lead to, no worse than the start.
+    """Return the plan of least value `by` that moves lead to, no worse than the start.
 
     As far as the time goes (`model/deadline.py`), and so much work: each plan that is
     evaluated counts its forwards, and `_OF_A_PLAN` for what any plan takes. 5,000 are
     about a second of one core.
     """
-
-    def by(found: Predicted) -> float:
-        return score(found, request.cluster, objective)
 
     best, better, work = start, True, 0
     while better and not is_over():

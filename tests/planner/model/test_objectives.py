@@ -11,7 +11,10 @@ from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import (
     Objective,
+    Wish,
     expected_goodput,
+    promise,
+    score,
     survives,
     within,
 )
@@ -139,3 +142,17 @@ def test_a_plan_without_a_price_is_not_within_the_wish_for_cost():
     assert "no plan on devices whose price is known" in told.got
     assert "made-up-fast, made-up-slow" in told.allowed
     assert "price_per_hour" in told.fix
+
+
+@pytest.mark.parametrize("wish", ["time", "cost", "goodput"])
+def test_another_schedule_is_expected_to_fill_half_of_what_the_busiest_wait(
+    wish: Wish,
+) -> None:
+    request, objective = two_kinds(), Objective(wish=wish)
+    found = evaluate_plan(request, one_pipeline(request))
+    busiest = max(share.busy_s for share in found.simulation.shares.values())
+    step_s = found.simulation.step_time_s
+    assert 0 < busiest < step_s
+    now = score(found, request.cluster, objective)
+    promised = promise(found, request.cluster, objective)
+    assert promised / now == pytest.approx(1 - (step_s - busiest) / step_s / 2)
