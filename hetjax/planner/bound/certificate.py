@@ -14,6 +14,7 @@ from typing import Literal
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.cut_bound import bound_by_cuts
+from hetjax.planner.model.deadline import TimeUp
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.planner.model.split_terms import split_bound_problem
@@ -85,6 +86,8 @@ def certified_bound(
         found = proved(request, 0.0 if math.isinf(least_s) else least_s, space)
     except NoFeasiblePlan as error:
         return _none_exists(error, is_false=math.isfinite(least_s))
+    except TimeUp:
+        return LowerBound(why="the search was stopped before there was one")
     return found.held_against(least_s, _WHAT)
 
 

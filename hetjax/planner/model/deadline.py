@@ -73,7 +73,7 @@ class Deadline:
     @property
     def left_s(self) -> float:
         """Seconds until the end; 0 after it."""
-        if self._was_stopped or self.is_noticed:
+        if self.was_stopped or self.is_noticed:
             return 0.0
         if self.work.planned or not self.counts_time:
             return math.inf
@@ -81,8 +81,9 @@ class Deadline:
         return min(max(self.until_s - time.monotonic(), 0.0), outer_s)
 
     @property
-    def _was_stopped(self) -> bool:
-        return self.is_stopped or (self.outer is not None and self.outer._was_stopped)
+    def was_stopped(self) -> bool:
+        """Whether somebody asked for the end of this one or of one around it."""
+        return self.is_stopped or (self.outer is not None and self.outer.was_stopped)
 
 
 _NONE = Deadline(until_s=math.inf, work=Work())
@@ -130,4 +131,11 @@ def is_over() -> bool:
 def check_deadline() -> None:
     """Raise TimeUp where the search has to end."""
     if is_over():
+        raise TimeUp
+
+
+def check_stopped() -> None:
+    """Raise TimeUp where somebody asked for the end: for long work that is done even
+    where the time is up."""
+    if _DEADLINE.get().was_stopped:
         raise TimeUp

@@ -25,6 +25,7 @@ from hetjax.costs.graph.passes import Shares
 from hetjax.costs.stage_memory import SCALAR_BYTES, hidden_size
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
+from hetjax.planner.model.deadline import check_stopped
 from hetjax.planner.model.hops import (
     Holders,
     hop_tables,
@@ -276,6 +277,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     problems: list[BadInput] = []
     kept: dict[tuple[object, ...], tuple[float, ...]] = {}
     for b, o, shares in _cases(request, options):
+        check_stopped()  # tracing of layers can take many seconds
         for k, layer in enumerate(firsts):
             try:
                 times = option_times(request, options[o], layer, shares)

@@ -207,7 +207,8 @@ class Search:
         """Find out how much better any plan could be, as far as the time goes."""
         self.progress("proving how much better any plan could be")
         if any(objective.wish == "cost" for objective in self.objectives):
-            self.least_usd = least_usd_per_million_tokens(self.request)
+            with suppress(TimeUp):
+                self.least_usd = least_usd_per_million_tokens(self.request)
         simulated = self.incumbents.simulated()
         self.bounds["whole"] = certified_bound(self.request, simulated)
 

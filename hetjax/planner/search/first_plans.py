@@ -18,7 +18,13 @@ from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
-from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
+from hetjax.planner.model.deadline import (
+    TimeUp,
+    check_stopped,
+    deadline,
+    left_s,
+    overtime,
+)
 from hetjax.planner.model.objectives import Objective, promise, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.floor import floor
@@ -148,11 +154,14 @@ class FirstPlans:
 
     def _at_once(self) -> None:
         """Have something in hand where the time was up before: the first that fits of
-        what is proposed, or the best of what takes no search. TimeUp if none fits."""
+        what is proposed, or the best of what takes no search. TimeUp if none fits, or
+        there is none and somebody asked for the end."""
         wished = self.incumbents.objectives[0]
         for plan in plans_by_rank(self.proposed):
             if not self.incumbents.best:
                 self.incumbents.take(plan, "templates")
+        if not self.incumbents.best:
+            check_stopped()
         work = 0
         for plan in () if self.incumbents.best else even_plans(self.request):
             work += plan.num_forwards

@@ -3,20 +3,26 @@
 
 import math
 import time
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
-from hetjax.planner.bound import partial_pipelines
+from hetjax.planner.bound import certificate, partial_pipelines
 from hetjax.planner.bound.certificate import proved
+from hetjax.planner.model import terms
 from hetjax.planner.model.deadline import (
     TimeUp,
     Work,
     check_deadline,
+    check_stopped,
     deadline,
     left_s,
 )
 from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.problem import Problem
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Found, Search
 from tests.planner.whole_space import two_kinds
 
@@ -124,3 +130,37 @@ def test_work_that_is_typed_ends_a_search_and_stopping_it_ends_it_before() -> No
         assert math.isinf(left_s())
         outer.stop()
         assert left_s() == 0.0
+
+
+def test_a_search_that_is_stopped_before_its_first_plan_looks_at_no_more_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = count()
+    usual = terms.kept_bytes
+
+    def stopping(*given: Any) -> tuple[float, ...]:
+        next(looked)
+        limit.stop()
+        return usual(*given)
+
+    monkeypatch.setattr(terms, "kept_bytes", stopping)
+    request = replace(two_kinds(), seq_len=8)  # nobody has looked at these yet
+    with deadline() as limit, pytest.raises(TimeUp):
+        Search(request, [Objective()]).run()
+    assert next(looked) <= len(request.model.layers)
+
+
+def test_a_search_that_is_stopped_after_it_has_its_plan_and_says_that_none_is_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopping(request: PlanRequest, *given: Any, **named: Any) -> Problem:
+        limit.stop()
+        check_stopped()
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(certificate, "bound_problem", stopping)
+    with deadline() as limit:
+        search = Search(two_kinds(), [Objective()], local_work=0)
+        search.run()
+    (found,) = search.found()
+    assert found.lower_bound_s is None and "was stopped" in found.bound.why
