@@ -65,10 +65,10 @@ def finished(
         return found if found is not None and within(found, objective) else None
 
     moved = local_search(best, evaluate, by_wish, request, most_work=_MOVED_WORK)
-    for climbing in dict.fromkeys((plan, _without_order(moved.plan))):
-        found = _tried(request, climbing, known, climbs=True)
-        if found is not None:
-            yield found
+    plan = plan if moved is best else _without_order(moved.plan)
+    found = _tried(request, plan, known, climbs=True)
+    if found is not None:
+        yield found
 
 
 def _without_order(plan: Plan) -> Plan:
