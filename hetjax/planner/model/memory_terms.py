@@ -22,6 +22,7 @@ from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Offload, StageMesh
+from hetjax.stage.partition import BlockStack
 
 
 def kept_bytes(
@@ -98,8 +99,7 @@ def static_bytes_OK(
     firsts: Sequence[int],
     borrowed: bool,
 ) -> Floats:
-    stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
-    held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
+    held = _held_stacks(request.model, firsts, borrowed)
     ways_O: list[tuple[StageMesh, Precision, Offload]] = [
         (StageMesh(data=o.data, tensor=o.tensor), precision_of(request, o), o.offload)
         for o in options
@@ -112,6 +112,53 @@ def static_bytes_OK(
         for way in set(ways_O)
     }
     return np.array([by_way[way] for way in ways_O], dtype=np.float64)
+
+
+def _held_stacks(
+    model: Model, firsts: Sequence[int], borrowed: bool
+) -> list[list[BlockStack]]:
+    """What layers hold, with what they borrow of others or without."""
+    stacks_K = [layer_stacks(model, at).stacks for at in firsts]
+    return [[s for s in own if borrowed or s.only is None] for own in stacks_K]
+
+
+def updating_bytes_OU(
+    request: PlanRequest,
+    options: Sequence[Option],
+    firsts: Sequence[int],
+    counts_KU: Floats,
+    *,
+    packed: bool,
+    borrowed: bool,
+) -> Floats:
+    """Return what an update needs besides what a stage holds, for every range of
+    layers, of which `counts_KU` says how many of each kind are in it. Tied weights of
+    other layers count if they are `borrowed`.
+
+    New copies of weights are made beside the old; a leaf's gradients are taken out of
+    rows if they are `packed` to be summed, and those of one unit are scaled
+    (`costs/stage_memory.py`). A leaf of layers that are alike is one array. CPUs may
+    store the scaled gradients of a whole leaf.
+    """
+    stacks_K = _held_stacks(request.model, firsts, borrowed)
+    there_KU, needs = counts_KU > 0, list[Floats]()
+    for option in options:
+        mesh = StageMesh(data=option.data, tensor=option.tensor)
+        precision = precision_of(request, option)
+        held = [
+            static_bytes(stacks, mesh, precision, request.optimizer, option.offload)
+            for stacks in stacks_K
+        ]
+        leaves_K, units_K, copies_K = np.array(
+            [(h.largest_master, h.largest_unit, h.copies) for h in held], np.float64
+        ).T
+        leaf_U = (leaves_K[:, None] * counts_KU).max(axis=0)
+        scaled_U = 2 * (units_K[:, None] * there_KU).max(axis=0)
+        if compiler_of(node_of(request, option).device) == "cpu":
+            scaled_U = np.maximum(scaled_U, leaf_U)
+        rows_U = leaf_U * (packed or option.data > 1)
+        needs.append(copies_K @ counts_KU + rows_U + scaled_U)
+    return np.array(needs)
 
 
 def activation_bytes_BO(request: PlanRequest, options: Sequence[Option]) -> Floats:

@@ -39,6 +39,7 @@ from hetjax.planner.model.memory_terms import (
     node_of,
     precision_of,
     static_bytes_OK,
+    updating_bytes_OU,
 )
 from hetjax.planner.model.problem import (
     UNLIMITED,
@@ -47,6 +48,7 @@ from hetjax.planner.model.problem import (
     LayerCosts,
     Option,
     Problem,
+    merged_ranges,
     problem,
 )
 from hetjax.planner.model.request import PlanRequest, may_offload
@@ -117,6 +119,9 @@ def search_problem(
         drain_s_BOK=facts.drain_s_BOK,
         packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
         device_bytes_O=facts.memory_bytes_O,
+        updated_bytes_OU=_updated_bytes_OU(
+            request, options, facts.static_bytes_OK, packed=packing, borrowed=True
+        ),
         stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
     )
     return _problem(
@@ -150,13 +155,17 @@ def bound_problem(
     if busy_s_BOK is not None:
         facts = replace(facts, busy_s_BOK=busy_s_BOK / parts)
         program_s_O = program_s_O / parts
+    own_bytes_OK = facts.own_bytes_OK - SCALAR_BYTES  # every layer counts a stage's
     terms = _costs(
         request,
         options,
         facts,
         update_s_BOK=facts.least_update_s_BOK,
-        # every layer counts the scalars of a stage
-        static_bytes_BOK=np.tile(facts.own_bytes_OK - SCALAR_BYTES, (num_sizes, 1, 1)),
+        static_bytes_BOK=np.tile(own_bytes_OK, (num_sizes, 1, 1)),
+        device_bytes_O=facts.memory_bytes_O,
+        updated_bytes_OU=_updated_bytes_OU(
+            request, options, own_bytes_OK, packed=False, borrowed=False
+        ),
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
         sync_s=lambda o, size_bytes: size_bytes / rates_O[o],
@@ -331,6 +340,19 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
             ]
         ),
     )
+
+
+def _updated_bytes_OU(
+    request: PlanRequest,
+    options: Sequence[Option],
+    static_bytes_OK: Floats,
+    **way: bool,
+) -> Floats:
+    """What a stage holds while its weights are updated, for every range of layers."""
+    kinds, firsts = layer_kinds(request)
+    _, counts_KU = merged_ranges(kinds)
+    updating_OU = updating_bytes_OU(request, options, firsts, counts_KU, **counted)
+    return static_bytes_OK @ counts_KU + updating_OU
 
 
 def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:

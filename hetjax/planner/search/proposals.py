@@ -10,6 +10,7 @@ problem is solved (`price_and_branch.py`), nor whose plan is best in the end
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,18 +53,25 @@ _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be chea
 class ScreenedProblem:
     """A problem, of a part of the cluster at some tensor degrees, and what a first look
     at it promises. Gradient sums are counted for so many replicas, and such `holders`
-    of layers."""
+    of layers; if it is `tight`, memory of several layers is left out, and plans may not
+    fit."""
 
     request: PlanRequest
     degrees: tuple[int, ...]
     num_replicas: float
     holders: Holders
+    tight: bool
     problem: Problem
     heuristic_bound: Bound
 
     @property
     def relaxed_s(self) -> float:
         return self.heuristic_bound.relaxed_s
+
+    @property
+    def counted(self) -> tuple[Holders, bool]:
+        """What is counted otherwise than in others: these cannot be compared."""
+        return self.holders, self.tight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,9 +123,9 @@ def proposals(
             yield from _proposed(first)
         looks.append(look)
     looks.sort(key=lambda look: look.relaxed_s)
-    least_s_of = {look.holders: look.relaxed_s for look in reversed(looks)}
+    least_s_of = {look.counted: look.relaxed_s for look in reversed(looks)}
     for look in looks:
-        near_s = least_s_of[look.holders] * _doubt(look.num_replicas, fewer)
+        near_s = least_s_of[look.counted] * _doubt(look.num_replicas, fewer)
         if look is not first and look.relaxed_s <= near_s:
             yield from _proposed(look)
     # of a part, devices that it can do without are another part's
@@ -133,7 +141,7 @@ def searches_parts(request: PlanRequest) -> bool:
 
 def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
     """Look at all problems, but for those of too few devices to come near."""
-    least_s_of: dict[Holders, float] = {"alike": math.inf, "any": math.inf}
+    least_s_of = defaultdict[tuple[Holders, bool], float](lambda: math.inf)
     for part, degrees, num_replicas, holders in _problems(request, whole):
         relaxed_s = math.inf
         for tight in (False, True)[: 2 if searches_parts(request) else 1]:
@@ -145,14 +153,15 @@ def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedP
                 holders=holders,
                 tight=tight,
             )
-            near_s = least_s_of[holders] * _doubt(num_replicas, fewer)
+            counted = holders, tight
+            near_s = least_s_of[counted] * _doubt(num_replicas, fewer)
             if compute_bound_s(p) > near_s:
                 continue
-            look = _look(part, degrees, num_replicas, holders, p, near_s)
+            look = _look(part, degrees, num_replicas, counted, p, near_s)
             # what memory hardly limits need not be searched twice
             if look is not None and look.relaxed_s < relaxed_s * _TIGHT_GAIN:
                 relaxed_s = look.relaxed_s
-                least_s_of[holders] = min(least_s_of[holders], relaxed_s)
+                least_s_of[counted] = min(least_s_of[counted], relaxed_s)
                 yield look
 
 
@@ -160,7 +169,7 @@ def _look(
     request: PlanRequest,
     degrees: tuple[int, ...],
     num_replicas: float,
-    holders: Holders,
+    counted: tuple[Holders, bool],
     p: Problem,
     below_s: float,
 ) -> ScreenedProblem | None:
@@ -173,7 +182,8 @@ def _look(
         request=request,
         degrees=degrees,
         num_replicas=num_replicas,
-        holders=holders,
+        holders=counted[0],
+        tight=counted[1],
         problem=p,
         heuristic_bound=seen,
     )
@@ -242,7 +252,7 @@ def most_promising(
         p = narrowed(p)
         if compute_bound_s(p) >= best_s:
             continue
-        look = _look(request, degrees, num_replicas, holders, p, best_s)
+        look = _look(request, degrees, num_replicas, (holders, False), p, best_s)
         if look is not None:
             best, best_s = look, look.relaxed_s
     return best
