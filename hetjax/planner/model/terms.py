@@ -351,7 +351,7 @@ def _updated_bytes_OU(
     """What a stage holds while its weights are updated, for every range of layers."""
     kinds, firsts = layer_kinds(request)
     _, counts_KU = merged_ranges(kinds)
-    updating_OU = updating_bytes_OU(request, options, firsts, counts_KU, **counted)
+    updating_OU = updating_bytes_OU(request, options, firsts, counts_KU, **way)
     return static_bytes_OK @ counts_KU + updating_OU
 
 
