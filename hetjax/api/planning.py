@@ -143,7 +143,9 @@ def _found(
     """
     limit_s, work = config.search_s, config.search_work or ()
     with working("planning", quiet=quiet) as progress:
-        search_s = usual_search_s(request, progress) if limit_s is None else limit_s
+        search_s = limit_s or math.inf
+        if limit_s is None and not work:
+            search_s = usual_search_s(request, progress)
         with deadline(search_s, work) as limit, _stopped_by_ctrl_c(limit):
             try:
                 found = planned(
@@ -164,7 +166,9 @@ def _found(
         return FoundPlan(found, "interrupted")
     if limit.left_s > 0:
         return FoundPlan(found)
-    return FoundPlan(found, "search_work" if work else "search_s", limit.work.done)
+    if work:
+        return FoundPlan(found, "search_work", work)
+    return FoundPlan(found, "search_s", limit.work.done if limit_s else ())
 
 
 def _nothing_found(search_s: float, work: tuple[int, ...]) -> BadInput:

@@ -121,7 +121,7 @@ def _show(found: "FoundPlan", as_json: bool) -> None:
 
 def _again(found: "FoundPlan") -> str:
     """What to type for the same plan, however fast the machine is."""
-    if found.ended != "search_s":
+    if found.ended != "search_s" or not found.search_work:
         return ""
     return f"; --search-work {','.join(map(str, found.search_work))} finds it again"
 

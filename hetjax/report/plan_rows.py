@@ -84,11 +84,16 @@ def warning_lines(planned: Planned) -> Iterator[str]:
 def _why_gap(planned: Planned) -> str:
     """Whether the plan may be poor, or the bound: the planner's own model, which knows
     more of a plan than the bound does, tells them apart."""
+    found = planned.found
+    if planned.objective.wish != "time" or planned.moved is not None:
+        return "it was not chosen for its speed alone"
     if planned.cut_short:
         return "the search ended early; give it more time"
-    model_gap = planned.found.model_gap
-    if model_gap is None:
-        return "the plan is not from the planner's own model"
+    model_gap, model_s = found.model_gap, found.model_time_s
+    if model_gap is None or model_s is None:
+        return "the planner's own model, which would tell why, has proposed none"
+    if found.whole.simulation.step_time_s > model_s * (1 + _SMALL_MODEL_GAP):
+        return "the plan is slower than the planner's own model expects"
     if model_gap <= _SMALL_MODEL_GAP:
         return (
             "more likely the bound is too low, since by the planner's own model the "

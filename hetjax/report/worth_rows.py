@@ -87,10 +87,11 @@ def part_notes(planned: Planned) -> list[str]:
     if any(plan is not None and not plan.is_searched for plan in plans):
         notes.append("~: from a quick look, so a better plan may exist on these nodes")
     if None in plans:
-        notes.append(f"{_NONE}: no plan that fits came near the best")
+        early = ", and the search ended early" if planned.cut_short else ""
+        notes.append(f"{_NONE}: no plan within the limits came near the best{early}")
     if planned.parts and found.best.plan != found.whole.plan:
-        whole_s = found.whole.simulation.step_time_s
-        notes.append(f"all under h1f1b, where all devices take {ms(whole_s)} ms")
+        figure, _ = _by_wish(planned, found.whole, 0.0)
+        notes.append(f"all under h1f1b, under which the best plan has {figure}")
     return notes
 
 

@@ -165,3 +165,24 @@ def test_all_figures_are_finite_where_some_have_no_price(wishes: dict[str, Any])
         found = found_on(PRICED, UNPRICED, **wishes)
     json.dumps(found.values(), allow_nan=False)
     assert "inf%" not in str(found)
+
+
+@pytest.mark.parametrize("usd", [None, 0.0])
+def test_wishes_are_told_apart_where_nothing_has_a_price_or_costs_anything(
+    usd: float | None,
+):
+    nodes = tuple(
+        Node(name=name, device=UNPRICED, count=count, price_per_hour=usd)
+        for name, count in (("one", 1), ("two", 2))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = find_plan(
+            "tiny",
+            cluster=Cluster(name="free", nodes=nodes),
+            pareto=True,
+            compare=("none",),
+            **FEW,
+        )
+    json.dumps(found.values(), allow_nan=False)
+    assert {row[0] for row in wish_rows(found.planned)} == {"time", "cost", "goodput"}

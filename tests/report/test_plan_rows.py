@@ -16,7 +16,7 @@ from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.costing import times_from
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
@@ -217,7 +217,8 @@ def test_what_parts_are_worth_is_a_table_with_notes():
     other = replace(best, plan=two_stages(5))
     whole = replace(searched.found, whole=replace(other, simulation=twice))
     (note,) = part_notes(replace(searched, found=whole))
-    assert note == f"all under h1f1b, where all devices take {ms(twice.step_time_s)} ms"
+    told_ms = f"{ms(twice.step_time_s)} ms"
+    assert note == f"all under h1f1b, under which the best plan has {told_ms}"
 
 
 @pytest.mark.parametrize(
@@ -240,15 +241,25 @@ def test_a_wide_gap_says_whether_the_bound_or_the_search_is_to_blame():
     told = planned(cluster(1e6), two_stages(4))
     bound = replace(told.found.bound, step_s=told.best.simulation.step_time_s / 2)
 
-    def warned(model_bound_s: float, *, cut_short: bool = False) -> str:
-        found = replace(told.found, bound=bound, model_time_s=1.0)
-        found = replace(found, model_bound_s=model_bound_s)
-        lines = warning_lines(replace(told, found=found, cut_short=cut_short))
-        return next(line for line in lines if "gap" in line)
+    def warned(
+        model_bound_s: float,
+        *,
+        cut_short: bool = False,
+        model_times: float = 1.0,
+        wish: Wish = "time",
+    ) -> str:
+        model_s = model_times * told.best.simulation.step_time_s
+        found = replace(told.found, bound=bound, model_time_s=model_s)
+        found = replace(found, model_bound_s=model_bound_s * model_s)
+        changed = replace(told, found=found, cut_short=cut_short)
+        changed = replace(changed, objective=Objective(wish=wish))
+        return next(line for line in warning_lines(changed) if "gap" in line)
 
     assert "the bound is too low" in warned(1 / 1.05)
     assert "up to 50% faster" in warned(1 / 1.5)
     assert "the search ended early" in warned(1 / 1.05, cut_short=True)
+    assert "slower than the planner's own model" in warned(1 / 1.05, model_times=0.8)
+    assert "not chosen for its speed" in warned(1 / 1.05, wish="cost")
 
 
 def test_baselines_without_a_plan_say_why_not():

@@ -129,19 +129,23 @@ def updating_bytes_OU(
     counts_KU: Floats,
     *,
     packed: bool,
-    borrowed: bool,
+    surely: bool,
 ) -> Floats:
     """Return what an update needs besides what a stage holds, for every range of
-    layers, of which `counts_KU` says how many of each kind are in it. Tied weights of
-    other layers count if they are `borrowed`.
+    layers, of which `counts_KU` says how many of each kind are in it; or what it
+    `surely` needs, whatever other replicas are.
 
     New copies of weights are made beside the old; a leaf's gradients are taken out of
     rows if they are `packed` to be summed, and those of one unit are scaled
-    (`costs/stage_memory.py`). A leaf of layers that are alike is one array. CPUs may
-    store the scaled gradients of a whole leaf.
+    (`costs/stage_memory.py`). A leaf of layers that are alike is one array, unless
+    another replica is cut between them. CPUs may store the scaled gradients of a whole
+    leaf. Surely there are no tied weights of other layers, and nothing that a compiler
+    may have said to be otherwise.
     """
-    stacks_K = _held_stacks(request.model, firsts, borrowed)
+    stacks_K = _held_stacks(request.model, firsts, borrowed=not surely)
     there_KU, needs = counts_KU > 0, list[Floats]()
+    in_one_KU = there_KU if surely else counts_KU
+    estimated = not (surely and request.compiled)
     for option in options:
         mesh = StageMesh(data=option.data, tensor=option.tensor)
         precision = precision_of(request, option)
@@ -152,12 +156,12 @@ def updating_bytes_OU(
         leaves_K, units_K, copies_K = np.array(
             [(h.largest_master, h.largest_unit, h.copies) for h in held], np.float64
         ).T
-        leaf_U = (leaves_K[:, None] * counts_KU).max(axis=0)
+        leaf_U = (leaves_K[:, None] * in_one_KU).max(axis=0)
         scaled_U = 2 * (units_K[:, None] * there_KU).max(axis=0)
         if compiler_of(node_of(request, option).device) == "cpu":
             scaled_U = np.maximum(scaled_U, leaf_U)
         rows_U = leaf_U * (packed or option.data > 1)
-        needs.append(copies_K @ counts_KU + rows_U + scaled_U)
+        needs.append(copies_K @ counts_KU + estimated * (rows_U + scaled_U))
     return np.array(needs)
 
 

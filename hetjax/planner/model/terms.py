@@ -120,7 +120,7 @@ def search_problem(
         packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
         device_bytes_O=facts.memory_bytes_O,
         updated_bytes_OU=_updated_bytes_OU(
-            request, options, facts.static_bytes_OK, packed=packing, borrowed=True
+            request, options, facts.static_bytes_OK, packed=packing, surely=tight
         ),
         stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
     )
@@ -164,7 +164,7 @@ def bound_problem(
         static_bytes_BOK=np.tile(own_bytes_OK, (num_sizes, 1, 1)),
         device_bytes_O=facts.memory_bytes_O,
         updated_bytes_OU=_updated_bytes_OU(
-            request, options, own_bytes_OK, packed=False, borrowed=False
+            request, options, own_bytes_OK, packed=False, surely=True
         ),
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),

@@ -128,7 +128,7 @@ def planned(
     cut_short = try_idle(search, objective)
     search.finish()
     search.prove_split()
-    found = search.found_by(objective)
+    found = unmoved = search.found_by(objective)
     moved = None
     if questions.current is not None:
         current, ours = questions.current, {found.source: found.best.plan}
@@ -147,7 +147,7 @@ def planned(
         moved=moved,
         idle=why_idle(found, search.incumbents.simulated(), cut_short),
         parts=worth_of_parts(
-            found, search.incumbents.simulated(), search.first.searched
+            unmoved, search.incumbents.simulated(), search.first.searched
         ),
         second=_second(found, simulated),
         baselines=others if names else None,

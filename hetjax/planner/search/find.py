@@ -226,12 +226,11 @@ class Search:
         if self.incumbents.objectives == self.objectives:
             return
         (fastest,) = self.incumbents.fastest.values()
-        bound = self._held(
-            space_of(self.request, fastest.predicted.plan) or "whole", fastest.predicted
-        )
+        wished, found = self.objectives[0], fastest.predicted
+        space = space_of(self.request, found.plan) or "whole"
+        bound = self._held(space, found)
         if not self.incumbents.tighten(self.objectives):
-            wished, found = self.objectives[0], fastest.predicted
-            raise too_slow(self.request, wished, found, bound)
+            raise too_slow(self.request, wished, found, bound, space)
 
     def start_from(self, plans: Mapping[str, Plan]) -> None:
         """Look at plans of somebody else, by name, and go on from those that are better

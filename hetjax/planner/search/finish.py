@@ -65,7 +65,9 @@ def finished(
         return found if found is not None and within(found, objective) else None
 
     moved = local_search(best, evaluate, by_wish, request, most_work=_MOVED_WORK)
-    plan = plan if moved is best else _without_order(moved.plan)
+    if moved is not best:
+        yield moved
+        plan = _without_order(moved.plan)
     found = _tried(request, plan, known, climbs=True)
     if found is not None:
         yield found

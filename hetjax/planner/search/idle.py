@@ -17,7 +17,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.find import Found, Search
 from hetjax.planner.search.local_search import alike, local_search, onto_idle
-from hetjax.planner.search.worth import best_plan
+from hetjax.planner.search.worth import best_plan, worse_by
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -82,7 +82,7 @@ def why_idle(
         instead = _best_using(request, objective, plans, found.best.plan, kind)
         worse = None
         if instead is not None:
-            worse = score(instead, request.cluster, objective) / ours - 1
+            worse = worse_by(ours, score(instead, request.cluster, objective))
         idle = Idle(
             kind=kind,
             devices=devices,

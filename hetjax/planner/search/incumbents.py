@@ -73,7 +73,10 @@ class Incumbents:
         wished = self.objectives[0]
         if wished.min_tokens_per_s is None:
             return False
+        objectives = self.objectives
         self._aim_at([as_fast_as_can_be(wished)])
+        if not self.best:
+            self._aim_at(objectives)
         return bool(self.best)
 
     def tighten(self, objectives: Sequence[Objective]) -> bool:
@@ -105,7 +108,7 @@ class Incumbents:
         the objective, if it is as good."""
         best = self.best[objective]
         others = (found for found in self.simulated() if within(found, objective))
-        least = min(others, key=by)
+        least = min(others, key=by, default=best.predicted)
         if by(least) < by(best.predicted):
             return Incumbent(predicted=least, source=best.source)
         return best

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from hetjax.cluster.prices import device_price_per_hour
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.certificate import Space
 from hetjax.planner.model.deadline import is_over
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
@@ -18,6 +19,10 @@ from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
 _DIGITS = 4  # of a limit that is advised
+_OF: dict[Space, str] = {
+    "whole": "that splits no backward pass",
+    "split": "without interleaved stages",
+}
 
 
 def limits_of(objective: Objective) -> list[str]:
@@ -34,14 +39,23 @@ def limits_of(objective: Objective) -> list[str]:
 
 
 def as_fast_as_can_be(objective: Objective) -> Objective:
-    """Return the wish for the fastest plan that costs no more per hour."""
-    return Objective(max_usd_per_hour=objective.max_usd_per_hour)
+    """Return the wish for the fastest plan that costs no more per hour, and has a price
+    if one is needed."""
+    most = objective.max_usd_per_hour
+    if most is None and objective.wish == "cost":
+        most = math.inf
+    return Objective(max_usd_per_hour=most)
 
 
 def too_slow(
-    request: PlanRequest, objective: Objective, fastest: Predicted, bound: LowerBound
+    request: PlanRequest,
+    objective: Objective,
+    fastest: Predicted,
+    bound: LowerBound,
+    space: Space,
 ) -> NoFeasiblePlan:
-    """Return the error for a limit of time that the fastest plan found misses."""
+    """Return the error for a limit of time that the fastest plan found misses; the
+    bound is about plans of the `space`."""
     does, least = fastest.tokens_per_s, objective.min_tokens_per_s
     assert least is not None
     most = math.inf
@@ -49,9 +63,9 @@ def too_slow(
         most = request.global_batch * request.seq_len / bound.step_s
     allowed = "a limit that some plan keeps to: whether any keeps to this is not known"
     if most < least:
-        allowed = f"{_speed(objective, most)} at best: no plan is faster"
+        allowed = f"{_speed(objective, most)} at best: no plan {_OF[space]} is faster"
     elif most < math.inf:
-        allowed += f", only that none is faster than {_speed(objective, most)}"
+        allowed += f"; none {_OF[space]} is faster than {_speed(objective, most)}"
     fix = f"allow {does:,.0f} tokens per second"
     if objective.tokens is not None:
         hours = _rounded_up(objective.tokens / does / 3600)

@@ -72,10 +72,10 @@ def replan(
     schedules = ["h1f1b", *["zero-bubble"] * SCHEDULES[current.schedule].splits]
     evaluators = [PlanEvaluator(request, schedule) for schedule in schedules]
     choices: list[tuple[str, Predicted]] = []
-    with suppress(TimeUp):
-        for find in (_left, _templates, lambda *_: others.items()):
-            if choices and at_once:
-                break
+    for find in (_left, _templates, lambda *_: others.items()):
+        if choices and at_once:
+            break
+        with suppress(TimeUp):
             for source, plan in find(request, current):
                 for evaluate in evaluators:
                     judged = evaluate(plan)

@@ -6,9 +6,11 @@ Owns which parts are held against the best plan. Does not own that plans for the
 looked for (`floor.py`, `first_plans.py`), nor why devices are idle (`idle.py`).
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Found
@@ -54,6 +56,15 @@ def best_plan(
     )
 
 
+def worse_by(ours: float, theirs: float) -> float:
+    """Return by how much another score is worse, as a share; 0 where both are 0.
+
+    >>> worse_by(2.0, 3.0), worse_by(0.0, 0.0)
+    (0.5, 0.0)
+    """
+    return theirs / ours - 1 if ours else (math.inf if theirs else 0.0)
+
+
 def worth_of_parts(
     found: Found, simulated: Iterable[Predicted], searched: Collection[Nodes]
 ) -> tuple[Worth, ...]:
@@ -73,8 +84,8 @@ def worth_of_parts(
         )
         if best is None:
             return None
-        worse = score(best, request.cluster, found.objective) / ours - 1
-        # Rounding; schedules apart, no plan that was simulated is better.
+        worse = worse_by(ours, score(best, request.cluster, found.objective))
+        # of plans that are kept since a move does not pay, others may be better
         is_searched = nodes in searched or best.plan.nodes in searched
         return Instead(predicted=best, worse=max(worse, 0.0), is_searched=is_searched)
 
@@ -95,9 +106,15 @@ def worth_of_parts(
 
 
 def _parts(request: PlanRequest) -> Iterator[tuple[str, Nodes]]:
-    """Every class of nodes, and every zone that has a name."""
+    """Every class of nodes, every kind, and every zone that has a name."""
+    kinds: dict[str, set[str]] = {}
     for nodes in request.classes:
         yield nodes.name, frozenset(node.name for node in nodes.nodes)
+        kind = canonical_name(nodes.nodes[0].device)
+        kinds.setdefault(kind, set()).update(node.name for node in nodes.nodes)
+    for kind, names in kinds.items():
+        if kind not in {nodes.name for nodes in request.classes}:
+            yield kind, frozenset(names)
     zones: dict[str, set[str]] = {}
     for node in request.cluster.nodes:
         zones.setdefault(node.zone, set()).add(node.name)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory in the planner's terms, against that of whole stages (`stage_memory`)."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -54,7 +55,7 @@ def test_what_an_update_needs_is_known_for_every_stage(kind: str) -> None:
     ):
         row = range_IJ[start, end]
         needs_OU = updating_bytes_OU(
-            request, options, firsts, counts_KU, packed=copies > 1, borrowed=True
+            request, options, firsts, counts_KU, packed=copies > 1, surely=False
         )
         for o, option in enumerate(options):
             plan, s = plan_of(request, start, end, option.tensor, copies)
@@ -68,3 +69,52 @@ def test_what_an_update_needs_is_known_for_every_stage(kind: str) -> None:
                 compiler=compiler_of(kind),
             ).update_bytes
             assert needs_OU[o, row] == needs_bytes
+
+
+@pytest.mark.parametrize("kind", ["A100-SXM4-80GB", "cpu"])
+def test_what_an_update_surely_needs_it_needs_whatever_other_replicas_are(
+    kind: str,
+) -> None:
+    """A stage of all layers with data ranks; the other replica is cut between alike
+    layers, so that no leaf of both is one array."""
+    request = replace(request_on(kind), data_degrees=(1, 2))
+    kinds, firsts = layer_kinds(request)
+    options, (range_IJ, counts_KU) = options_of(request, (1, 2)), merged_ranges(kinds)
+    last = len(request.model.layers)
+    needs_OU = updating_bytes_OU(
+        request, options, firsts, counts_KU, packed=False, surely=True
+    )
+    for o, option in enumerate(options):
+        if option.num_devices > 2:
+            continue
+        for cut in range(1, last):
+            whole = Replica(
+                num_microbatches=2,
+                microbatch_size=2,
+                stages=(
+                    Stage(
+                        node=kind.lower(),
+                        devices=tuple(range(option.num_devices)),
+                        layers=(0, last),
+                        mesh=StageMesh(tensor=option.tensor, data=option.data),
+                        launch_ahead=1,
+                    ),
+                ),
+            )
+            other, _ = plan_of(request, cut, last, 1, 2)
+            plan = Plan(
+                model=request.model.name,
+                seq_len=request.seq_len,
+                global_batch=8,
+                replicas=(whole, other.replicas[0]),
+            )
+            needs_bytes = stage_memory(
+                request.said(plan),
+                request.model,
+                (0, 0),
+                dtype="bfloat16",
+                optimizer=request.optimizer,
+                halves=False,
+                compiler=compiler_of(kind),
+            ).update_bytes
+            assert needs_OU[o, range_IJ[0, last]] <= needs_bytes

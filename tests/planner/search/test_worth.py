@@ -71,7 +71,7 @@ def test_zones_are_parts_and_only_searches_are_no_quick_looks() -> None:
     (found,), plans = search.found(), list(search.incumbents.simulated())
     east = frozenset({"n0", "n1"})
     told = {w.part: w for w in worth_of_parts(found, plans, {east})}
-    assert set(told) == {"H20", "L4 (n1)", "zone a", "L4 (n2), zone b"}
+    assert set(told) == {"H20", "L4 (n1)", "L4", "zone a", "L4 (n2), zone b"}
     both = told["zone a"].alone, told["L4 (n2), zone b"].without
     assert both[0] == both[1] and both[0] is not None and both[0].is_searched
     quick = {w.part: w for w in worth_of_parts(found, plans, ())}["zone a"].alone
