@@ -71,8 +71,7 @@ class LayerCosts:
     every microbatch in flight, `saved_bytes_BOK` and once `message_bytes_BO`, within
     `memory_bytes_BO`. With none in flight it holds `packed_bytes_OK` while gradients
     are packed, and `updated_bytes_OU` (by range) while weights are updated, within
-    `device_bytes_O`, where these are given. NaN in `busy_s_BOK` says that the option
-    does not exist at this microbatch size.
+    `device_bytes_O`, if given. NaN in `busy_s_BOK`: no such option at this size.
 
     Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
     one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
@@ -329,32 +328,30 @@ def problem(
 ) -> Problem:
     """Add the terms up for every range of layers."""
     range_IJ, counts_KU = merged_ranges(terms.kinds)
-    exists_BOU = ~np.isnan(terms.busy_s_BOK).any(axis=2, keepdims=True)
     busy_s_BOU = terms.busy_s_BOK @ counts_KU
-    sync_bytes_OU = terms.sync_bytes_OK @ counts_KU
-    sync_s_OU = np.stack([terms.sync_s(o, row) for o, row in enumerate(sync_bytes_OU)])
+    exists_BOU = ~np.isnan(terms.busy_s_BOK).any(axis=2, keepdims=True)
+    sync_OU = terms.sync_bytes_OK @ counts_KU
+    sync_s_OU = np.stack([terms.sync_s(o, row) for o, row in enumerate(sync_OU)])
     update_s_BOU = terms.update_s_BOK @ counts_KU
     none_BO = np.zeros(busy_s_BOU.shape[:2])
     stage_s_BO = _given(terms.stage_s_BO, none_BO)
     message_bytes_BO = _given(terms.message_bytes_BO, none_BO)
-    static_bytes_BOU = terms.static_bytes_BOK @ counts_KU
+    left_bytes_BOU = terms.memory_bytes_BO[:, :, None]
+    left_bytes_BOU = left_bytes_BOU - terms.static_bytes_BOK @ counts_KU
     if terms.spared_bytes_BOK is not None:
-        static_bytes_BOU -= terms.spared_bytes_BOK @ (counts_KU == 1)
-    left_bytes_BOU = terms.memory_bytes_BO[:, :, None] - static_bytes_BOU
+        left_bytes_BOU += terms.spared_bytes_BOK @ (counts_KU == 1)
     saved_bytes_BOU = terms.saved_bytes_BOK @ counts_KU + message_bytes_BO[:, :, None]
     saved_bytes_BOU = np.maximum(saved_bytes_BOU, 1.0)
     if terms.packed_bytes_OK is not None and terms.device_bytes_O is not None:
-        spare_bytes_OU = (
-            terms.device_bytes_O[:, None] - terms.packed_bytes_OK @ counts_KU
-        )
+        packed_bytes_OU = terms.packed_bytes_OK @ counts_KU
+        spare_bytes_OU = terms.device_bytes_O[:, None] - packed_bytes_OU
         # the memory check lets packing have the room of one microbatch
         left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
     if terms.updated_bytes_OU is not None and terms.device_bytes_O is not None:
         fits_OU = terms.updated_bytes_OU <= terms.device_bytes_O[:, None]
         left_bytes_BOU = np.where(fits_OU, left_bytes_BOU, 0.0)
     in_flight_BOU = np.clip(left_bytes_BOU / saved_bytes_BOU, 0, UNLIMITED)
-    num_kinds = counts_KU.shape[0]
-    nothing = np.zeros((len(microbatch_sizes), num_kinds, len(options), len(options)))
+    nothing = np.zeros((len(microbatch_sizes), len(counts_KU), *2 * [len(options)]))
     return Problem(
         classes=tuple(classes),
         options=tuple(options),

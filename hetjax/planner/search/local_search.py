@@ -8,11 +8,13 @@ plan takes (`model/evaluator.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
 
+from hetjax.errors import BadInput
 from hetjax.planner.model.deadline import is_over
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, idle_devices
@@ -268,7 +270,9 @@ def local_search(
             work += plan.num_forwards + _OF_A_PLAN
             if is_over() or work > most_work:
                 return best
-            found = evaluate(plan)
+            found = None
+            with suppress(BadInput):  # of a profile: what nobody measured
+                found = evaluate(plan)
             if found and by(found) < by(best) * (1 - _LEAST_GAIN):
                 best, better = found, True
                 break
