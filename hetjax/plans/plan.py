@@ -176,6 +176,10 @@ class Plan:
             n for n in _CHOICES if any(getattr(s, n) not in _UNSAID for s in stages)
         )
 
+    def used_devices(self) -> set[tuple[str, int]]:
+        """The devices of all stages, by node and number."""
+        return {(stage.node, d) for _, _, stage in self.stages() for d in stage.devices}
+
     def stages(self) -> list[tuple[int, int, Stage]]:
         """All stages as (replica index, stage index, stage), in order.
 

@@ -300,9 +300,7 @@ def change_rows(planned: Planned) -> list[Row]:
 
 def num_devices(plan: Plan) -> int:
     """Return how many devices the plan uses."""
-    return len(
-        {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
-    )
+    return len(plan.used_devices())
 
 
 def _size(best: Predicted) -> tuple[str, str]:

@@ -210,6 +210,6 @@ class Race:
 
 def _kinds(plan: Plan, cluster: Cluster) -> str:
     """Devices in use, by kind."""
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
-    kinds = Counter(canonical_name(cluster.node(node).device) for node, _ in used)
+    nodes = (cluster.node(name) for name, _ in plan.used_devices())
+    kinds = Counter(canonical_name(node.device) for node in nodes)
     return " + ".join(f"{count} x {kind}" for kind, count in kinds.items())

@@ -63,7 +63,7 @@ def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
     return 2 if hop_s < slowest_s / 2 else 3
 
 
-_MOST_DELTA = _FREE = 2**20
+_MOST_DELTA = 2**20
 _SLACKS = (1.0, 1.3)  # of `spread`: tried against all launch-aheads of small plans
 _MOST_FORWARDS = 5_000  # of a plan under every rule
 RULES: Mapping[str, Rule] = {
@@ -82,6 +82,11 @@ def with_rule(
     plan: Plan, costs: Costs, rule: Rule, limits: Mapping[StageKey, int]
 ) -> Plan:
     """Return the plan as h1f1b with a rule's launch-aheads, none above its limit."""
+    return with_launch_ahead(plan, _asked(plan, costs, rule), limits)
+
+
+def _asked(plan: Plan, costs: Costs, rule: Rule) -> dict[StageKey, int]:
+    """What a rule asks for, whatever memory allows."""
     aheads = {}
     for r, replica in enumerate(plan.replicas):
         num_stages = len(replica.stages)
@@ -93,7 +98,7 @@ def with_rule(
         ]
         for s, ahead in enumerate(from_deltas(deltas)):
             aheads[r, s] = min(ahead, replica.num_microbatches)
-    return with_launch_ahead(plan, aheads, limits)
+    return aheads
 
 
 def with_launch_ahead(
@@ -140,12 +145,13 @@ def fitted(
     """Return the plan under the rule that simulates fastest; under the exact one on a
     tie. Where simulating takes long, under the exact one, or spread where that is
     capped."""
-    exact = with_rule(plan, costs, exact_delta, limits)
-    capped = exact != with_rule(plan, costs, exact_delta, dict.fromkeys(limits, _FREE))
+    asked = _asked(plan, costs, exact_delta)
+    exact = with_launch_ahead(plan, asked, limits)
+    capped = any(asked[key] > limits[key] for key in asked)
     if plan.num_forwards > _MOST_FORWARDS:
         return spread(plan, costs, limits) if capped else exact
-    rules = (exact_delta, plain_delta, harp_delta)
-    plans = [with_rule(plan, costs, rule, limits) for rule in rules]
+    others = (plain_delta, harp_delta)
+    plans = [exact, *(with_rule(plan, costs, rule, limits) for rule in others)]
     if capped:
         plans += [spread(plan, costs, limits, slack=slack) for slack in _SLACKS]
     plans = list(dict.fromkeys(plans))

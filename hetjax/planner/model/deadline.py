@@ -5,8 +5,8 @@ somebody asks it to end.
 Owns the deadline of what runs inside `deadline`, and the check that long loops make. A
 deadline inside another ends with that one at the latest. The work of a search is the
 number of its checks: a search of the same request whose deadlines end at the same
-checks (`Work`) does the same, however fast the machine is. Does not own what becomes of
-what was found by then (`search/find.py`).
+checks (`SearchWork`) does the same, however fast the machine is. Does not own what
+becomes of what was found by then (`search/find.py`).
 """
 
 import math
@@ -22,7 +22,7 @@ class TimeUp(Exception):
 
 
 @dataclass(slots=True)
-class Work:
+class SearchWork:
     """The checks of a search: how many there were, and at which a deadline ended.
 
     With `planned` deadlines end by it and not by time: each but the last of these is
@@ -49,7 +49,7 @@ class Deadline:
     before."""
 
     until_s: float
-    work: Work
+    work: SearchWork
     outer: "Deadline | None" = None
     is_stopped: bool = False
     is_noticed: bool = False  # a check has found it over
@@ -86,7 +86,7 @@ class Deadline:
         return self.is_stopped or (self.outer is not None and self.outer.was_stopped)
 
 
-_NONE = Deadline(until_s=math.inf, work=Work())
+_NONE = Deadline(until_s=math.inf, work=SearchWork())
 _DEADLINE: ContextVar[Deadline] = ContextVar("deadline", default=_NONE)
 
 
@@ -97,7 +97,7 @@ def deadline(
     """Let what runs inside go on for so long, or for the work that is `planned`, or
     until it is stopped. The outermost one counts work from 0."""
     outer = _DEADLINE.get()
-    work = Work(planned=planned) if outer is _NONE else outer.work
+    work = SearchWork(planned=planned) if outer is _NONE else outer.work
     found = Deadline(until_s=time.monotonic() + seconds, work=work, outer=outer)
     token = _DEADLINE.set(found)
     try:

@@ -17,12 +17,11 @@ from hetjax.cluster.cluster import Node
 from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
 from hetjax.costs.measured.layer_profile import DTYPES
-from hetjax.costs.stage_memory import hidden_size, static_bytes
+from hetjax.costs.stage_memory import StaticBytes, hidden_size, static_bytes
 from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Offload, StageMesh
-from hetjax.stage.partition import BlockStack
 
 
 def kept_bytes(
@@ -99,27 +98,30 @@ def static_bytes_OK(
     firsts: Sequence[int],
     borrowed: bool,
 ) -> Floats:
-    held = _held_stacks(request.model, firsts, borrowed)
+    held_OK = _held_bytes_OK(request, options, firsts, borrowed)
+    return np.array([[h.total for h in held_K] for held_K in held_OK], np.float64)
+
+
+def _held_bytes_OK(
+    request: PlanRequest,
+    options: Sequence[Option],
+    firsts: Sequence[int],
+    borrowed: bool,
+) -> list[list[StaticBytes]]:
+    """What layers hold, with what they borrow of others or without."""
+    stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
+    held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
     ways_O: list[tuple[StageMesh, Precision, Offload]] = [
         (StageMesh(data=o.data, tensor=o.tensor), precision_of(request, o), o.offload)
         for o in options
     ]
     by_way = {
         way: [
-            static_bytes(stacks, *way[:2], request.optimizer, way[2]).total
-            for stacks in held
+            static_bytes(stacks, *way[:2], request.optimizer, way[2]) for stacks in held
         ]
         for way in set(ways_O)
     }
-    return np.array([by_way[way] for way in ways_O], dtype=np.float64)
-
-
-def _held_stacks(
-    model: Model, firsts: Sequence[int], borrowed: bool
-) -> list[list[BlockStack]]:
-    """What layers hold, with what they borrow of others or without."""
-    stacks_K = [layer_stacks(model, at).stacks for at in firsts]
-    return [[s for s in own if borrowed or s.only is None] for own in stacks_K]
+    return [by_way[way] for way in ways_O]
 
 
 def updating_bytes_OU(
@@ -142,19 +144,13 @@ def updating_bytes_OU(
     leaf. Surely there are no tied weights of other layers, and nothing that a compiler
     may have said to be otherwise.
     """
-    stacks_K = _held_stacks(request.model, firsts, borrowed=not surely)
+    held_OK = _held_bytes_OK(request, options, firsts, borrowed=not surely)
     there_KU, needs = counts_KU > 0, list[Floats]()
     in_one_KU = there_KU if surely else counts_KU
     estimated = not (surely and request.compiled)
-    for option in options:
-        mesh = StageMesh(data=option.data, tensor=option.tensor)
-        precision = precision_of(request, option)
-        held = [
-            static_bytes(stacks, mesh, precision, request.optimizer, option.offload)
-            for stacks in stacks_K
-        ]
+    for option, held_K in zip(options, held_OK, strict=True):
         leaves_K, units_K, copies_K = np.array(
-            [(h.largest_master, h.largest_unit, h.copies) for h in held], np.float64
+            [(h.largest_master, h.largest_unit, h.copies) for h in held_K], np.float64
         ).T
         leaf_U = (leaves_K[:, None] * in_one_KU).max(axis=0)
         scaled_U = 2 * (units_K[:, None] * there_KU).max(axis=0)

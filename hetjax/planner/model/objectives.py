@@ -59,9 +59,8 @@ def expected_goodput(
 
 def _compute_shares(plan: Plan, cluster: Cluster) -> dict[str, float]:
     """Of what the plan's devices can compute, what those of each node can."""
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
     tflops: dict[str, float] = {}
-    for name, _ in sorted(used):
+    for name, _ in sorted(plan.used_devices()):
         peak = device_spec(cluster.node(name)).peak_tflops
         tflops[name] = tflops.get(name, 0.0) + peak
     whole = math.fsum(tflops.values())
@@ -121,6 +120,6 @@ def promise(predicted: Predicted, cluster: Cluster, objective: Objective) -> flo
     fastest under h1f1b, 9.4 %.
     """
     step_s = predicted.simulation.step_time_s
-    busy_s = max(share.busy_s for share in predicted.simulation.shares.values())
+    busy_s = predicted.simulation.busiest_s
     filled = (step_s + busy_s) / (2 * step_s) if step_s else 1.0
     return filled * score(predicted, cluster, objective)

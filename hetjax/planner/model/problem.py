@@ -70,8 +70,8 @@ class LayerCosts:
     `static_bytes_BOK` (`spared_bytes_BOK` less for its only layer of a kind) and, for
     every microbatch in flight, `saved_bytes_BOK` and once `message_bytes_BO`, within
     `memory_bytes_BO`. With none in flight it holds `packed_bytes_OK` while gradients
-    are packed, and `updated_bytes_OU` (by range) while weights are updated, within
-    `device_bytes_O`, if given. NaN in `busy_s_BOK`: no such option at this size.
+    are packed, and `updated_bytes` (by counts of kinds in ranges) while weights are
+    updated, within `device_bytes_O`. NaN in `busy_s_BOK`: no such option at this size.
 
     Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
     one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
@@ -99,7 +99,7 @@ class LayerCosts:
     drain_s_BOK: Floats | None = None
     packed_bytes_OK: Floats | None = None
     device_bytes_O: Floats | None = None
-    updated_bytes_OU: Floats | None = None
+    updated_bytes: Callable[[Floats], Floats] | None = None
     stage_s_BO: Floats | None = None
     message_bytes_BO: Floats | None = None
     hop_s_BKOO: Floats | None = None
@@ -347,8 +347,8 @@ def problem(
         spare_bytes_OU = terms.device_bytes_O[:, None] - packed_bytes_OU
         # the memory check lets packing have the room of one microbatch
         left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
-    if terms.updated_bytes_OU is not None and terms.device_bytes_O is not None:
-        fits_OU = terms.updated_bytes_OU <= terms.device_bytes_O[:, None]
+    if terms.updated_bytes is not None and terms.device_bytes_O is not None:
+        fits_OU = terms.updated_bytes(counts_KU) <= terms.device_bytes_O[:, None]
         left_bytes_BOU = np.where(fits_OU, left_bytes_BOU, 0.0)
     in_flight_BOU = np.clip(left_bytes_BOU / saved_bytes_BOU, 0, UNLIMITED)
     nothing = np.zeros((len(microbatch_sizes), len(counts_KU), *2 * [len(options)]))

@@ -145,7 +145,7 @@ def seated(pipeline: UnplacedReplica, seats: Sequence[Seat]) -> Replica:
 def idle_devices(plan: Plan, cluster: Cluster) -> dict[str, tuple[int, ...]]:
     """Return the devices that the plan leaves out, by node; nodes without any are not
     in it."""
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    used = plan.used_devices()
     idle = {
         node.name: tuple(d for d in range(node.count) if (node.name, d) not in used)
         for node in cluster.nodes

@@ -48,7 +48,6 @@ from hetjax.planner.model.problem import (
     LayerCosts,
     Option,
     Problem,
-    merged_ranges,
     problem,
 )
 from hetjax.planner.model.request import PlanRequest, may_offload
@@ -119,8 +118,11 @@ def search_problem(
         drain_s_BOK=facts.drain_s_BOK,
         packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
         device_bytes_O=facts.memory_bytes_O,
-        updated_bytes_OU=_updated_bytes_OU(
-            request, options, facts.static_bytes_OK, packed=packing, surely=tight
+        updated_bytes=lambda counts_KU: (
+            facts.static_bytes_OK @ counts_KU
+            + updating_bytes_OU(
+                request, options, facts.firsts, counts_KU, packed=packing, surely=tight
+            )
         ),
         stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
     )
@@ -163,8 +165,11 @@ def bound_problem(
         update_s_BOK=facts.least_update_s_BOK,
         static_bytes_BOK=np.tile(own_bytes_OK, (num_sizes, 1, 1)),
         device_bytes_O=facts.memory_bytes_O,
-        updated_bytes_OU=_updated_bytes_OU(
-            request, options, own_bytes_OK, packed=False, surely=True
+        updated_bytes=lambda counts_KU: (
+            own_bytes_OK @ counts_KU
+            + updating_bytes_OU(
+                request, options, facts.firsts, counts_KU, packed=False, surely=True
+            )
         ),
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
@@ -259,6 +264,7 @@ class _Facts:
     if all stages had but one layer of a kind."""
 
     kinds: tuple[int, ...]
+    firsts: Sequence[int]  # the first layer of each kind
     program_s_O: Floats
     busy_s_BOK: Floats
     drain_s_BOK: Floats
@@ -315,6 +321,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     room = [node_plan_bytes(node_of(request, o)) for o in options]
     return _Facts(
         kinds=kinds,
+        firsts=firsts,
         program_s_O=np.array([option_program_s(request, o) for o in options]),
         busy_s_BOK=busy,
         drain_s_BOK=drain,
@@ -340,19 +347,6 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
             ]
         ),
     )
-
-
-def _updated_bytes_OU(
-    request: PlanRequest,
-    options: Sequence[Option],
-    static_bytes_OK: Floats,
-    **way: bool,
-) -> Floats:
-    """What a stage holds while its weights are updated, for every range of layers."""
-    kinds, firsts = layer_kinds(request)
-    _, counts_KU = merged_ranges(kinds)
-    updating_OU = updating_bytes_OU(request, options, firsts, counts_KU, **way)
-    return static_bytes_OK @ counts_KU + updating_OU
 
 
 def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:

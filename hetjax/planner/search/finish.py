@@ -10,7 +10,6 @@ searches end alike. Does not own the schedules (`schedule/search.py`).
 
 import math
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from hetjax.errors import NoFeasiblePlan
@@ -18,7 +17,7 @@ from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective, promise, score, within
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.local_search import local_search
+from hetjax.planner.search.local_search import local_search, unscheduled
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -48,7 +47,7 @@ def finished(
     tried: list[tuple[Predicted, Plan]] = []
     best_s = min((found.simulation.step_time_s for found in kept), default=math.inf)
     for before in _few(request, _ranked(kept, by_wish, promised)):
-        if objective.wish == "time" and _busiest_s(before) >= best_s:
+        if objective.wish == "time" and before.simulation.busiest_s >= best_s:
             continue  # whatever the order
         found = _tried(request, before.plan, known, climbs=False)
         if found is not None:
@@ -67,15 +66,10 @@ def finished(
     moved = local_search(best, evaluate, by_wish, request, most_work=_MOVED_WORK)
     if moved is not best:
         yield moved
-        plan = _without_order(moved.plan)
+        plan = unscheduled(moved.plan)
     found = _tried(request, plan, known, climbs=True)
     if found is not None:
         yield found
-
-
-def _without_order(plan: Plan) -> Plan:
-    """The plan before a schedule was found for it."""
-    return replace(plan, schedule="1f1b", programs={})
 
 
 def _ranked(
@@ -91,11 +85,6 @@ def _ranked(
         unlike.setdefault((frozenset(found.plan.nodes), sizes), found)
     best = [min(kept, key=each) for each in by if kept]
     return [*best, *list(unlike.values())[:_MOST_UNLIKE], *ranked]
-
-
-def _busiest_s(found: Predicted) -> float:
-    """For how long the busiest devices compute."""
-    return max(share.busy_s for share in found.simulation.shares.values())
 
 
 def _tried(

@@ -25,7 +25,7 @@ from hetjax.planner.model.deadline import (
     left_s,
     overtime,
 )
-from hetjax.planner.model.objectives import Objective, promise, wants_fewer, within
+from hetjax.planner.model.objectives import promise, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
@@ -86,7 +86,7 @@ class FirstPlans:
         for source, plan in _plans(self.request, self.proposed):
             self.incumbents.offer(plan, source)
         if not self.incumbents.best and not self.incumbents.loosen():
-            raise self._why_none(objectives[0])
+            raise self._too_dear() or why_infeasible(self.request, objectives[0])
         for proposal in () if large else tied_ends(self.request, self._best_s):
             for plan in plans_by_rank([proposal]):
                 self.incumbents.offer(plan, "templates")
@@ -156,7 +156,6 @@ class FirstPlans:
         """Have something in hand where the time was up before: the first that fits of
         what is proposed, or the best of what takes no search. TimeUp if none fits, or
         there is none and somebody asked for the end."""
-        wished = self.incumbents.objectives[0]
         for plan in plans_by_rank(self.proposed):
             if not self.incumbents.best:
                 self.incumbents.take(plan, "templates")
@@ -168,13 +167,12 @@ class FirstPlans:
             if not self.incumbents.best or work <= _LITTLE_WORK:
                 self.incumbents.take(plan, "even split")
         if not self.incumbents.best and not self.incumbents.loosen():
-            dear = too_dear(self.request, wished, self.incumbents.simulated())
-            raise dear or TimeUp
+            raise self._too_dear() or TimeUp
 
-    def _why_none(self, wished: Objective) -> NoFeasiblePlan:
-        """Why nothing that was simulated will do."""
-        dear = too_dear(self.request, wished, self.incumbents.simulated())
-        return dear or why_infeasible(self.request, wished)
+    def _too_dear(self) -> NoFeasiblePlan | None:
+        """That all that was simulated costs too much, if it does."""
+        wished = self.incumbents.objectives[0]
+        return too_dear(self.request, wished, self.incumbents.simulated())
 
 
 def _plans(

@@ -116,8 +116,7 @@ def _uses_more(request: PlanRequest, plan: Plan, than: Plan, kind: str) -> bool:
 
 def _used_by_class(request: PlanRequest, plan: Plan) -> Counter[str]:
     class_of = request.class_of
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
-    return Counter(class_of[node] for node, _ in used)
+    return Counter(class_of[node] for node, _ in plan.used_devices())
 
 
 def _idle_by_class(

@@ -19,6 +19,7 @@ from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
 _DIGITS = 4  # of a limit that is advised
+_NOT_KNOWN = "a limit that some plan keeps to: whether any keeps to this is not known"
 _OF: dict[Space, str] = {
     "whole": "that splits no backward pass",
     "split": "without interleaved stages",
@@ -61,7 +62,7 @@ def too_slow(
     most = math.inf
     if bound.step_s:
         most = request.global_batch * request.seq_len / bound.step_s
-    allowed = "a limit that some plan keeps to: whether any keeps to this is not known"
+    allowed = _NOT_KNOWN
     if most < least:
         allowed = f"{_speed(objective, most)} at best: no plan {_OF[space]} is faster"
     elif most < math.inf:
@@ -94,7 +95,7 @@ def too_dear(
         for node in request.cluster.nodes
         if (price := device_price_per_hour(node, request.usd_per_kwh)) is not None
     ]
-    allowed = "a limit that some plan keeps to: whether any keeps to this is not known"
+    allowed = _NOT_KNOWN
     if min(nodes) > most:
         allowed = f"{min(nodes):g} USD per hour or more: no node costs less"
     return NoFeasiblePlan(

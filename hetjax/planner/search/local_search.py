@@ -279,9 +279,14 @@ def local_search(
     return best
 
 
+def unscheduled(plan: Plan) -> Plan:
+    """Return the plan before a schedule was found for it."""
+    return replace(plan, schedule="1f1b", programs={})
+
+
 def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
     """Plans a move away, those first that take from what is slowest."""
-    plan = replace(predicted.plan, schedule="1f1b", programs={})
+    plan = unscheduled(predicted.plan)
     groups = alike(plan, request)
     yield from more_evenly(predicted, plan, groups)
     for group in groups:

@@ -7,11 +7,11 @@ searched (`floor.py`, `proposals.py`).
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.cluster import part_of
+from hetjax.cluster.cluster import Node, part_of
 from hetjax.planner.model.request import PlanRequest, can_offload
 
 
@@ -31,12 +31,35 @@ def parts_without(request: PlanRequest) -> list[PlanRequest]:
 
 def _groups(request: PlanRequest) -> list[frozenset[str]]:
     """The names of nodes of each kind, of each zone and of each class."""
-    kinds, zones = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    groups = nodes_by_kind(request), nodes_by_zone(request), nodes_by_class(request)
+    return [nodes for group in groups for nodes in group.values()]
+
+
+def nodes_by_kind(request: PlanRequest) -> dict[str, frozenset[str]]:
+    """Return the names of nodes of every kind of device."""
+    return _grouped(request, lambda node: canonical_name(node.device))
+
+
+def nodes_by_zone(request: PlanRequest) -> dict[str, frozenset[str]]:
+    """Return the names of nodes in every zone; that without a name is `""`."""
+    return _grouped(request, lambda node: node.zone)
+
+
+def nodes_by_class(request: PlanRequest) -> dict[str, frozenset[str]]:
+    """Return the names of nodes of every class."""
+    return {
+        alike.name: frozenset(node.name for node in alike.nodes)
+        for alike in request.classes
+    }
+
+
+def _grouped(
+    request: PlanRequest, key: Callable[[Node], str]
+) -> dict[str, frozenset[str]]:
+    groups = defaultdict[str, set[str]](set)
     for node in request.cluster.nodes:
-        kinds[canonical_name(node.device)].add(node.name)
-        zones[node.zone].add(node.name)
-    classes = ({node.name for node in nodes.nodes} for nodes in request.classes)
-    return [*map(frozenset, (*kinds.values(), *zones.values(), *classes))]
+        groups[key(node)].add(node.name)
+    return {name: frozenset(nodes) for name, nodes in groups.items()}
 
 
 def _parts(request: PlanRequest, chosen: Iterable[frozenset[str]]) -> list[PlanRequest]:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from hetjax.cluster.catalogue import canonical_name
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Found
+from hetjax.planner.search.parts import nodes_by_class, nodes_by_kind, nodes_by_zone
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -90,6 +90,7 @@ def worth_of_parts(
         return Instead(predicted=best, worse=max(worse, 0.0), is_searched=is_searched)
 
     names: dict[Nodes, list[str]] = {}
+    used = found.best.plan.used_devices()
     for part, nodes in _parts(request):
         if nodes != whole:
             names.setdefault(nodes, []).append(part)
@@ -97,7 +98,7 @@ def worth_of_parts(
         Worth(
             part=", ".join(parts),
             num_devices=sum(request.cluster.node(name).count for name in nodes),
-            num_used=_num_used(found.best.plan, nodes),
+            num_used=sum(name in nodes for name, _ in used),
             without=instead(whole - nodes),
             alone=instead(nodes),
         )
@@ -107,22 +108,8 @@ def worth_of_parts(
 
 def _parts(request: PlanRequest) -> Iterator[tuple[str, Nodes]]:
     """Every class of nodes, every kind, and every zone that has a name."""
-    kinds: dict[str, set[str]] = {}
-    for nodes in request.classes:
-        yield nodes.name, frozenset(node.name for node in nodes.nodes)
-        kind = canonical_name(nodes.nodes[0].device)
-        kinds.setdefault(kind, set()).update(node.name for node in nodes.nodes)
-    for kind, names in kinds.items():
-        if kind not in {nodes.name for nodes in request.classes}:
-            yield kind, frozenset(names)
-    zones: dict[str, set[str]] = {}
-    for node in request.cluster.nodes:
-        zones.setdefault(node.zone, set()).add(node.name)
-    for zone, names in zones.items():
+    # a class that is all of its kind has the name of that
+    yield from (nodes_by_class(request) | nodes_by_kind(request)).items()
+    for zone, nodes in nodes_by_zone(request).items():
         if zone:
-            yield f"zone {zone}", frozenset(names)
-
-
-def _num_used(plan: Plan, nodes: Nodes) -> int:
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
-    return sum(node in nodes for node, _ in used)
+            yield f"zone {zone}", nodes

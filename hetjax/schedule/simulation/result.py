@@ -64,6 +64,11 @@ class Simulation:
         ]
         return (*sends, *self.reductions)
 
+    @property
+    def busiest_s(self) -> float:
+        """For how long the busiest devices compute."""
+        return max(share.busy_s for share in self.shares.values())
+
     @cached_property
     def bubble(self) -> float:
         """The share of device time that is not busy, over all devices of the plan."""

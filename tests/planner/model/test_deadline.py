@@ -13,8 +13,8 @@ from hetjax.planner.bound import certificate, partial_pipelines
 from hetjax.planner.bound.certificate import proved
 from hetjax.planner.model import terms
 from hetjax.planner.model.deadline import (
+    SearchWork,
     TimeUp,
-    Work,
     check_deadline,
     check_stopped,
     deadline,
@@ -101,7 +101,9 @@ def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
 def test_the_same_work_finds_the_same_plan_whatever_the_time(share: float) -> None:
     request = two_kinds()
 
-    def searched(seconds: float, planned: tuple[int, ...] = ()) -> tuple[Found, Work]:
+    def searched(
+        seconds: float, planned: tuple[int, ...] = ()
+    ) -> tuple[Found, SearchWork]:
         with deadline(seconds, planned) as limit:
             search = Search(request, [Objective()], local_work=2_500)
             search.run()
