@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hetjax.cluster.cluster import Link as Link
     from hetjax.cluster.cluster import Node as Node
     from hetjax.plans.plan import Plan as Plan
-    from hetjax.training.config import RunConfig as RunConfig
-    from hetjax.training.run_reports import report_of as report_of
+    from hetjax.training.observers.run_reports import report_of as report_of
+    from hetjax.training.settings.config import RunConfig as RunConfig
 
     __version__: str
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.train import main
-from hetjax.training import hardware
+from hetjax.training.layout import hardware
 
 hardware.check_accelerator_used = partial(check_accelerator_used, Path("machine"))
 sys.exit(main(["gpt2-124m", "--run-dir", "run"]))

@@ -112,7 +112,7 @@ def test_installing_the_package_installs_all_that_it_imports():
 
 
 def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
-    told = "import sys, hetjax.training.run; print(*sys.modules)"
+    told = "import sys, hetjax.training.session; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True
     )

@@ -57,9 +57,9 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.action import Action
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate
-from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
-from hetjax.training.presets import Preset
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
 
 NODES = ("cpu-0", "cpu-1", "cpu-2", "cpu-3")
 CLUSTER = Cluster(

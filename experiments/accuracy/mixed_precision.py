@@ -36,10 +36,11 @@ from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
 from hetjax.plans.precision import with_node_precisions, with_precisions
-from hetjax.training.config import RunConfig
-from hetjax.training.presets import preset
-from hetjax.training.run import run
-from hetjax.training.rundir import METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import METRICS
+from hetjax.training.session import run
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import preset
 
 COMMAND = "python -m experiments.accuracy.mixed_precision"
 TINY = preset("tiny")

@@ -31,10 +31,11 @@ from tempfile import TemporaryDirectory
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.config import OptimizerConfig, RunConfig
-from hetjax.training.presets import preset
-from hetjax.training.run import run
-from hetjax.training.rundir import METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import METRICS
+from hetjax.training.session import run
+from hetjax.training.settings.config import OptimizerConfig, RunConfig
+from hetjax.training.settings.presets import preset
 
 COMMAND = "python -m experiments.accuracy.state_bits"
 TINY = preset("tiny")

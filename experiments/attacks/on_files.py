@@ -30,7 +30,7 @@ from experiments.attacks.victim import CALL_S
 from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.plans.plan import Replica
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.rundir import CHECKPOINTS, METRICS
+from hetjax.training.directory.rundir import CHECKPOINTS, METRICS
 from tests.checkpoint.test_hostile_names import LOOT, OUT, manifest, store_with
 from tests.training.pair import TWO_NODES, TWO_REPLICAS
 

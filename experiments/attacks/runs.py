@@ -19,7 +19,8 @@ from typing import Any
 
 from experiments.attacks.victim import FOLDER, MODULE
 from experiments.recovery.kills import losses, workers
-from hetjax.training.rundir import EVENTS, LOGS, METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import EVENTS, LOGS, METRICS
 from tests import jax_settings
 from tests.training.pair import training
 

@@ -39,7 +39,7 @@ from hetjax.models.hugging_face.stored_tensors import WHOLE
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
 
 COMMAND = "python -m experiments.finetune.host"
 MODEL = LlamaConfig(

@@ -18,8 +18,8 @@ from hetjax.data.windows import UNCOUNTED
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.runtime.execution.state import drawn_weights
+from hetjax.training.directory.rundir import read_previous
 from hetjax.training.run_model import run_model
-from hetjax.training.rundir import read_previous
 
 
 def batches(run_dir: Path) -> Iterator[Batch]:

@@ -16,7 +16,8 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.rundir import METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import METRICS
 
 SEQ_LEN, GLOBAL_BATCH, STEPS = 64, 8, 40
 LEARNING_RATE, WEIGHT_DECAY, BETAS, CLIP_NORM = 1e-3, 0.1, (0.9, 0.95), 1.0

@@ -31,7 +31,7 @@ from hetjax.models.finetuning import LoraConfig
 from hetjax.models.hugging_face.configs import CONFIG
 from hetjax.models.hugging_face.written import fields_of
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.training.config import RunConfig
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 
 COMMAND = "python -m experiments.finetune.wire"

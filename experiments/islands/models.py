@@ -18,9 +18,9 @@ from hetjax.models.model import Model
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.profile import main as profile
-from hetjax.training import presets
-from hetjax.training.config import OptimizerConfig, RunConfig
-from hetjax.training.presets import Preset
+from hetjax.training.settings import presets
+from hetjax.training.settings.config import OptimizerConfig, RunConfig
+from hetjax.training.settings.presets import Preset
 
 _TEXT_CHARS = 400_000
 CONFIGS = {

@@ -50,8 +50,8 @@ from hetjax.planner.search.find import LOCAL_WORK, find_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import perfetto
-from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 
 _MOST_MBIT_PER_S = 8000.0  # of a host that nobody limits

@@ -36,7 +36,8 @@ from experiments.recovery.kills import events, started, workers
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.files.writing import write_whole
-from hetjax.training.rundir import CHECKPOINTS, METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import CHECKPOINTS, METRICS
 
 _SHORT_S, _LAST_S = 3.0, 120.0
 _ENDLESS = 10_000_000  # steps

@@ -41,7 +41,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from hetjax.files.writing import write_whole
-from hetjax.training.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS
 
 _PER_RUN, _PAUSE_S, _LOOK_S = 3, (0.2, 6.0), 0.1
 _LONGEST_RUN_S, _LAST_WORDS_S = 1200, 30

@@ -32,25 +32,23 @@ from unittest.mock import patch
 from experiments.islands import models
 from experiments.recovery.kills import workers
 from experiments.recovery.sleeping_worker import DEVICE_S
+from experiments.recovery.trial import TrialContext
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.loss_scaling import LossScaling
-from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import Recovered, Rerouted
-from hetjax.elastic.spikes import SpikeRule
-from hetjax.elastic.standby_plans import StandbyPlans
-from hetjax.elastic.step_checking import StepChecking
-from hetjax.elastic.terms import Terms
 from hetjax.launch.launching import OnThisMachine
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica
 from hetjax.runtime.control.controller import Controller
-from hetjax.training.config import RunConfig
-from hetjax.training.rundir import LOGS
-from hetjax.training.worker import worker_settings
+from hetjax.training.directory.rundir import LOGS
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.driver_config import DriverConfig
+from hetjax.training.recovery.loss_scaling import LossScaling
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.recovered import Recovered, Rerouted
+from hetjax.training.recovery.standby_plans import StandbyPlans
+from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
+from hetjax.training.settings.config import RunConfig
 
 MODEL = "gpt-2x64"
 FACTOR = 1.6  # of the issue: over what the throughput that is left allows
@@ -167,15 +165,12 @@ class Trial:
             module="experiments.recovery.sleeping_worker",
             spare_after_s=_SPARE_S,
         )
-        terms = Terms(
-            settings=lambda cluster, plan: worker_settings(
-                config, cluster_toml(cluster), plan, dataset
-            ),
+        driver_config = DriverConfig(
+            context=TrialContext(config, dataset),
             checking=StepChecking(SpikeRule(factor=2.0, window=64), {}),
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
             standby_plans=StandbyPlans(lambda cluster, now: now, _nobody_looks, 0.0),
             membership=Membership(cluster, None),
-            compile=lambda controller, cluster, is_first: controller.compile(),
             transport="sockets",
             seed=0,
             storage=CheckpointStorage(directory=f"{folder}/disks/{{worker}}"),
@@ -185,9 +180,9 @@ class Trial:
         )
         controller = Controller(plan, launcher.connections, cluster.nodes)
         self._driver = Driver(
-            controller, launcher, terms, cluster=cluster, validation_weights=()
+            controller, launcher, driver_config, cluster=cluster, validation_weights=()
         )
-        self._driver.heard = self._heard.append
+        self._driver.on_recovery = self._heard.append
         self._driver.begin()
 
     def measured(self, share: float) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from experiments.recovery.trial import Recovery, Site, Trial
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.models.model import parameter_count
 from hetjax.models.presets import model_preset
-from hetjax.training.config import RunConfig
+from hetjax.training.settings.config import RunConfig
 
 MODELS = "gpt-12x768", "gpt-12x256"
 _CLOUD = "cloud"  # the host that stands for it

@@ -39,8 +39,8 @@ from typing import Any
 
 from experiments.recovery.kills import recoveries, workers
 from hetjax.files.writing import write_whole
-from hetjax.training.goodput import steps_s
-from hetjax.training.rundir import read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.observers.goodput import steps_s
 
 # (seconds, A100s) from sailor/Controller/trace_based/a100_trace.json of
 # github.com/eth-easl/sailor, MIT licence, Copyright (c) 2023 - present ETH Zurich

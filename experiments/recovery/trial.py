@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,20 +27,19 @@ from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.loss_scaling import LossScaling
-from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import Recovered, Rerouted, RolledBack
-from hetjax.elastic.spikes import SpikeRule
-from hetjax.elastic.standby_plans import StandbyPlans
-from hetjax.elastic.step_checking import StepChecking
-from hetjax.elastic.terms import Terms
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
-from hetjax.training.config import RunConfig
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.driver_config import DriverConfig, RunContext
+from hetjax.training.recovery.loss_scaling import LossScaling
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.recovered import Recovered, Rerouted, RolledBack
+from hetjax.training.recovery.standby_plans import StandbyPlans
+from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 
 Recovery = Literal["local-first", "cloud-only"]
@@ -108,6 +107,22 @@ class _Foreseen:
     def close(self) -> None: ...
 
 
+class TrialContext(RunContext):
+    """A run whose workers are built from these settings, on this text."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset) -> None:
+        self._config, self._dataset = config, dataset
+
+    def worker_settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
+        text = cluster_toml(cluster)
+        return worker_settings(self._config, text, plan, self._dataset)
+
+    def compile(
+        self, controller: Controller, cluster: Cluster, *, is_first: bool
+    ) -> None:
+        controller.compile()
+
+
 class Trial:
     """A run on workers of its own, with a cluster file that may be changed."""
 
@@ -144,10 +159,8 @@ class Trial:
             spare_after_s=_SPARE_S,
         )
         cluster = load_cluster(self._file)
-        terms = Terms(
-            settings=lambda cluster, plan: worker_settings(
-                site.config, cluster_toml(cluster), plan, site.dataset
-            ),
+        driver_config = DriverConfig(
+            context=TrialContext(site.config, site.dataset),
             checking=StepChecking(SpikeRule(factor=2.0, window=64), {}),
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
             standby_plans=StandbyPlans(
@@ -156,7 +169,6 @@ class Trial:
                 _SOON_S if scenario.is_foreseen else 0.0,
             ),
             membership=Membership(cluster, self._file),
-            compile=lambda controller, cluster, is_first: controller.compile(),
             transport="sockets",
             seed=0,
             storage=storage,
@@ -167,7 +179,7 @@ class Trial:
         self.driver = Driver(
             Controller(scenario.before, launcher.connections, cluster.nodes),
             launcher,
-            terms,
+            driver_config,
             cluster=cluster,
             validation_weights=(),
         )
@@ -189,7 +201,9 @@ class Trial:
     def strike(self) -> dict[str, Any]:
         """What the scenario says happens in the middle of the next step."""
         heard: list[tuple[float, Any]] = []
-        self.driver.heard = lambda found: heard.append((time.perf_counter(), found))
+        self.driver.on_recovery = lambda found: heard.append(
+            (time.perf_counter(), found)
+        )
         struck: list[float] = []
         timer = threading.Timer(_INTO_STEP_S, lambda: struck.append(self._strike()))
         timer.start()

@@ -15,15 +15,15 @@ from unittest.mock import patch
 
 from experiments.simulation.breaking import breaks, function, method
 from hetjax.checkpoint import disk, recovery_plan
-from hetjax.elastic import recovered
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.left_state import LeftState
-from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.runtime.control import recovery, recovery_decisions
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.worker_connections import WorkerLost
-from hetjax.training.loop import Loop
+from hetjax.training.recovery import recovered
+from hetjax.training.recovery.current_plan import CurrentPlan
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.surviving_state import SurvivingState
+from hetjax.training.saving import Saving
 
 # --- a step
 
@@ -50,7 +50,7 @@ def _all_behind_finish(reached: Reached) -> Any:
 
 _restore, _until = recovery.restore, recovery._until
 _rounds, _newest = recovery._rounds, recovery_plan.newest
-_count_loss, _held = Driver._count_loss, LeftState.held
+_count_loss, _held = Driver._count_loss, SurvivingState.held
 _drop_state = Controller.drop_state
 
 
@@ -160,7 +160,7 @@ def _never_forgetting(self: Any, lost: WorkerLost) -> None:
 
 
 def _anew_whatever_was_saved(self: Any, held: Any) -> None:
-    self._controller.initialise(self._terms.seed)
+    self._controller.initialise(self._config.seed)
 
 
 # --- checkpoints
@@ -202,11 +202,11 @@ def _only_the_last_kept(steps: Any, complete: Any, keep: int, also: Any) -> list
 
 def _waiting_only(self: Any, step: int) -> None:
     self.driver.wait_saved()
-    self._tell_saved()
+    self.record()
 
 
 def _leave_unplanned(self: Any, node: str) -> bool:
-    return self._terms.membership.leave(node)
+    return self._config.membership.leave(node)
 
 
 def _fewer_only(self: Any, cluster: Any) -> bool:
@@ -238,7 +238,7 @@ RECOVERY = (
     breaks(
         13,
         "what survivors have in memory is not asked for",
-        method(LeftState, "held", _memory_unheard),
+        method(SurvivingState, "held", _memory_unheard),
     ),
     breaks(
         14,
@@ -353,7 +353,7 @@ RECOVERY = (
     breaks(
         23,
         "a run ends without saving its last step",
-        method(Loop, "_save_last", _waiting_only),
+        method(Saving, "save_last", _waiting_only),
     ),
     breaks(
         24,
@@ -373,6 +373,6 @@ RECOVERY = (
     breaks(
         25,
         "a node that comes is not taken in",
-        method(PlanOfNow, "_is_other", _fewer_only),
+        method(CurrentPlan, "_is_other", _fewer_only),
     ),
 )

@@ -20,11 +20,11 @@ from experiments.simulation.world import Violation
 from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.cluster.cluster import Cluster
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import MOST_LOSSES, MOST_OF_A_NODE, Recovered
 from hetjax.plans.plan import Plan
 from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.recovered import MOST_LOSSES, MOST_OF_A_NODE, Recovered
 
 _AFTER_FAULTS_S = 60.0  # until all is heard of what has gone wrong before
 _TAKES_S = 120.0  # a recovery, at most, of which some of a store is
@@ -75,7 +75,7 @@ class Invariants:
 
     def check_state(self, worker: SimWorker, state: State, at: int) -> None:
         """A worker's state is the one that there is after so many steps."""
-        if self._driver is not None and self._driver._detour.missing:
+        if self._driver is not None and self._driver._degraded.missing:
             self.hear_dropped(worker)  # who is aside cannot finish this step, too
         self._had[worker.name, at] = {*state}
         for name, step in self._had:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from experiments.simulation.case import LAYERS, case_of
 from experiments.simulation.faults import Faults
@@ -47,25 +47,30 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.loss_scaling import LossScaling
-from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import Recovered, Rerouted
-from hetjax.elastic.spikes import SpikeRule
-from hetjax.elastic.standby_plans import StandbyPlans
-from hetjax.elastic.step_checking import StepChecking
-from hetjax.elastic.terms import Terms
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.worker_connections import WorkerLost
-from hetjax.training.best import BestCheckpoint
-from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
-from hetjax.training.goodput import Spent
-from hetjax.training.leases import Leases
-from hetjax.training.left_checkpoints import may_be_whole, may_have_saved
+from hetjax.training.directory.best import BestCheckpoint
+from hetjax.training.directory.leases import Leases
+from hetjax.training.directory.leftover_checkpoints import may_be_whole, may_have_saved
 from hetjax.training.loop import Loop
+from hetjax.training.observers.goodput import Spent
+from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.driver_config import DriverConfig, RunContext
+from hetjax.training.recovery.loss_scaling import LossScaling
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.recovered import Recovered, Rerouted
+from hetjax.training.recovery.standby_plans import StandbyPlans
+from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
+from hetjax.training.saving import Saving
+from hetjax.training.settings.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    RunConfig,
+)
 
 _ON_OTHERS = "on which the plan has nothing"  # where no plan has all nodes
 _MOST_STARTS = 60
@@ -205,11 +210,11 @@ class Run:
         leases = None
         if self.case.has_store:
             leases = Leases(RunDirectory(), storage, stack, self.world.tell)  # type: ignore[arg-type]
-            storage = leases.of(storage)
+            storage = leases.protecting(storage)
         launcher = SimLauncher(self._machines, process)
         membership = Membership(self._cluster, None, launcher.present)
         cluster = membership.now(again=True)
-        terms = self._terms(membership, storage)
+        config = self._driver_config(membership, storage)
         plan = self._first_plan(cluster)
         controller = Controller(plan, launcher.connections, cluster.nodes)
         if leases is not None:
@@ -217,7 +222,7 @@ class Run:
         driver = Driver(
             controller,
             launcher,
-            terms,
+            config,
             cluster=cluster,
             validation_weights=(1.0,),
         )
@@ -242,7 +247,7 @@ class Run:
 
         self.faults.notice = noticed
         loop = self._loop(driver, stop)
-        driver.heard = lambda what: self._heard(loop, what)
+        driver.on_recovery = lambda what: self._on_recovery(loop, what)
         with driver:
             return loop.run(driver.at)
 
@@ -250,24 +255,20 @@ class Run:
         return lambda: None if leases is None else leases.check()
 
     def _loop(self, driver: Driver, stop: Any) -> Loop:
+        recorder = _Recorder(self._journal, self._on_saved)
         return Loop(
             config=self._config(),
             driver=driver,
             dataset=SimpleNamespace(bytes_per_token=1.0),  # type: ignore[arg-type]
             learning_rates=[0.1] * self.case.steps,  # type: ignore[arg-type]
-            metrics=self._journal,  # type: ignore[arg-type]
-            evaluated=set(),
-            best=BestCheckpoint({}, self.case.keep),
-            heard_saved=self._heard_saved,
-            heard_best=lambda step, loss: None,
-            seconds_at_peak=None,
-            trace=None,
-            display=SimpleNamespace(  # type: ignore[arg-type]
-                note=lambda text: None, trained=lambda line: None
+            recorder=recorder,
+            saving=Saving(
+                driver=driver,
+                recorder=recorder,
+                best=BestCheckpoint({}, self.case.keep),
             ),
             stop=stop,
             spent=Spent(after=driver.at),
-            compared=lambda step, seconds: None,
         )
 
     def _config(self) -> RunConfig:
@@ -281,22 +282,22 @@ class Run:
             evaluation=replace(EvaluationConfig(), every=4, sample_tokens=0),
         )
 
-    def _terms(self, membership: Membership, storage: CheckpointStorage) -> Terms:
+    def _driver_config(
+        self, membership: Membership, storage: CheckpointStorage
+    ) -> DriverConfig:
         replan: Callable[[Cluster, Plan], Plan] = lambda c, p: self._plan(c)  # noqa: E731
-        return Terms(
-            settings=lambda cluster, plan: {"plan": plan},
+        return DriverConfig(
+            context=_Context(self._check_begins),
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
             checking=StepChecking(SpikeRule(factor=10.0, window=8), {}),
             standby_plans=StandbyPlans(replan, _nobody_looks, 0.0),
             membership=membership,
-            compile=lambda controller, cluster, is_first: controller.compile(),
             transport="sockets",
             seed=0,
             storage=storage,
             host={"run": self.case.seed},
             recovery="local-first",
             reroutes=self.case.reroutes,
-            check_begins=self._check_begins,
         )
 
     def _check_begins(
@@ -305,7 +306,7 @@ class Run:
         asked: Sequence[str],
         begins_at: int | None,
     ) -> None:
-        """As `hetjax.training.starting` does where something was, or may be, saved."""
+        """As `leftover_checkpoints.check_begins`, where something may be saved."""
         missed = unasked(held, {*asked})
         if begins_at is not None:
             self._passed_over = {later for later in missed if later > begins_at}
@@ -342,24 +343,58 @@ class Run:
         case = self.case
         return planned(cluster, len(LAYERS), case.num_replicas, case.most_layers)
 
-    def _heard_saved(self, step: int) -> None:
+    def _on_saved(self, step: int) -> None:
         self.world.tell(f"saved {step}")
         self.invariants.check_saved(step)
         if step == self.case.steps:
             self.faults.hear("last saved")
 
-    def _heard(self, loop: Loop, what: Recovered | Rerouted) -> None:
+    def _on_recovery(self, loop: Loop, what: Recovered | Rerouted) -> None:
         if isinstance(what, Rerouted):
             self.num_detours += 1
             self.world.tell(f"goes on from {what.step} without {what.replicas}")
-            return loop.hear(what)
+            return loop.on_recovery(what)
         self.num_recoveries += 1
         self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
         self._was_on = loop.driver.plan.nodes
         self.invariants.check_recovered(what)
         if "not finite" in what.reason:
             self.faults.hear("gone back")
-        loop.hear(what)
+        loop.on_recovery(what)
+
+
+class _Context(RunContext):
+    """A run whose workers need nothing but the plan."""
+
+    def __init__(self, check: Callable[..., None]) -> None:
+        self._check = check
+
+    def worker_settings(self, cluster: Cluster, plan: Plan) -> dict[str, Any]:
+        return {"plan": plan}
+
+    def compile(
+        self, controller: Controller, cluster: Cluster, *, is_first: bool
+    ) -> None:
+        controller.compile()
+
+    def check_begins(
+        self, found: Sequence[PartialSnapshot], asked: Sequence[str], step: int | None
+    ) -> None:
+        self._check(found, asked, step)
+
+
+class _Recorder(Recorder):
+    """Keeps the metrics; shows and writes nothing."""
+
+    def __init__(self, metrics: SimJournal, on_saved: Callable[[int], None]) -> None:
+        silent: Any = SimpleNamespace(
+            note=lambda text: None, trained=lambda line: None, append=lambda line: None
+        )
+        super().__init__(Path("simulated"), cast(Any, metrics), silent, silent)
+        self._on_saved = on_saved
+
+    def saved(self, step: int) -> None:
+        self._on_saved(step)
 
 
 def _nobody_looks(clusters: Any, plan: Plan) -> Any:

@@ -19,7 +19,7 @@ from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.lease_holder import HeldFor, Holder
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import Store
-from hetjax.training import leases
+from hetjax.training.directory import leases
 
 DIRECTORY = Path("simulated")
 

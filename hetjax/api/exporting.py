@@ -37,12 +37,13 @@ from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_mo
 from hetjax.models.model import Model, abstract_params, quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.models.quantised import rounded
-from hetjax.training import rundir
-from hetjax.training.best import best_of, losses_of
-from hetjax.training.config import RunConfig
+from hetjax.training.directory import rundir
+from hetjax.training.directory.best import best_of, losses_of
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.progress import checkpoint_storage
 from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
-from hetjax.training.starting import checkpoint_storage
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import first_weights
 
 AskedStep = int | Literal["best"] | None  # None: the newest
@@ -356,7 +357,7 @@ def _fetch_best(
 
 
 def _best(config: RunConfig, saved: Collection[int]) -> int:
-    metrics = rundir.read_journal(config.run_dir / rundir.METRICS)
+    metrics = read_journal(config.run_dir / rundir.METRICS)
     found = best_of(losses_of(metrics), saved)
     if found is None:
         raise BadInput(

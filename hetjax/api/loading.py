@@ -28,7 +28,7 @@ def discover() -> Cluster:
     >>> discover().name
     'local'
     """
-    from hetjax.training.hardware import cluster_of  # JAX takes a second
+    from hetjax.training.layout.hardware import cluster_of  # JAX takes a second
 
     return cluster_of(None)
 
@@ -61,7 +61,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan file, which `train` and `simulate` take.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from hetjax.training.presets import preset
+    >>> from hetjax.training.settings.presets import preset
     >>> plan = load_plan(preset("tiny").plan)
     >>> with TemporaryDirectory() as folder:
     ...     save_plan(plan, f"{folder}/plan.json")

@@ -14,7 +14,7 @@ from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan import OffloadChoice, Remat
 from hetjax.plans.precision import Dtype
-from hetjax.training.presets import Preset
+from hetjax.training.settings.presets import Preset
 
 _SIZES = (1, 2, 4, 8)
 
@@ -89,7 +89,7 @@ class PlanConfig:
 def plan_config(preset: Preset | None) -> PlanConfig:
     """Return what is planned unless somebody asks for something else.
 
-    >>> from hetjax.training.presets import preset
+    >>> from hetjax.training.settings.presets import preset
     >>> plan_config(preset("tiny")).global_batch
     48
     """

@@ -20,7 +20,7 @@ from hetjax.cluster.prices import (
 )
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.planner.model.objectives import Objective, Wish
-from hetjax.training.config_checks import option
+from hetjax.training.settings.checks import option
 
 _MOST_USD_PER_KWH = 10.0
 _TELLS_PRICE = (

@@ -46,12 +46,12 @@ from hetjax.plans.precision import Dtype
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import say_at_once, working
-from hetjax.training.config_checks import option
-from hetjax.training.hardware import cluster_of
+from hetjax.training.layout.hardware import cluster_of
+from hetjax.training.layout.plan_model import check_is_for_model, model_of_plan
 from hetjax.training.optimizer import optimizer
-from hetjax.training.plan_model import check_is_for_model, model_of_plan
-from hetjax.training.presets import Preset
-from hetjax.training.presets import preset as preset_of
+from hetjax.training.settings.checks import option
+from hetjax.training.settings.presets import Preset
+from hetjax.training.settings.presets import preset as preset_of
 
 T = TypeVar("T")
 _NONE = "none"

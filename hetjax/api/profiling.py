@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring a model's layers: `measure_profile`.
 
-Owns the public function. Does not own the choices (`training/presets.py`) nor
+Owns the public function. Does not own the choices (`training/settings/presets.py`) nor
 the measuring (`hetjax/profiling/`).
 """
 
@@ -16,10 +16,10 @@ from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.measuring import check_choices
 from hetjax.profiling.measuring import measure_profile as measured
 from hetjax.report.measured import MeasuredProfile
-from hetjax.training.hardware import choose_hardware
+from hetjax.training.layout.hardware import choose_hardware
 from hetjax.training.optimizer import optimizer
-from hetjax.training.presets import Preset, profile_config
-from hetjax.training.presets import preset as preset_of
+from hetjax.training.settings.presets import Preset, profile_config
+from hetjax.training.settings.presets import preset as preset_of
 
 
 def measure_profile(

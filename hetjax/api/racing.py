@@ -18,7 +18,7 @@ from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.contest import CONTESTANTS, contest
 from hetjax.report.race import Race, RaceEntry
 from hetjax.report.race_view import QUIET, RaceView
-from hetjax.training.hardware import cluster_of
+from hetjax.training.layout.hardware import cluster_of
 
 
 def race_planners(

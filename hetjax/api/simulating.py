@@ -46,11 +46,16 @@ from hetjax.schedule.predicted import predict
 from hetjax.schedule.search import with_schedule
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
-from hetjax.training.hardware import cluster_of
+from hetjax.training.layout.hardware import cluster_of
+from hetjax.training.layout.plan_choice import check_plan, choose_plan
+from hetjax.training.layout.plan_model import model_of_plan
 from hetjax.training.optimizer import optimizer
-from hetjax.training.placement import check_plan, choose_plan
-from hetjax.training.plan_model import model_of_plan
-from hetjax.training.presets import PRESETS, Preset, check_plan_or_preset, preset
+from hetjax.training.settings.presets import (
+    PRESETS,
+    Preset,
+    check_plan_or_preset,
+    preset,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Model
 from hetjax.models.named import allowed_name, load_named
-from hetjax.training.rundir import PLAN
+from hetjax.training.directory.rundir import PLAN
 
 _ENDS = "eos_token_id"
 _SAID = "hetjax"  # by an assistant, to see what the template puts after it

@@ -2,7 +2,7 @@
 """Training from Python: `Trainer`.
 
 Owns the settings that it starts from, and that a run stays open between calls. Does not
-own the run (`training/run.py`), which is that of `python -m hetjax.train`.
+own the run (`training/session.py`), which is that of `python -m hetjax.train`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ from hetjax.plans.plan import Plan
 from hetjax.report.journals import Events, Metrics
 from hetjax.report.progress import Display, display
 from hetjax.report.run_report import RunReport
-from hetjax.training import rundir
-from hetjax.training.config import RunConfig
-from hetjax.training.config_checks import check_config
-from hetjax.training.config_values import changed_config
-from hetjax.training.events import clear_ends
-from hetjax.training.hardware import has_room
-from hetjax.training.presets import Preset
-from hetjax.training.presets import preset as preset_of
-from hetjax.training.run import Session
+from hetjax.training.directory import rundir
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.ending import clear_ends
+from hetjax.training.layout.hardware import has_room
+from hetjax.training.observers.run_reports import report_of
 from hetjax.training.run_model import run_model
-from hetjax.training.run_reports import report_of
-from hetjax.training.rundir import read_journal
+from hetjax.training.session import Session
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
+from hetjax.training.settings.presets import preset as preset_of
+from hetjax.training.settings.values import changed_config
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from hetjax.errors import BadInput
 from hetjax.files.parsing import read_json
 from hetjax.models.hugging_face.adapter_config import base_folder
 from hetjax.models.hugging_face.hub import local_folder
-from hetjax.training.config import RunConfig
+from hetjax.training.settings.config import RunConfig
 
 GENERATION = "generation_config.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -2,7 +2,8 @@
 """Options as other programs spell them: transformers, torchtitan, axolotl, nanoGPT.
 
 Owns which of their names are accepted, those that mean the same here, and what to type
-in place of the others. Does not own our own options (`training/config.py`, commands).
+in place of the others. Does not own our own options (`training/settings/config.py`,
+commands).
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -12,7 +12,7 @@ from importlib import import_module
 from io import StringIO
 
 from hetjax.errors import BadInput
-from hetjax.training.presets import PRESETS
+from hetjax.training.settings.presets import PRESETS
 
 _HELP = "--help-all"
 _WITH_PRESET = ("plan", "profile", "train")

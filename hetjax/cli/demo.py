@@ -27,7 +27,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 from hetjax.report.progress import is_quiet
 from hetjax.report.race_view import LiveView, PlainView, race_view
-from hetjax.training.config_checks import option
+from hetjax.training.settings.checks import option
 
 if TYPE_CHECKING:  # JAX and solvers take seconds
     from hetjax.report.race import Race

@@ -24,8 +24,8 @@ from tyro.constructors import (
 from hetjax.cli.aliases import in_our_words
 from hetjax.cli.short_help import with_help_of
 from hetjax.errors import BadInput
-from hetjax.training.config_checks import option
-from hetjax.training.presets import PRESETS, Preset, preset
+from hetjax.training.settings.checks import option
+from hetjax.training.settings.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")
 _LISTS = ConstructorRegistry()

@@ -2,7 +2,7 @@
 """The command `profile`: a preset's name, then what to measure of it.
 
 Owns its options, its help and its errors. Does not own what is measured
-(`training/presets.py`) nor the measuring (`hetjax/profiling/`).
+(`training/settings/presets.py`) nor the measuring (`hetjax/profiling/`).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hetjax.cli.options import (
 )
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.report.progress import working
-from hetjax.training.presets import profile_config
+from hetjax.training.settings.presets import profile_config
 
 _PROGRAM = "python -m hetjax.profile"
 

@@ -22,7 +22,7 @@ from hetjax.plans.plan_files import write_plan
 from hetjax.plans.precision import Dtype
 from hetjax.plans.schedules import FITTED, SCHEDULES
 from hetjax.report.progress import working
-from hetjax.training.presets import PRESETS, check_plan_or_preset
+from hetjax.training.settings.presets import PRESETS, check_plan_or_preset
 
 _PROGRAM = "python -m hetjax.simulate"
 _COMMON = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `train`: a preset's name, then settings to override.
 
-Owns its help and its errors. Does not own settings (`training/config.py`) nor presets
-(`training/presets.py`), nor the run (`training/run.py`).
+Owns its help and its errors. Does not own settings and presets (`training/settings/`),
+nor the run (`training/session.py`).
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from hetjax.cli.process import signals_say
 from hetjax.data.settings import ingredients
 from hetjax.models.named import TypedName
 from hetjax.report.progress import working
-from hetjax.training.config import RunConfig
-from hetjax.training.config_checks import check_config
-from hetjax.training.presets import Preset
-from hetjax.training.rundir import check_start
+from hetjax.training.directory.rundir import check_start
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
 
 _PROGRAM = "python -m hetjax.train"
 _COMMON = (
@@ -40,8 +40,8 @@ def train(arguments: Sequence[str]) -> int:
     )
     check_start(config)
     with working("starting"):  # JAX takes seconds to import
-        from hetjax.training.run import run
         from hetjax.training.run_model import run_model
+        from hetjax.training.session import run
     model = run_model(config)
     signals_say(f"at once; the same command {_GOES_ON}")
     return run(config, preset, model)

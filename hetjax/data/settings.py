@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of the text that a run learns from, with their help texts.
 
-Does not own their place among the settings of a run (`training/config.py`).
+Does not own their place among the settings of a run (`training/settings/config.py`).
 """
 
 import math

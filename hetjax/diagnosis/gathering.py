@@ -40,7 +40,7 @@ from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.mesh.accelerators import visible_accelerator
 from hetjax.mesh.driver import driver_cards
-from hetjax.training.rundir import locked
+from hetjax.training.directory.rundir import locked
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@
 Owns the connection to the worker (a request is the message itself, its handler is
 called on the caller's thread, and what that raises reaches the caller), which nodes of
 now this process has devices for, and what is said where it has none. Does not own who
-is there (`elastic/membership.py`), nor what a worker does (`runtime/worker/`).
+is there (`training/recovery/membership.py`) nor what a worker does (`runtime/worker/`).
 """
 
 import os

@@ -3,7 +3,7 @@
 
 Owns the processes, each a child that cannot outlive its controller, and what they say
 on their output. Does not own what workers do (`training/worker.py`), nor the run that
-they are driven by (`elastic/driver.py`).
+they are driven by (`training/recovery/driver.py`).
 """
 
 import os

@@ -3,7 +3,7 @@
 
 Owns by which files an accelerator shows itself, what JAX needs for it, and what is said
 where that is missing or does not fit. Does not own which runs are refused: those that
-are not simulated and where nobody asked for the CPU (`training/hardware.py`,
+are not simulated and where nobody asked for the CPU (`training/layout/hardware.py`,
 `training/worker.py`).
 """
 

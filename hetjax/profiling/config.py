@@ -2,7 +2,7 @@
 """What of a model is measured: one frozen set of choices.
 
 Owns the choices and their help texts. Does not own what a preset chooses
-(`hetjax/training/presets.py`) nor the measuring (`measuring.py`).
+(`hetjax/training/settings/presets.py`) nor the measuring (`measuring.py`).
 """
 
 import os

@@ -2,7 +2,7 @@
 """The lines of a run's journals as lists that show themselves: steps and events.
 
 Owns how they look as text and in a notebook, and the way to pandas. Does not own what
-the lines say (`training/loop.py`, `training/events.py`) nor their files.
+the lines say (`training/recorder.py`) nor their files.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 """What is known of a run, and what follows from it: medians, sums, its state.
 
 Owns the headline numbers. Does not own the files that it is read from
-(`training/run_reports.py`) nor how it is shown (`run_report.py`, `html/run_page.py`).
+(`training/observers/run_reports.py`) nor how it is shown (`run_report.py`,
+`html/run_page.py`).
 """
 
 from collections.abc import Mapping, Sequence

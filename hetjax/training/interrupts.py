@@ -2,8 +2,8 @@
 """SIGINT and SIGTERM while a run has nothing to save: in its start-up, at its end.
 
 Owns how they unwind a start, so that what it holds is given back. Does not own what
-they do while training goes on (`elastic/notices.py`), nor before a run and after it
-(`cli/process.py`).
+they do while training goes on (`training/recovery/notices.py`), nor before a run and
+after it (`cli/process.py`).
 """
 
 import signal

@@ -19,9 +19,9 @@ from hetjax.mesh.process_setup import keep_compiled
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.rpc.schema import Json
 from hetjax.runtime.worker.service import Work
-from hetjax.training.config import RunConfig
-from hetjax.training.hardware import Hardware, is_virtual
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
+from hetjax.training.layout.hardware import Hardware, is_virtual
+from hetjax.training.settings.config import RunConfig
 
 
 def launcher_of(

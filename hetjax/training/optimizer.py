@@ -17,7 +17,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from hetjax.runtime.execution.update import OfWholeLeaves
 from hetjax.stage.eight_bits import Moment
-from hetjax.training.config import OptimizerConfig
+from hetjax.training.settings.config import OptimizerConfig
 
 AVERAGES = "opt.ema."  # how names of entries of checkpoints begin that are `Averaged`
 _BLOCK = 4096  # steps

@@ -14,8 +14,8 @@ from hetjax.data.settings import ingredients
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, can_pack
 from hetjax.report.progress import Display
-from hetjax.training.config import RunConfig
-from hetjax.training.rundir import Previous, check_same_data
+from hetjax.training.directory.rundir import Previous, check_same_data
+from hetjax.training.settings.config import RunConfig
 
 
 def run_dataset(

@@ -16,7 +16,7 @@ from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.model import Model
 from hetjax.models.named import is_function, load_named, named_config
-from hetjax.training.config import RunConfig
+from hetjax.training.settings.config import RunConfig
 
 # what changes no number that a model gives for its weights
 _NO_NUMBERS = {"name", "max_seq_len", "vocab_size", "vocab_multiple", "grain"}

@@ -2,7 +2,7 @@
 """The text that is shown at an evaluation: what the model goes on with by now.
 
 Does not own how a token is chosen (`hetjax/inference/choosing.py`) nor how logits are
-found (`hetjax/elastic/driver.py`). Legend: V words.
+found (`hetjax/training/recovery/driver.py`). Legend: V words.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.inference.choosing import Sampling, choose
-from hetjax.training.config import EvaluationConfig
+from hetjax.training.settings.config import EvaluationConfig
 
 
 def sample_text(

@@ -36,15 +36,21 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.use import Piece
 from hetjax.runtime.rpc.schema import Json
 from hetjax.runtime.rpc.worker_connections import WorkerLost
-from hetjax.training import rundir
-from hetjax.training.best import best_of, losses_of
-from hetjax.training.config import RunConfig
-from hetjax.training.hardware import Hardware, choose_hardware, with_needed_launcher
+from hetjax.training.directory import rundir
+from hetjax.training.directory.best import best_of, losses_of
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.progress import checkpoint_storage
+from hetjax.training.directory.rundir import Previous
 from hetjax.training.launchers import launcher_of
+from hetjax.training.layout.hardware import (
+    Hardware,
+    choose_hardware,
+    with_needed_launcher,
+)
+from hetjax.training.layout.plan_choice import precise_plan
 from hetjax.training.optimizer import optimizer
-from hetjax.training.presets import Preset
-from hetjax.training.rundir import Previous
-from hetjax.training.starting import checkpoint_storage, precise_plan
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
 from hetjax.training.work_in_use import (
     WorkInUse,
     model_of,
@@ -221,7 +227,7 @@ def _restored(
 
 
 def _best(config: RunConfig, held: Sequence[PartialSnapshot]) -> int:
-    metrics = rundir.read_journal(config.run_dir / rundir.METRICS)
+    metrics = read_journal(config.run_dir / rundir.METRICS)
     found = best_of(losses_of(metrics), {h.save[0] for h in held})
     if found is None:
         raise BadInput(

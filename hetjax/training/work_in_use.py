@@ -18,10 +18,10 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.use import StagesInUse
-from hetjax.training.config import RunConfig
-from hetjax.training.config_values import config_values
 from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.values import config_values
 
 _IN_USE = "in_use"
 

@@ -26,7 +26,6 @@ from hetjax.cluster.discovery import assign_devices
 from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.data.settings import ingredients, shares
-from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.multihost import world_devices
@@ -45,9 +44,10 @@ from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.service import Work
 from hetjax.runtime.worker.serving import serve
-from hetjax.training.config import RunConfig
-from hetjax.training.config_values import config_values, read_config
 from hetjax.training.optimizer import optimizer
+from hetjax.training.recovery.notices import Watch
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.values import config_values, read_config
 from hetjax.training.work_in_use import WorkInUse, is_in_use, model_of, stages_for
 
 

@@ -14,13 +14,13 @@ import pytest
 import hetjax
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, RunFailed
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.report.journals import Events, Metrics
-from hetjax.training.hardware import has_room
-from hetjax.training.presets import PRESETS
-from hetjax.training.run import run
+from hetjax.training.layout.hardware import has_room
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.session import run
+from hetjax.training.settings.presets import PRESETS
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,

@@ -11,9 +11,9 @@ from hetjax.cli.options import _names
 from hetjax.cli.plan import PlanOptions
 from hetjax.cli.train import parse
 from hetjax.errors import BadInput
-from hetjax.training.config import RunConfig
-from hetjax.training.config_checks import option
-from hetjax.training.presets import preset
+from hetjax.training.settings.checks import option
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import preset
 
 TINY = preset("tiny").config
 # typed as in the documentation of transformers, torchtitan, axolotl and nanoGPT

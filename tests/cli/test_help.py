@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hetjax.__main__ import COMMANDS, main
-from hetjax.training.config_checks import option
-from hetjax.training.config_values import flat_values
-from hetjax.training.presets import preset
+from hetjax.training.settings.checks import option
+from hetjax.training.settings.presets import preset
+from hetjax.training.settings.values import flat_values
 
 MANY = [["train", "tiny"], ["plan"], ["simulate"], ["sample"], ["eval"]]
 COLOUR = re.compile("\x1b\\[[0-9;]*3[0-7]")

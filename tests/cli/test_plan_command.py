@@ -22,7 +22,7 @@ from hetjax.plan import main
 from hetjax.plans.plan_files import read_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.schedule.bound import LowerBound
-from hetjax.training.presets import PRESETS
+from hetjax.training.settings.presets import PRESETS
 from tests.report.html_page import Page, assert_needs_nothing_else
 from tests.training.small import MODEL_CONFIG, small_preset
 

@@ -21,7 +21,7 @@ from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.plan import Plan, Replica
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.simulate import main
-from hetjax.training.presets import PRESETS
+from hetjax.training.settings.presets import PRESETS
 from tests.training.small import MODEL_CONFIG, TWO_REPLICAS, but, small_preset, stage
 
 # links so fast that they do not show in the times of below

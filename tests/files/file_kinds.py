@@ -32,7 +32,6 @@ from hetjax.costs.measured.compiled import read_compiled, write_compiled
 from hetjax.costs.measured.layer_profile import read_profile, write_profile
 from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.data.hugging_face import read_tokenizer
-from hetjax.elastic.notices import operator
 from hetjax.files.reading import read_bytes
 from hetjax.models.hugging_face.adapter_config import read_adapter_config
 from hetjax.models.hugging_face.configs import read_config
@@ -48,11 +47,14 @@ from hetjax.runtime.rpc.encoding import decode, encode
 from hetjax.runtime.rpc.schema import Train
 from hetjax.schedule.programs.action import parse_program
 from hetjax.schedule.simulation.trace import Span, perfetto
-from hetjax.training import run_reports, rundir
-from hetjax.training.best import BestCheckpoint
-from hetjax.training.config import RunConfig
-from hetjax.training.config_values import config_values, flat_values
-from hetjax.training.starting import evaluated, last_saved
+from hetjax.training.directory import rundir
+from hetjax.training.directory.best import BestCheckpoint
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.progress import evaluated, last_saved
+from hetjax.training.observers import run_reports
+from hetjax.training.recovery.notices import operator
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.values import config_values, flat_values
 from tests.checkpoint.values import state_of
 from tests.files.data_kinds import DATA_KINDS
 from tests.files.file_kind import FileKind, written
@@ -117,8 +119,8 @@ def _read_run(folder: Path) -> Any:
     previous = rundir.read_previous(folder)
     if previous is None:
         return "no run"
-    metrics = rundir.read_journal(folder / rundir.METRICS)
-    events = rundir.read_journal(folder / rundir.EVENTS)
+    metrics = read_journal(folder / rundir.METRICS)
+    events = read_journal(folder / rundir.EVENTS)
     record = RunRecord(
         run_dir=folder,
         settings=flat_values(previous.config),

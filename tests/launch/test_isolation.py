@@ -19,8 +19,12 @@ from hetjax.launch.isolation import (
 )
 from hetjax.launch.launching import OnThisMachine
 from hetjax.launch.looking import may_be_unlike
-from hetjax.training import hardware
-from hetjax.training.hardware import choose_hardware, cluster_of, with_needed_launcher
+from hetjax.training.layout import hardware
+from hetjax.training.layout.hardware import (
+    choose_hardware,
+    cluster_of,
+    with_needed_launcher,
+)
 from tests.launch.cards import UUIDS, put_cards
 from tests.training.small import but, small_preset
 

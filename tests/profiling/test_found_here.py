@@ -23,8 +23,8 @@ from hetjax.plans.precision import node_precision
 from hetjax.profiling import probe as probing
 from hetjax.profiling.found_here import as_found
 from hetjax.profiling.probe import Probe, ProbeSizes, memory_gib_of, probe
-from hetjax.training.hardware import choose_hardware
-from hetjax.training.placement import choose_plan
+from hetjax.training.layout.hardware import choose_hardware
+from hetjax.training.layout.plan_choice import choose_plan
 from tests.training.small import MODEL, small_preset
 
 SMALL = ProbeSizes(product=(32, 64), copy_bytes=1 << 16, message_bytes=1 << 16)

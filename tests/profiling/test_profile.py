@@ -31,7 +31,7 @@ from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.layer_bench import Case
 from hetjax.report.measured import MeasuredProfile
 from hetjax.simulate import main as simulate
-from hetjax.training.presets import PRESETS
+from hetjax.training.settings.presets import PRESETS
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,

@@ -11,8 +11,8 @@ import pytest
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.fine_tuned import BASE, adapted, parts, uneven_plan
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_loss_terms import PLANS

@@ -21,8 +21,8 @@ from hetjax.runtime.execution.digests import digests, is_finite, whole
 from hetjax.runtime.execution.groups import CPU, rounds_alike
 from hetjax.runtime.execution.shares import ToldShare, packed_shares, unpacked_shares
 from hetjax.runtime.execution.update import OfWholeLeaves
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import OptimizerConfig
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
 LAYOUTS = [

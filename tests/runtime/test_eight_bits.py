@@ -14,8 +14,8 @@ from hetjax.costs.stage_memory import static_bytes
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import matrices, optimizer
+from hetjax.training.settings.config import OptimizerConfig
 from tests.jax_settings import as_released
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_update import PLAN, fully_optimised

@@ -19,8 +19,8 @@ from hetjax.models.moe import Routing
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution import programs, stages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import (
     keep_gradients,
     kept_gradients,

@@ -13,8 +13,8 @@ import pytest
 from hetjax.plans.plan import Offload, Plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.update import UpdatePrograms
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, fully_optimised
 from tests.short_runs import draws, rows_drawn

@@ -17,8 +17,8 @@ from optax import contrib
 from hetjax.errors import BadInput
 from hetjax.runtime.execution.checks import StepChecks
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_eight_bits import ONE
 from tests.runtime.test_update import MODEL, weights

@@ -16,8 +16,8 @@ from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.commit import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.update import OfWholeLeaves
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_same_numbers import random_params
 from tests.short_runs import draws

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import hetjax
 
-ROOMS = ("runtime", "elastic", "checkpoint", "comm", "training/loop.py")
-ROOMS += ("training/leases.py", "training/left_checkpoints.py", "training/rundir.py")
+ROOMS = ("runtime", "training/recovery", "checkpoint", "comm", "training/loop.py")
+ROOMS += (
+    "training/directory/leases.py",
+    "training/directory/leftover_checkpoints.py",
+    "training/directory/rundir.py",
+)
 JUMPING = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}
 JUMPING |= {"time.localtime", "time.gmtime", "date.today", "os.path.getmtime"}
 # The moment at which a cloud takes a machine away, where its answer bears no date
-EXCUSED = {"elastic/notices.py": {"datetime.now"}}
+EXCUSED = {"training/recovery/notices.py": {"datetime.now"}}
 
 
 def python_files(house: Path, room: str) -> list[Path]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 from hetjax.checkpoint import writer
-from hetjax.training.config import CheckpointConfig
-from hetjax.training.run import run
+from hetjax.training.session import run
+from hetjax.training.settings.config import CheckpointConfig
 from tests.training.small import MODEL, ONE_STAGE, but, small_preset
 
 jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here

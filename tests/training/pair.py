@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.elastic.driver import Driver
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
+from hetjax.training.recovery.driver import Driver
 from tests.training.small import lines
 from tests.training.test_workers import command
 

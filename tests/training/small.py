@@ -11,14 +11,14 @@ from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.fingerprint import fingerprint
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.config import (
+from hetjax.training.settings.config import (
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
     OptimizerConfig,
     RunConfig,
 )
-from hetjax.training.presets import Preset
+from hetjax.training.settings.presets import Preset
 
 LICENCE = Path(__file__).parents[2] / "LICENSE"
 SIX = Path(__file__).parent / "six.toml"  # the cluster of these plans

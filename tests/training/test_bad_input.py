@@ -18,10 +18,10 @@ from hetjax.errors import BadInput
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.plan_files import plan_json
 from hetjax.train import main
-from hetjax.training import rundir
-from hetjax.training.presets import PRESETS
-from hetjax.training.run import run
-from hetjax.training.rundir import locked
+from hetjax.training.directory import rundir
+from hetjax.training.directory.rundir import locked
+from hetjax.training.session import run
+from hetjax.training.settings.presets import PRESETS
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
@@ -403,7 +403,7 @@ def test_a_directory_in_use_is_refused(
 def test_a_second_trainer_is_refused_at_once_until_the_first_is_killed(tmp_path: Path):
     hold = (
         "import sys\nfrom pathlib import Path\n"
-        "from hetjax.training.rundir import locked\n"
+        "from hetjax.training.directory.rundir import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
@@ -434,7 +434,7 @@ def test_a_lock_in_a_folder_that_cannot_be_written_is_not_taken(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
 
     (tmp_path / ".lock").write_text("1\n")
-    monkeypatch.setattr("hetjax.training.rundir.TemporaryFile", refused_file)
+    monkeypatch.setattr("hetjax.training.directory.rundir.TemporaryFile", refused_file)
     with pytest.raises(BadInput, match="Read-only file system"):
         with locked(tmp_path):
             pass

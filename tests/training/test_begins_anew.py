@@ -11,8 +11,8 @@ import pytest
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.errors import BadInput
-from hetjax.training.left_checkpoints import check_begins
-from hetjax.training.starting import _may_have_saved_on
+from hetjax.training.directory.leftover_checkpoints import check_begins
+from hetjax.training.driver_setup import may_have_saved_on
 
 NOWHERE = CheckpointStorage(directory="d")
 never_saved = partial(check_begins, NOWHERE, None, False, ())
@@ -52,7 +52,7 @@ def test_a_run_may_have_saved_on_disks_of_hosts_once_it_has_trained_for_long_eno
         config=SimpleNamespace(checkpoint=kept),
         previous=SimpleNamespace(plan=SimpleNamespace(nodes={"a"})),
     )
-    assert _may_have_saved_on(start, lines) == expected
+    assert may_have_saved_on(start, lines) == expected
 
 
 def test_what_is_not_whole_on_all_who_saved_it_was_never_saved():

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from hetjax.api.exporting import AskedStep, open_checkpoint
 from hetjax.checkpoint.reader import steps
-from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.train import main
-from hetjax.training.best import BestCheckpoint
-from hetjax.training.config import RunConfig
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.directory.best import BestCheckpoint
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.session import run
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
 from tests.training.pair import kill, training
 from tests.training.small import MODEL, ONE_STAGE, but, events, small_preset
 
@@ -266,10 +266,10 @@ def test_it_is_the_lowest_of_all_that_are_there_and_stays(
         at += 1
         if is_saved:
             disk.save(at, best.step)
-            best.hear_saved(at)
+            best.on_saved(at)
         if loss is not None:
             disk.losses[at] = loss
-            best.hear_loss(at, loss)
+            best.on_evaluated(at, loss)
         if chance == 0 and disk.steps:
             at = max(disk.steps)
             disk.go_back(at)

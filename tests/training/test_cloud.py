@@ -11,8 +11,8 @@ import pytest
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.checkpoint.fake_gcs import FakeGcs
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 

@@ -19,11 +19,11 @@ from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan, Replica
 from hetjax.plans.plan_files import write_plan
 from hetjax.runtime.execution import stages
-from hetjax.training.compiled_memory import read_run_compiled
-from hetjax.training.placement import choose_plan, next_plan
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
-from hetjax.training.step_comparison import predict_step
+from hetjax.training.layout.compiled_memory import read_run_compiled
+from hetjax.training.layout.plan_choice import choose_plan, next_plan
+from hetjax.training.observers.step_comparison import predict_step
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.training.small import (
     MODEL,
     ONE_STAGE,

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
 from hetjax.plans.precision import Dtype
-from hetjax.training.config import (
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.config import (
     DataConfig,
     EvaluationConfig,
     OptimizerConfig,
     RunConfig,
 )
-from hetjax.training.config_checks import check_config
-from hetjax.training.config_values import config_values, flat_values, read_config
+from hetjax.training.settings.values import config_values, flat_values, read_config
 
 BASE = RunConfig(model="m", run_dir=Path("d"), steps=3, seq_len=4, global_batch=2)
 PATHS = st.text("abc/.", min_size=1).map(Path)

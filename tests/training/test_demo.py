@@ -16,7 +16,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan_files import read_plan
 from hetjax.training.optimizer import optimizer
-from hetjax.training.presets import preset
+from hetjax.training.settings.presets import preset
 
 TINY = preset("tiny")
 CLUSTER = load_cluster("tiny")

@@ -13,9 +13,9 @@ from hetjax.models.model import Model
 from hetjax.plans.plan_files import plan_json
 from hetjax.runtime.execution import compiler_options as options
 from hetjax.training import worker
-from hetjax.training.compiled_memory import read_run_compiled
-from hetjax.training.config_values import config_values
-from hetjax.training.run import run
+from hetjax.training.layout.compiled_memory import read_run_compiled
+from hetjax.training.session import run
+from hetjax.training.settings.values import config_values
 from tests.training.small import MODEL, ONE_STAGE, SIX, but, losses, small_preset
 
 OPTION = "xla_gpu_deterministic_ops"

@@ -15,9 +15,9 @@ from hetjax.eval import main as evaluate
 from hetjax.export import main as export
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
 from hetjax.training.run_model import run_model
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.training.small import MODEL_CONFIG, ONE_REPLICA, but, small_preset
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

@@ -17,8 +17,6 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.batches import samples
 from hetjax.data.tokens import Tokens
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.notices import Notice, Watch
 from hetjax.launch.in_process import InProcessConnections
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json, read_plan
@@ -28,10 +26,12 @@ from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.notices import Notice, Watch
+from hetjax.training.session import run
+from hetjax.training.settings.config import OptimizerConfig
+from hetjax.training.settings.presets import Preset
 from hetjax.training.worker import BatchPrefetcher, TrainingWork
 from tests.training.small import (
     MODEL,
@@ -106,7 +106,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
         return Watch(telling, run_dir, {})
 
-    monkeypatch.setattr("hetjax.training.run.Watch", watch)
+    monkeypatch.setattr("hetjax.training.session.Watch", watch)
     return done
 
 

@@ -30,10 +30,10 @@ from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import check_finite
 from hetjax.schedule.predicted import predict
-from hetjax.training.config import CheckpointConfig, OptimizerConfig, RunConfig
-from hetjax.training.config_checks import check_config
-from hetjax.training.config_values import config_values, read_config
 from hetjax.training.optimizer import LearningRates, optimizer
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.config import CheckpointConfig, OptimizerConfig, RunConfig
+from hetjax.training.settings.values import config_values, read_config
 from tests.training.small import MODEL, small_preset, stage
 
 REFUSED = (BadInput, NoFeasiblePlan)

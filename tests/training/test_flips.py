@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hetjax.elastic.driver import Driver
 from hetjax.errors import RunFailed
 from hetjax.launch.launching import OnThisMachine
 from hetjax.plans.plan import Plan, Replica
 from hetjax.train import main
-from hetjax.training.config import CheckpointConfig
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.session import run
+from hetjax.training.settings.config import CheckpointConfig
+from hetjax.training.settings.presets import Preset
 from tests.training import small, test_workers
 from tests.training.flips import Injected
 from tests.training.pair import nodes_of, training
@@ -123,7 +123,7 @@ def test_sums_are_compared_where_unlike_devices_may_round_otherwise(
 ):
     """At the steps of digests: step 7 begins with 6 behind it."""
     unlike = lambda config, cluster: {n.name: n.device for n in cluster.nodes}  # noqa: E731
-    monkeypatch.setattr("hetjax.training.starting.device_kinds", unlike)
+    monkeypatch.setattr("hetjax.training.driver_setup.device_kinds", unlike)
     Injected(monkeypatch, 7).in_summed(ODD["three"])
     preset = preset_of(tmp_path, THREE_REPLICAS)
     assert run(preset.config, preset, MODEL) == 0

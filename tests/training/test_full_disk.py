@@ -22,8 +22,8 @@ import pytest
 from hetjax.data.array_file import ArrayFile
 from hetjax.errors import BadInput, RunFailed
 from hetjax.files.writing import write_whole
-from hetjax.training.run import run
-from hetjax.training.rundir import Journal, read_journal
+from hetjax.training.directory.journal import Journal, read_journal
+from hetjax.training.session import run
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
 NO_ROOM = "No space left|File too large"

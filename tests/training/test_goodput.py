@@ -13,19 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.elastic.notices import StopRequest
-from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.report.progress import Display
-from hetjax.training.best import BestCheckpoint
-from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
-from hetjax.training.goodput import (
+from hetjax.training.directory.best import BestCheckpoint
+from hetjax.training.directory.journal import Journal, read_journal
+from hetjax.training.loop import Loop
+from hetjax.training.observers.goodput import (
     Goodput,
     Spent,
     steps_s,
 )
-from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.rundir import Journal, read_journal
+from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.notices import StopRequest
+from hetjax.training.recovery.recovered import Recovered, RolledBack
+from hetjax.training.saving import Saving
+from hetjax.training.settings.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    RunConfig,
+)
 
 LINES = [
     {"step": 0, "val_loss": 5.0},
@@ -141,7 +147,7 @@ class _Driver:
 
     def __init__(self, mishaps: dict[int, Callable[["_Driver"], None]]) -> None:
         self.now_s, self._mishaps, self.validation_weights = 100.0, mishaps, [1.0]
-        self.heard: Callable[[Recovered], None] = lambda recovered: None
+        self.on_recovery: Callable[[Recovered], None] = lambda recovered: None
         self.saved: int | None = None
         self.comparing_s = 0.0
 
@@ -154,7 +160,7 @@ class _Driver:
         """Pass 2 s, as SECONDS say."""
         self.now_s += 2.0
         node = Node(name="cpu-0", device="cpu", count=1)
-        self.heard(
+        self.on_recovery(
             Recovered(
                 reason="worker 'cpu-0' is gone",
                 plan=None,
@@ -197,26 +203,27 @@ def _told(
     config = replace(config, checkpoint=CheckpointConfig(every=0))
     config = replace(config, evaluation=EvaluationConfig(every=0, sample_tokens=0))
     journal = Journal(folder / "metrics.jsonl", last_step=0)
+    events = Journal(folder / "events.jsonl", last_step=4)
+    recorder = Recorder(folder, journal, events, Display(4))
+    patched.setattr(recorder, "compare", driver.compare)
     loop = Loop(
         config=config,
         driver=cast(Any, driver),
         dataset=cast(Any, SimpleNamespace(bytes_per_token=1.0)),
         learning_rates=LearningRates(config.optimizer, config.steps, 0),
-        metrics=journal,
-        evaluated=set(),
-        best=BestCheckpoint({}, keep=2),
-        heard_saved=lambda step: None,
-        heard_best=lambda step, loss: None,
-        seconds_at_peak=None,
-        trace=None,
-        display=Display(4),
+        recorder=recorder,
+        saving=Saving(
+            driver=cast(Any, driver),
+            recorder=recorder,
+            best=BestCheckpoint({}, keep=2),
+        ),
         stop=StopRequest(),
         spent=Spent(after=0),
-        compared=driver.compare,
     )
-    driver.heard = loop.hear
+    driver.on_recovery = loop.on_recovery
     assert loop.run(0) == 4
     journal.close()
+    events.close()
     lines = [x for x in read_journal(folder / "metrics.jsonl") if "loss" in x]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     found = loop.spent.goodput(lines, driver.now_s - 100.0)

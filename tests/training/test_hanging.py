@@ -129,7 +129,7 @@ def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
     run_dir, told_s = tmp_path / "run", list[float]()
-    monkeypatch.setattr("hetjax.elastic.notices.GRACE_S", 6.0)
+    monkeypatch.setattr("hetjax.training.recovery.notices.GRACE_S", 6.0)
 
     def stop() -> None:
         told_s.append(time.monotonic())

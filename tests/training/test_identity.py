@@ -18,10 +18,7 @@ from hetjax.cli.train import parse
 from hetjax.errors import BadInput
 from hetjax.models.finetuning import TrainConfig
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.training.config import RunConfig
-from hetjax.training.config_checks import as_options
-from hetjax.training.config_values import flat_values
-from hetjax.training.identity import (
+from hetjax.training.directory.identity import (
     Claim,
     OtherRun,
     Place,
@@ -31,8 +28,15 @@ from hetjax.training.identity import (
     saved_runs,
     settled,
 )
-from hetjax.training.left_checkpoints import check_is_of_run, claim_of, identify
-from hetjax.training.rundir import METRICS, check_same_run
+from hetjax.training.directory.leftover_checkpoints import (
+    check_is_of_run,
+    claim_of,
+    identify,
+)
+from hetjax.training.directory.rundir import METRICS, check_same_run
+from hetjax.training.settings.checks import as_options
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.values import flat_values
 
 RATE = "optimizer.learning_rate"
 NEW = Claim(

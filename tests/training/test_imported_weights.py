@@ -23,10 +23,10 @@ from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import load_named
 from hetjax.train import main
-from hetjax.training.presets import Preset, preset
-from hetjax.training.run import run
+from hetjax.training.directory.rundir import CHECKPOINTS, read_previous
 from hetjax.training.run_model import warn_of_other_model
-from hetjax.training.rundir import CHECKPOINTS, read_previous
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset, preset
 from hetjax.training.worker import training_feed
 from tests.models.hugging_face import whole
 from tests.training.small import MODEL_CONFIG, but, lines, small_preset

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.errors import BadInput, RunFailed
-from hetjax.training.rundir import Journal, read_journal
+from hetjax.training.directory.journal import Journal, read_journal
 
 
 def test_lines_are_on_disk_as_soon_as_they_are_appended(tmp_path: Path):

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from hetjax.elastic.notices import StopRequest
 from hetjax.errors import RunFailed
-from hetjax.report.progress import Display
-from hetjax.training.best import BestCheckpoint
-from hetjax.training.config import EvaluationConfig, RunConfig
-from hetjax.training.goodput import Spent
+from hetjax.training.directory.best import BestCheckpoint
 from hetjax.training.loop import Loop
+from hetjax.training.observers.goodput import Spent
 from hetjax.training.optimizer import LearningRates
+from hetjax.training.recovery.notices import StopRequest
+from hetjax.training.saving import Saving
+from hetjax.training.settings.config import EvaluationConfig, RunConfig
 
 
 @dataclass
@@ -45,22 +45,21 @@ class _Driver:
 
 def ended(driver: _Driver) -> int:
     config = RunConfig(model="tiny", run_dir=Path(), steps=4, seq_len=8, global_batch=1)
+    recorder: Any = SimpleNamespace(saved=lambda step: None)
     loop = Loop(
         config=replace(config, evaluation=EvaluationConfig(every=0, sample_tokens=0)),
         driver=cast(Any, driver),
         dataset=cast(Any, SimpleNamespace()),
         learning_rates=LearningRates(config.optimizer, config.steps, 0),
-        metrics=cast(Any, None),
-        evaluated={4},
-        best=BestCheckpoint({}, keep=2),
-        heard_saved=lambda step: None,
-        heard_best=lambda step, loss: None,
-        seconds_at_peak=None,
-        trace=None,
-        display=Display(4),
+        recorder=recorder,
+        saving=Saving(
+            driver=cast(Any, driver),
+            recorder=recorder,
+            best=BestCheckpoint({}, keep=2),
+        ),
         stop=StopRequest(),
         spent=Spent(after=0),
-        compared=lambda step, seconds: None,
+        evaluated={4},
     )
     return loop.run(4)
 

@@ -12,10 +12,11 @@ import pytest
 from hetjax.checkpoint.lease import Held, LeaseLost, take
 from hetjax.checkpoint.reader import DamagedCheckpoint, steps
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
-from hetjax.training import leases
-from hetjax.training.config import CheckpointConfig
-from hetjax.training.run import run
-from hetjax.training.rundir import LEASE, Journal, read_journal
+from hetjax.training.directory import leases
+from hetjax.training.directory.journal import Journal, read_journal
+from hetjax.training.directory.rundir import LEASE
+from hetjax.training.session import run
+from hetjax.training.settings.config import CheckpointConfig
 from tests.training.small import MODEL, but, small_preset
 
 
@@ -88,7 +89,7 @@ def test_a_run_whose_directory_was_taken_over_ends_and_writes_nothing_more(
             folder.put_text("lease/0000000007/holder", "")
 
     monkeypatch.setattr(Journal, "append", taken_over)
-    monkeypatch.setattr("hetjax.training.leases._LOOK_S", 0.0)
+    monkeypatch.setattr("hetjax.training.directory.leases._LOOK_S", 0.0)
     with pytest.raises(LeaseLost) as lost:
         run(preset.config, preset, MODEL)
     assert lost.value.exit_code == 1

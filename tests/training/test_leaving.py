@@ -14,8 +14,7 @@ import pytest
 from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.train import main
 from hetjax.training import launchers
-from hetjax.training.rundir import LOGS
-from tests.elastic.test_notices import GCE, Cloud, serving_google
+from hetjax.training.directory.rundir import LOGS
 from tests.training.pair import (
     EVERY,
     NODES,
@@ -28,6 +27,7 @@ from tests.training.pair import (
     training,
     wait_until,
 )
+from tests.training.recovery.test_notices import GCE, Cloud, serving_google
 from tests.training.small import events
 from tests.training.test_workers import losses, processes_of
 

@@ -18,7 +18,7 @@ from hetjax.models.configs import LlamaConfig
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import named_config
 from hetjax.train import main
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
 from tests.training.pair import (
     NODES,
     ONE_REPLICA,

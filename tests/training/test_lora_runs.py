@@ -22,10 +22,10 @@ from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.model import abstract_params
 from hetjax.models.named import load_named
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.directory.rundir import CHECKPOINTS
 from hetjax.training.run_model import run_model, warn_of_random_base
-from hetjax.training.rundir import CHECKPOINTS
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.models.test_quantised import brute_force
 from tests.training.small import (
     MODEL,
@@ -253,7 +253,7 @@ def test_a_run_with_adapters_over_random_weights_warns_before_it_looks_for_devic
     def begun(*_: object) -> None:
         raise Begun
 
-    monkeypatch.setattr("hetjax.training.run.choose_hardware", begun)
+    monkeypatch.setattr("hetjax.training.session.choose_hardware", begun)
     with pytest.raises(Begun):
         trained(preset_of(tmp_path, init=None))
     assert "warning: --lora.rank 2 without --init" in capfd.readouterr().out

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from hetjax.elastic.loss_scaling import LossScale, LossScaling
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
-from hetjax.training.not_finite import MOST_SKIPPED
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.recovery.loss_scaling import LossScale, LossScaling
+from hetjax.training.recovery.not_finite import MOST_SKIPPED
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.training import pair
 from tests.training.small import MODEL, ONE_STAGE, but, events, lines, small_preset
 
@@ -82,19 +82,19 @@ def test_a_run_that_goes_back_has_the_scale_of_then():
         return StepCommit(squares=squares, losses=(), num_tokens=1, loss_scale=scale)
 
     scaling = LossScaling(64.0, 3, lambda cluster, plan: plan)
-    scaling.hear(0, commit(math.inf, 64.0))
-    scaling.hear(1, commit(1.0, 32.0))
-    of_step_2 = {"attempt": "a", **json.loads(json.dumps(scaling.said()))}
-    scaling.hear(2, commit(1.0, 32.0))
-    scaling.hear(3, commit(1.0, 32.0))
+    scaling.on_step(0, commit(math.inf, 64.0))
+    scaling.on_step(1, commit(1.0, 32.0))
+    of_step_2 = {"attempt": "a", **json.loads(json.dumps(scaling.host_values()))}
+    scaling.on_step(2, commit(1.0, 32.0))
+    scaling.on_step(3, commit(1.0, 32.0))
     assert scaling.now == LossScale(64.0, 4)
-    scaling.go_on(Restored(step=4))  # that is what workers had in memory
+    scaling.on_restored(Restored(step=4))  # that is what workers had in memory
     assert scaling.now == LossScale(64.0, 4)
-    scaling.go_on(Restored(step=2, host=of_step_2))
+    scaling.on_restored(Restored(step=2, host=of_step_2))
     assert scaling.now == LossScale(32.0, 1)
-    scaling.go_on(Restored(step=0))
+    scaling.on_restored(Restored(step=0))
     assert scaling.now == LossScale(64.0, 0)
-    scaling.hear(0, commit(math.inf, None))  # of a plan without float16
+    scaling.on_step(0, commit(math.inf, None))  # of a plan without float16
     assert scaling.now == LossScale(64.0, 1)
 
 

@@ -24,7 +24,7 @@ from hetjax.plans.plan_files import plan_json, write_plan
 from hetjax.sample import main as sample
 from hetjax.simulate import main as simulate
 from hetjax.train import main as train
-from hetjax.training.run_reports import report_of
+from hetjax.training.observers.run_reports import report_of
 from tests.training.small import LICENCE, ONE_REPLICA, SIX
 
 NAME = "somebodys_model:model"

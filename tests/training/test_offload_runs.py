@@ -14,10 +14,10 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.replan import replan
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
-from hetjax.training.config_checks import check_config
-from hetjax.training.placement import next_plan
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.layout.plan_choice import next_plan
+from hetjax.training.session import run
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.presets import Preset
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, losses, small_preset
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

@@ -22,10 +22,10 @@ from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan, Replica, StageMesh
 from hetjax.sample import main as sample
-from hetjax.training.config import OptimizerConfig
-from hetjax.training.run import run
+from hetjax.training.directory.rundir import CONFIG, LOGS, locked
 from hetjax.training.run_model import run_model
-from hetjax.training.rundir import CONFIG, LOGS, locked
+from hetjax.training.session import run
+from hetjax.training.settings.config import OptimizerConfig
 from tests.training.small import (
     MODEL_CONFIG,
     ONE_REPLICA,

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import LearningRates, matrices, optimizer
+from hetjax.training.settings.config import OptimizerConfig
 
 NAMES = get_args(get_type_hints(OptimizerConfig)["name"])
 PARAMS = {

@@ -16,9 +16,9 @@ import pytest
 from hetjax.errors import BadInput
 from hetjax.models.model import AbstractParam
 from hetjax.stage import eight_bits
-from hetjax.training.config import OptimizerConfig, RunConfig
-from hetjax.training.config_checks import check_config
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.config import OptimizerConfig, RunConfig
 from tests.training.small import small_preset
 
 NAMES = get_args(get_type_hints(OptimizerConfig)["name"])

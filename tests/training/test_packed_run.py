@@ -12,9 +12,9 @@ from hetjax.data.dataset import prepare
 from hetjax.data.settings import ingredients
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
-from hetjax.training.rundir import Previous, check_same_data
+from hetjax.training.directory.rundir import Previous, check_same_data
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.training.small import (
     MODEL,
     ONE_REPLICA,

@@ -12,10 +12,10 @@ from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.hardware import choose_hardware
-from hetjax.training.placement import choose_plan
-from hetjax.training.presets import Preset
-from hetjax.training.rundir import Previous
+from hetjax.training.directory.rundir import Previous
+from hetjax.training.layout.hardware import choose_hardware
+from hetjax.training.layout.plan_choice import choose_plan
+from hetjax.training.settings.presets import Preset
 from tests.training.small import (
     MODEL,
     ONE_REPLICA,

@@ -27,9 +27,9 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.simulate import main as simulate_command
 from hetjax.train import main as train_command
-from hetjax.training.config import RunConfig
-from hetjax.training.placement import choose_plan
-from hetjax.training.presets import Preset
+from hetjax.training.layout.plan_choice import choose_plan
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
 from tests.training.small import LICENCE, MODEL_CONFIG, SIX
 
 CONFIG = replace(MODEL_CONFIG, name="Own-0.6B")

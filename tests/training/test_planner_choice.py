@@ -15,10 +15,10 @@ from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.costing import known_memory_bytes
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.train import main
-from hetjax.training.config_checks import check_config
-from hetjax.training.placement import Choice, choose_plan
-from hetjax.training.presets import PRESETS, Preset
-from hetjax.training.run import run
+from hetjax.training.layout.plan_choice import Choice, choose_plan
+from hetjax.training.session import run
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.presets import PRESETS, Preset
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,

@@ -25,10 +25,11 @@ from hetjax.mesh.accelerators import (
 )
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan_files import plan_json
-from hetjax.training import hardware, worker
-from hetjax.training.config_values import config_values
-from hetjax.training.hardware import choose_hardware
-from hetjax.training.presets import PRESETS, Preset, profile_config
+from hetjax.training import worker
+from hetjax.training.layout import hardware
+from hetjax.training.layout.hardware import choose_hardware
+from hetjax.training.settings.presets import PRESETS, Preset, profile_config
+from hetjax.training.settings.values import config_values
 from tests.training.small import ONE_STAGE, but, small_preset
 
 REFUSED = pytest.raises(BadInput, match=r"got: a run on an NVIDIA GPU \(.*/dev/nvidia0")

@@ -7,8 +7,8 @@ from queue import Queue
 
 import pytest
 
-from hetjax.elastic.notices import Notice, Watch
 from hetjax.preempt import main
+from hetjax.training.recovery.notices import Notice, Watch
 from tests.training.small import SIX
 
 

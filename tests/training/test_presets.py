@@ -12,9 +12,9 @@ from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import PUBLISHED, model_preset
 from hetjax.plans.plan_files import read_plan
 from hetjax.plans.validation import validate_plan
-from hetjax.training.config_checks import check_config
-from hetjax.training.config_values import config_values
-from hetjax.training.presets import PRESETS, preset
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.presets import PRESETS, preset
+from hetjax.training.settings.values import config_values
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.elastic.membership import Membership
 from hetjax.preempt import main as preempt
 from hetjax.train import main
+from hetjax.training.recovery.membership import Membership
 from tests.training.pair import (
     NODES,
     ONE_NODE,

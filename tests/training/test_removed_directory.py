@@ -15,12 +15,13 @@ from hetjax.checkpoint.lease_holder import HeldFor
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import lease_folder
-from hetjax.elastic.driver import Driver
 from hetjax.errors import RunFailed
-from hetjax.training.presets import Preset
-from hetjax.training.removed_directory import rewriting, was_removed
-from hetjax.training.run import run
-from hetjax.training.rundir import CONFIG, LEASE, Journal, read_identity
+from hetjax.training.directory.journal import Journal
+from hetjax.training.directory.removed import rewriting, was_removed
+from hetjax.training.directory.rundir import CONFIG, LEASE, read_identity
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.session import run
+from hetjax.training.settings.presets import Preset
 from tests.training.pair import wait_until
 from tests.training.small import (
     MODEL,

@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import RolledBack
 from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc import rounds
@@ -25,6 +22,9 @@ from hetjax.runtime.rpc.rounds import Rounds
 from hetjax.runtime.rpc.schema import AwaitSaved, Leave, TellSaving
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
 from hetjax.train import main
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.recovered import RolledBack
 from tests.training.pair import between_steps, kill, training
 from tests.training.test_workers import losses
 
@@ -86,22 +86,22 @@ class Tape:
         patched.setattr(SocketConnections, "_take", taken)
 
     def _record_driver(self, patched: pytest.MonkeyPatch) -> None:
-        def made(controller: Controller, launcher: Any, terms: Any, **others: Any):
+        def made(controller: Controller, launcher: Any, config: Any, **others: Any):
             self.made = {
                 "plan": controller.plan,
                 "nodes": controller.members.nodes,
                 "names": copy(controller.new_attempts),
-                "terms": replace(
-                    terms,
-                    loss_scaling=copy(terms.loss_scaling),
-                    checking=deepcopy(terms.checking),
+                "config": replace(
+                    config,
+                    loss_scaling=copy(config.loss_scaling),
+                    checking=deepcopy(config.checking),
                     membership=Membership(others["cluster"], None),
                 ),
                 "others": others,
             }
-            return Driver(controller, launcher, terms, **others)
+            return Driver(controller, launcher, config, **others)
 
-        patched.setattr("hetjax.training.starting.Driver", made)
+        patched.setattr("hetjax.training.driver_setup.Driver", made)
         depth: list[str] = []
         for name in ("begin", "step", "check", "validate", "save", "wait_saved"):
             method = getattr(Driver, name)
@@ -204,7 +204,7 @@ def _replay_driver(tape: Tape) -> None:
     driver = Driver(
         controller,
         ports,  # type: ignore[arg-type]
-        made["terms"],
+        made["config"],
         **made["others"],
     )
     for name, given in tape.calls:

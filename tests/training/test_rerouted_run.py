@@ -7,11 +7,11 @@ from typing import Literal
 
 import pytest
 
-from hetjax.elastic.driver import Driver
 from hetjax.launch.launching import OnThisMachine
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
+from hetjax.training.recovery.driver import Driver
 from tests.training.counted_compiling import FOLDER, counts
 from tests.training.pair import (
     STEPS,

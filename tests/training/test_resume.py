@@ -15,9 +15,9 @@ import pytest
 
 from hetjax.checkpoint.reader import steps
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.config import CheckpointConfig
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.session import run
+from hetjax.training.settings.config import CheckpointConfig
+from hetjax.training.settings.presets import Preset
 from tests.training.small import (
     MODEL,
     ONE_REPLICA,

@@ -14,13 +14,13 @@ from hetjax.data.tokenizer import load
 from hetjax.errors import BadInput, RunFailed
 from hetjax.plans.plan_files import read_plan
 from hetjax.train import main
-from hetjax.training import run as run_module
-from hetjax.training.config import CheckpointConfig, OptimizerConfig
-from hetjax.training.config_values import config_values
+from hetjax.training import session as run_module
+from hetjax.training.observers.tracing import steps_to_trace
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.presets import PRESETS
-from hetjax.training.run import run
-from hetjax.training.tracing import steps_to_trace
+from hetjax.training.session import run
+from hetjax.training.settings.config import CheckpointConfig, OptimizerConfig
+from hetjax.training.settings.presets import PRESETS
+from hetjax.training.settings.values import config_values
 from tests.report.html_page import Page
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
 
@@ -130,7 +130,7 @@ def test_a_failed_run_has_exit_code_1_and_one_message(
     def fail(*_: object) -> int:
         raise RunFailed(got="x", allowed="y", fix="z")
 
-    monkeypatch.setattr("hetjax.training.run.run", fail)
+    monkeypatch.setattr("hetjax.training.session.run", fail)
     assert main(["tiny"]) == 1
     assert capsys.readouterr().err == "hetjax: error\ngot: x\nallowed: y\nfix: z\n"
 

@@ -10,8 +10,8 @@ import hetjax
 from hetjax.errors import BadInput
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.report.progress import Display
-from hetjax.training.presets import PRESETS
-from hetjax.training.run_reports import write_report
+from hetjax.training.observers.run_reports import write_report
+from hetjax.training.settings.presets import PRESETS
 from tests.report.html_page import Page, assert_needs_nothing_else
 from tests.training.small import MODEL_CONFIG, but, lines, small_preset
 

@@ -4,8 +4,8 @@
 import numpy as np
 
 from hetjax.data.tokenizer import train
-from hetjax.training.config import EvaluationConfig
 from hetjax.training.sampling import sample_text
+from hetjax.training.settings.config import EvaluationConfig
 
 
 def test_the_text_starts_with_the_prompt_and_goes_on_token_by_token():

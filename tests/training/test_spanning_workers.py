@@ -8,7 +8,7 @@ import pytest
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.plan_files import write_plan
 from hetjax.train import main
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
 from tests.training.test_workers import command, losses, processes_of
 
 CLUSTER = """

@@ -12,10 +12,10 @@ from hetjax.errors import RunFailed
 from hetjax.runtime.execution.gradient_sync import GradientSync
 from hetjax.runtime.execution.shares import StageShare
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.config import CheckpointConfig
-from hetjax.training.not_finite import MOST_SKIPPED
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
+from hetjax.training.recovery.not_finite import MOST_SKIPPED
+from hetjax.training.session import run
+from hetjax.training.settings.config import CheckpointConfig
+from hetjax.training.settings.presets import Preset
 from hetjax.training.worker import TrainingWork
 from tests.training.small import (
     MODEL,

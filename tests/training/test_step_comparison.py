@@ -12,8 +12,12 @@ import hetjax
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.training.run import run
-from hetjax.training.step_comparison import ComparedStep, StepComparison, predict_step
+from hetjax.training.observers.step_comparison import (
+    ComparedStep,
+    StepComparison,
+    predict_step,
+)
+from hetjax.training.session import run
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
 
 

@@ -12,8 +12,8 @@ from hetjax.api.trained_model import TrainedModel
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import load_named
 from hetjax.sample import main as sample
-from hetjax.training.run import run
-from hetjax.training.rundir import CHECKPOINTS
+from hetjax.training.directory.rundir import CHECKPOINTS
+from hetjax.training.session import run
 from tests.training.small import MODEL_CONFIG, but, small_preset
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

@@ -21,13 +21,13 @@ from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import LEASES, lease_folder, open_store
 from hetjax.checkpoint.stored_steps import COMMIT, committed_run
 from hetjax.errors import BadInput
-from hetjax.training.config import OptimizerConfig
-from hetjax.training.identity import OtherRun
-from hetjax.training.leases import IsCopy
-from hetjax.training.presets import Preset
-from hetjax.training.run import run
-from hetjax.training.rundir import CONFIG, LEASE, read_identity
-from hetjax.training.starting import checkpoint_storage
+from hetjax.training.directory.identity import OtherRun
+from hetjax.training.directory.leases import IsCopy
+from hetjax.training.directory.progress import checkpoint_storage
+from hetjax.training.directory.rundir import CONFIG, LEASE, read_identity
+from hetjax.training.session import run
+from hetjax.training.settings.config import OptimizerConfig
+from hetjax.training.settings.presets import Preset
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -203,14 +203,14 @@ def live(preset: Preset, home: Path) -> Callable[[], None]:
     """Hold what a process of a run with another directory holds; give what ends it."""
     from contextlib import ExitStack
 
-    from hetjax.training.leases import Leases
+    from hetjax.training.directory.leases import Leases
 
     stack = ExitStack()
     home.mkdir(exist_ok=True)
     (home / CONFIG).touch()
     storage = checkpoint_storage(preset.config, RunIdentity(id="another"))
     leases = Leases(home, storage, stack, lambda text: None, "another")
-    held = leases.of(storage).hold("embedded")
+    held = leases.protecting(storage).hold("embedded")
     if held is not None:
         stack.callback(held.release)
     return stack.close

@@ -8,8 +8,8 @@ import pytest
 
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.training.identity import Claim, OtherRun
-from hetjax.training.left_checkpoints import identify, saved_here
+from hetjax.training.directory.identity import Claim, OtherRun
+from hetjax.training.directory.leftover_checkpoints import identify, saved_here
 from tests.checkpoint.values import state_of
 
 ONE, TWO = RunIdentity(id="1111"), RunIdentity(id="2222")

@@ -12,7 +12,7 @@ import pytest
 
 from hetjax.launch.launching import Processes
 from hetjax.train import main
-from hetjax.training.rundir import LOGS
+from hetjax.training.directory.rundir import LOGS
 from tests import forked_workers, jax_settings
 from tests.training.small import LICENCE
 

@@ -17,7 +17,8 @@ from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
 from hetjax.models.hugging_face.written import fields_of
 from hetjax.models.presets import model_config
-from hetjax.training.rundir import METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import METRICS
 
 _SAME = "a run that was stopped and resumed: losses of one that was not"
 _STEPS, _STOP_AFTER = 6, 3

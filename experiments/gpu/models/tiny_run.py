@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.training.rundir import METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import METRICS
 
 _TEXT = Path(__file__).parents[3] / "LICENSE"
 

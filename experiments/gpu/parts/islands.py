@@ -45,7 +45,8 @@ from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.predicted import Predicted
-from hetjax.training.rundir import EVENTS, METRICS, read_journal
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import EVENTS, METRICS
 
 CARD, HOST = "card", "host"  # the nodes, and their workers
 _LOST = {HOST: "CPU's worker", CARD: "card's worker"}

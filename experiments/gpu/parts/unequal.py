@@ -56,8 +56,8 @@ from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.schedule.predicted import Predicted
-from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 
 PLANNED, EVEN, ALONE = "the planner's layout", "an even split", "the larger share alone"

@@ -4,7 +4,7 @@
 Owns getting them to a plan in which they have the samples of all. No state moves and
 nobody waits for a worker to be started. Does not own the shares
 (`plans/rerouting.py`), what a worker does about them (`execution/stage_runtime.py`),
-nor when it is done and the others come back (`hetjax/elastic/`).
+nor when it is done and the others come back (`hetjax/training/recovery/`).
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which run a start goes on with: its own, one to adopt, or a new one.
+
+Owns the decision, a pure function of what the run directory says and of the saves that
+were found in its folders and its store, and the errors where none can be made. Does not
+own the identity itself (`checkpoint/run_identity.py`) nor finding saves.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hetjax.checkpoint.format import start_of
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import (
+    UNIDENTIFIED,
+    RunId,
+    RunIdentity,
+    began_before_identities,
+    id_for_older,
+    is_id,
+    named,
+)
+from hetjax.errors import BadInput
+from hetjax.files.tables import as_kind
+from hetjax.training.settings.checks import as_options
+
+OLDER = "before"  # what --adopt calls a run without identity
+_ALLOWED = (
+    "one run in a folder or store: that of the run directory or, where that is empty, "
+    "one with all settings equal"
+)
+_OTHER_FOLDERS = (
+    "give this run others (--checkpoint.local, --checkpoint.cloud), or remove the "
+    "step_* folders of the other run there"
+)
+_NUM_NAMED = 3  # places of a run
+
+
+class OtherRun(BadInput):
+    """Saves that are not, or may not be, of the run that a start goes on with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What a start says of the run it is of.
+
+    `own` is the identity in the run directory; without one the directory is new
+    (`is_new`) or from before runs had any. `lease` is the number of the start's lease
+    on the directory, `fresh` an identity that nobody has, `settings` and `hashes` (of
+    text and tokenizer, by file) are those that a run to go on with must have, and
+    `adopt` is the run that the user asks for. A run keeps the settings named in `kept`,
+    and its hashes, also where it is adopted. `last_step` is the last that a directory
+    from before identities tells of.
+    """
+
+    run_dir: str
+    own: RunIdentity | None
+    is_new: bool
+    lease: int
+    fresh: RunId
+    settings: Mapping[str, Any]
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    adopt: RunId | None = None
+    kept: Collection[str] = ()
+    last_step: int = 0
+
+    def unlike(self, saved: "SavedRun") -> list[str]:
+        """Names of settings and files that differ from those of a saved run.
+
+        What one of both does not know has its default.
+        """
+        own = {**self.settings, **self.hashes}
+        there = saved.settings
+        return [name for name in own if name in there and own[name] != there[name]]
+
+    def may_adopt(self, saved: "SavedRun") -> bool:
+        """Whether nothing differs that a run keeps."""
+        kept = {*self.kept, *self.hashes}
+        return kept.isdisjoint(self.unlike(saved))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a save is, as errors call it, and whether that is the run directory."""
+
+    name: str
+    in_run_dir: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRun:
+    """A run of which there are saves: the newest start and step, and its settings.
+
+    `start_in_run_dir` is the newest start that has saved in the run directory itself,
+    and `step_elsewhere` the newest step in other places; 0 if there is none.
+    """
+
+    id: RunId
+    places: tuple[str, ...]
+    start: int
+    step: int
+    start_in_run_dir: int = 0
+    step_elsewhere: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.places[:_NUM_NAMED])
+        if others := self.places[_NUM_NAMED:]:
+            shown += f" and {len(others)} more"
+        return f"{named(self.id)} (step {self.step} in {shown})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """The run that a start goes on with, and the saved one that this was so far, if
+    the run directory did not say so."""
+
+    run: RunIdentity
+    adopted: SavedRun | None = None
+
+
+def settled(claim: Claim, run: RunIdentity) -> Claim:
+    """The claim once it is known which run the start is of."""
+    return replace(claim, own=run, adopt=claim.adopt and run.id)
+
+
+def provisional(claim: Claim) -> RunIdentity:
+    """The identity as long as nobody has looked for saves."""
+    return claim.own or _first_identity(claim)
+
+
+def saved_runs(
+    snapshots: Iterable[PartialSnapshot], place_of: Callable[[PartialSnapshot], Place]
+) -> list[SavedRun]:
+    """The runs of these saves, in the order of their oldest ones; raises BadInput."""
+    by_run: dict[RunId, list[PartialSnapshot]] = {}
+    for one in sorted(snapshots, key=lambda one: one.save):
+        by_run.setdefault(one.run, []).append(one)
+    return [_saved_run(run, saves, place_of) for run, saves in by_run.items()]
+
+
+def _saved_run(
+    run: RunId,
+    saves: Sequence[PartialSnapshot],
+    place_of: Callable[[PartialSnapshot], Place],
+) -> SavedRun:
+    """The run of these saves, of which the last is the newest."""
+    placed = [(one.save[0], start_of(one.save[1]), place_of(one)) for one in saves]
+    starts = (start for _, start, place in placed if place.in_run_dir)
+    steps = (step for step, _, place in placed if not place.in_run_dir)
+    return SavedRun(
+        id=run,
+        places=tuple(dict.fromkeys(place.name for *_, place in placed)),
+        start=max(start for _, start, _ in placed),
+        start_in_run_dir=max(starts, default=0),
+        step_elsewhere=max(steps, default=0),
+        step=saves[-1].save[0],
+        settings=_settings_of(saves[-1], place_of(saves[-1])),
+    )
+
+
+def _settings_of(save: PartialSnapshot, place: Place) -> Mapping[str, Any]:
+    where = f"run in step {save.save[0]} in {place.name}"
+    return as_kind(save.host.get("run", {}), "a table", where=where)
+
+
+def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
+    """Which run this start goes on with; raises OtherRun where it must not."""
+    adopted = None
+    if claim.own is not None:
+        _check_asked(claim, claim.own)
+    else:
+        adopted = _adopted(claim, found)
+    own = claim.own or _first_identity(claim, adopted)
+    for saved in found:
+        if not own.owns(saved.id):
+            raise _another(claim, own, saved)
+    newest = max(found, key=lambda saved: saved.start, default=None)
+    if newest is None or newest.start < own.after + claim.lease:
+        return Decision(run=own, adopted=adopted)
+    is_own = claim.own is not None and newest.id == own.id
+    is_elsewhere = newest.start > newest.start_in_run_dir
+    if is_own and is_elsewhere and claim.adopt is None:
+        raise _newer_elsewhere(claim, newest)
+    return Decision(run=replace(own, after=newest.start), adopted=adopted)
+
+
+def _first_identity(claim: Claim, adopted: SavedRun | None = None) -> RunIdentity:
+    """That of a directory without one; `adopted` is known once saves were found."""
+    if adopted is None and claim.adopt is not None:
+        run, is_older = claim.adopt, claim.adopt == OLDER
+    else:
+        run = UNIDENTIFIED if adopted is None else adopted.id
+        is_older = adopted is not None or not claim.is_new
+    if run not in (UNIDENTIFIED, OLDER) and is_id(run):
+        return RunIdentity(id=run)
+    return RunIdentity(id=id_for_older(claim.fresh) if is_older else claim.fresh)
+
+
+def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
+    """The run to go on with in a directory without an identity; None: its own."""
+    older = [saved for saved in found if saved.id == UNIDENTIFIED]
+    others = [saved for saved in found if saved.id != UNIDENTIFIED]
+    if claim.adopt is not None:
+        asked = UNIDENTIFIED if claim.adopt == OLDER else claim.adopt
+        chosen = next((saved for saved in found if saved.id == asked), None)
+        if chosen is None:
+            raise _nothing_to_adopt(claim, found)
+        return chosen
+    if not found:
+        return None
+    if not others and not claim.is_new:
+        _check_may_be_its_own(claim, *older)
+        return None
+    if len(others) > 1 or (older and not _hold_older(others)):
+        raise _several(claim, found)
+    (saved,) = others or older
+    if not claim.may_adopt(saved):
+        raise _other_settings(claim, saved)
+    if saved in older or not claim.is_new:
+        raise _may_be_another(claim, saved)
+    if claim.unlike(saved):
+        raise _other_settings(claim, saved)
+    return saved
+
+
+def _check_may_be_its_own(claim: Claim, saved: SavedRun) -> None:
+    """Raise OtherRun where a directory and saves from before are not of one run."""
+    if not claim.may_adopt(saved):
+        raise _other_settings(claim, saved)
+    if saved.step_elsewhere > claim.last_step:
+        raise _may_be_another(claim, saved)
+
+
+def _hold_older(others: Sequence[SavedRun]) -> bool:
+    """Whether saves without identity are those of the one run that has one."""
+    return all(began_before_identities(saved.id) for saved in others)
+
+
+def _check_asked(claim: Claim, own: RunIdentity) -> None:
+    asks_for_older = claim.adopt == OLDER and began_before_identities(own.id)
+    if claim.adopt in (None, own.id) or asks_for_older:
+        return
+    raise OtherRun(
+        got=f"--adopt {claim.adopt}, and run directory {claim.run_dir!r} holds "
+        f"{named(own.id)}",
+        allowed=f"--adopt {own.id} there, or a directory without a run",
+        fix="leave --adopt out to go on with that run, or give another --run-dir",
+    )
+
+
+def _nothing_to_adopt(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
+    there = "; ".join(map(str, found)) or "none"
+    fix = "leave --adopt out"
+    if not found:
+        fix += ", or give the --checkpoint.local or --checkpoint.cloud that the run "
+        fix += "has saved to"
+    for saved in filter(claim.may_adopt, found[:1]):
+        fix += f", or give --adopt {_asked(saved.id)}"
+    return OtherRun(
+        got=f"--adopt {claim.adopt}, of which no checkpoint was found",
+        allowed=f"a run with checkpoints in the folders or the store: {there}",
+        fix=fix,
+    )
+
+
+def _several(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
+    return OtherRun(
+        got=f"checkpoints of {len(found)} runs: {'; '.join(map(str, found))}; run "
+        f"directory {claim.run_dir!r} does not say of which it is",
+        allowed=_ALLOWED,
+        fix=f"{_OTHER_FOLDERS}, so that one run is left",
+    )
+
+
+def _may_be_another(claim: Claim, saved: SavedRun) -> OtherRun:
+    last = "" if claim.is_new else f", which ends at step {claim.last_step},"
+    return OtherRun(
+        got=f"checkpoints of {saved}, and run directory {claim.run_dir!r}{last} does "
+        "not say that it is of that run",
+        allowed=_ALLOWED,
+        fix=f"add --adopt {_asked(saved.id)} to go on with it under the settings of "
+        f"this command, or {_OTHER_FOLDERS}",
+    )
+
+
+def _other_settings(claim: Claim, saved: SavedRun) -> OtherRun:
+    here, names = {**claim.settings, **claim.hashes}, claim.unlike(saved)
+    shown = ", ".join(
+        f"{name} = {saved.settings[name]} (here {here[name]})" for name in names
+    )
+    fix = _OTHER_FOLDERS
+    if claim.is_new:
+        fix += f"; or go on with {named(saved.id)} under its settings "
+        fix += f"({_its_settings(claim, saved)})"
+    if claim.may_adopt(saved):
+        fix += f", or under these (--adopt {_asked(saved.id)})"
+    state = "is new" if claim.is_new else "does not say that it is of that run"
+    return OtherRun(
+        got=f"checkpoints of {saved}, which is of another run: {shown}; run directory "
+        f"{claim.run_dir!r} {state}",
+        allowed=_ALLOWED,
+        fix=fix,
+    )
+
+
+def _its_settings(claim: Claim, saved: SavedRun) -> str:
+    """What to type, and to use, so that nothing differs from the saved run."""
+    names = claim.unlike(saved)
+    settings = {n: saved.settings[n] for n in names if n in claim.settings}
+    typed = [as_options(settings)] * bool(settings)
+    if saved.id == UNIDENTIFIED:
+        typed.append(f"--adopt {OLDER}")
+    if not claim.hashes.keys().isdisjoint(names):
+        typed.append("its text")
+    return " ".join(typed)
+
+
+def _another(claim: Claim, own: RunIdentity, saved: SavedRun) -> OtherRun:
+    return OtherRun(
+        got=f"checkpoints of {saved}; run directory {claim.run_dir!r} holds "
+        f"{named(own.id)}",
+        allowed=_ALLOWED,
+        fix=f"{_OTHER_FOLDERS}, or go on with that run in its own --run-dir",
+    )
+
+
+def _newer_elsewhere(claim: Claim, saved: SavedRun) -> OtherRun:
+    why = "this is a copy of the directory that the run went on in"
+    if claim.lease == 1:
+        why = f"its .lease is missing, or {why}"
+    return OtherRun(
+        got=f"checkpoints of {saved} that a later start has saved than any in run "
+        f"directory {claim.run_dir!r}: {why}",
+        allowed="the directory in which the run was started last",
+        fix="go on in that directory; or let this one take over from step "
+        f"{saved.step} (--adopt {saved.id}), and do not use the other any more",
+    )
+
+
+def _asked(run: RunId) -> str:
+    return run or OLDER

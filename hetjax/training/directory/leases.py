@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leases of a run: on its directory, and on its store.
+
+Owns taking both before the run writes anything, noticing that one is over, and telling
+a copy of a run directory from one that was moved. Does not own what a lease is
+(`hetjax/checkpoint/lease.py`), those on workers' folders (`checkpoint/storage.py`), nor
+the lock that keeps processes of one machine apart at once (`rundir.py`).
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from hetjax.checkpoint.lease import (
+    Held,
+    Lease,
+    Sighting,
+    await_end,
+    holder_of,
+    is_free,
+    last_number,
+    look,
+    take,
+)
+from hetjax.checkpoint.lease_holder import HeldFor, Holder
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
+from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
+from hetjax.errors import BadInput
+from hetjax.training.directory.rundir import CONFIG, LEASE, usable
+
+_LOOK_S = 1.0  # between two looks at the run directory
+
+
+class IsCopy(BadInput):
+    """A run directory that was copied from one in which the run went on."""
+
+
+def home_of(run_dir: Path) -> str:
+    """What tells this directory from a copy: its machine, its inode and its path."""
+    try:
+        inode = run_dir.stat().st_ino
+    except OSError:
+        inode = 0
+    return f"{socket.gethostname()} {inode} {run_dir.absolute()}"
+
+
+def _check_is_no_copy(
+    run_dir: Path,
+    held_for: HeldFor,
+    told: Callable[[str], None],
+    takes_over: bool,
+    number: int,
+    holder: Holder,
+) -> None:
+    """Raise IsCopy or Held where the run went on, or goes on, in another directory.
+
+    That is the one whose lease, `number` by `holder`, was copied with this one, as long
+    as it can be seen. One that was moved is not there any more.
+    """
+    host, _, path = [*holder.home.split(" ", 2), "", ""][:3]
+    if not path or holder.home == held_for.home:
+        return
+    original = Path(path)
+    is_seen = host == socket.gethostname() and home_of(original) == holder.home
+    if not is_seen or not original.exists() or original.samefile(run_dir):
+        return
+    there = lease_folder(original / LEASE)
+    newest = holder_of(there, last_number(there))
+    if newest is None or newest.run != held_for.run:
+        return  # another run has begun there
+    what = f"run directory {str(run_dir)!r}, a copy of {path!r}"
+    if last_number(there) > number and not takes_over:
+        raise IsCopy(
+            got=f"{what}, in which run {held_for.run} was started later",
+            allowed="the directory in which the run was started last",
+            fix=f"give --run-dir {path}; or let the copy go on from its own newest "
+            f"checkpoint (--adopt {held_for.run}), and do not use the other any more",
+        )
+    try:
+        await_end(there, f"{what}, which", told, held_for=held_for)
+    except Held as held:
+        fix = f"wait for it or stop it, and go on there (--run-dir {path})"
+        raise Held(got=held.got, allowed=held.allowed, fix=fix) from held
+
+
+def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
+    """What there is of the store's lease, while that of the directory is waited for:
+    the two waits are one. None where there is no store to look at."""
+    with suppress(OSError, BadInput):
+        if (store := storage.store(is_tried=False)) is not None:
+            return look(store)
+    return None
+
+
+class Leases:
+    """What a run holds until `stack` is closed; raises Held, and as stores do.
+
+    `told` hears of a lease that may be over, and has to be waited for. IsCopy is raised
+    for the copy of a directory in which the run went on, unless it `takes_over`.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        storage: CheckpointStorage,
+        stack: ExitStack,
+        told: Callable[[str], None],
+        run: RunId = UNIDENTIFIED,
+        takes_over: bool = False,
+    ) -> None:
+        self._folder = (run_dir / LEASE).absolute()
+        held_for = HeldFor(run=run, home=home_of(run_dir))
+        with usable(run_dir):
+            where = f"run directory {str(run_dir)!r}"
+            copied = partial(_check_is_no_copy, run_dir, held_for, told, takes_over)
+            own = lease_folder(self._folder)
+            seen = None if is_free(own) else _look_at_store(storage)
+            self._run = take(own, where, told, held_for=held_for, check=copied)
+        self._home = held_for.home
+        stack.callback(self._leave_nothing, run_dir / CONFIG)
+        stack.enter_context(self._run)
+        self._store: Lease | None = None
+        if (store := storage.store()) is not None:
+            where = f"checkpoint store {store}"
+            self._store = take(store, where, told, held_for=held_for, seen=seen)
+            stack.enter_context(self._store)
+        self._looked_s = time.monotonic()
+
+    def _leave_nothing(self, config: Path) -> None:
+        """Forget a lease under which no run has come to be."""
+        if not config.exists():
+            with suppress(OSError):
+                self._run.forget()
+
+    @property
+    def start(self) -> int:
+        """A number that is greater with each start of the run."""
+        return self._run.number
+
+    def protecting(self, storage: CheckpointStorage) -> CheckpointStorage:
+        """The storage under these leases, so that workers look, too."""
+        return replace(
+            storage,
+            home=self._home,
+            lease=str(self._folder),
+            number=self._run.number,
+            store_number=0 if self._store is None else self._store.number,
+        )
+
+    def assert_again(self) -> None:
+        """Hold the run directory also if it was removed meanwhile."""
+        self._run.assert_again()
+
+    def check(self) -> None:
+        """Raise LeaseLost if one is over; not more than a second late."""
+        if self._store is not None:
+            self._store.check_seen()
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._run.fence.check()

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start may do with the checkpoints that earlier ones have left.
+
+Owns whether they are of this run, whether it may begin anew, and what it tells of those
+that it passes over. Does not own finding and restoring them (`checkpoint/`,
+`runtime/control/recovery.py`).
+"""
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from hetjax.checkpoint.lease import last_number
+from hetjax.checkpoint.other_runs import others_in_store, untrusted_on_disk
+from hetjax.checkpoint.reader import partial_checkpoints
+from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
+from hetjax.checkpoint.run_identity import RunIdentity, named, new_id
+from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
+from hetjax.checkpoint.stored_steps import in_store
+from hetjax.errors import BadInput
+from hetjax.plans.worker_map import EMBEDDED, file_name, node_of
+from hetjax.training.directory.identity import (
+    Claim,
+    OtherRun,
+    Place,
+    decide,
+    saved_runs,
+)
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import LEASE, METRICS, Previous
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.run_settings import (
+    check_identity,
+    kept_names,
+    settings_to_compare,
+)
+
+
+def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
+    """What a start says of the run that it is of, before it has a lease."""
+    lease = last_number(lease_folder(config.run_dir / LEASE))
+    return Claim(
+        run_dir=str(config.run_dir),
+        own=None if previous is None else previous.run,
+        is_new=previous is None,
+        lease=lease + 1,
+        fresh=new_id(),
+        settings=settings_to_compare(config),
+        adopt=config.adopt,
+        kept=kept_names(config),
+        last_step=_last_step(config) if previous and previous.run is None else 0,
+    )
+
+
+def _last_step(config: RunConfig) -> int:
+    """The last step that the run directory tells of; 0 if of none."""
+    lines = read_journal(config.run_dir / METRICS)
+    return max((line["step"] for line in lines), default=0)
+
+
+def identify(
+    claim: Claim,
+    storage: CheckpointStorage,
+    found: Sequence[PartialSnapshot],
+    told: Callable[[str], None],
+) -> RunIdentity:
+    """Which run a start is of, by the saves that were found; raises OtherRun.
+
+    `told` hears of one that the run directory does not know of.
+    """
+    trusted = [one for one in found if one.is_trusted]
+    decision = decide(claim, saved_runs(trusted, partial(_place_of, storage)))
+    _refuse_unread(decision.run, storage, found)
+    if decision.adopted is not None:
+        told(f"this is {named(decision.run.id)}: going on with {decision.adopted}")
+    return decision.run
+
+
+def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> Place:
+    if snapshot.tier == "cloud":
+        return Place(name=str(storage.cloud))
+    name = str(storage.at(snapshot.worker))
+    if snapshot.worker != EMBEDDED:
+        name += f" on {node_of(snapshot.worker)}"
+    return Place(name=name, in_run_dir=not storage.is_local)
+
+
+def _refuse_unread(
+    own: RunIdentity, storage: CheckpointStorage, found: Sequence[PartialSnapshot]
+) -> None:
+    """Raise OtherRun where another run's saves are that this one's key does not open.
+
+    They would be in its way, and it in theirs.
+    """
+    there = [
+        (f"checkpoint folder {storage.directory} of {one.worker}", one.save[0], one.run)
+        for one in found
+        if not (one.is_trusted or own.owns(one.run))
+    ]
+    stored = others_in_store(storage.store(), own)
+    there += [(f"checkpoint store {storage.cloud}", *one) for one in stored]
+    for where, step, run in there:
+        raise OtherRun(
+            got=f"{where}, which holds step {step} of {named(run)} that cannot be "
+            f"read{' with this key' if storage.key_file else ''}; this is "
+            f"{named(own.id)}",
+            allowed="one run in a folder or store",
+            fix="give this run others (--checkpoint.local, --checkpoint.cloud), or, if "
+            "it is to go on with that run, the --checkpoint.key-file of that run, or "
+            "none if it has none",
+        )
+
+
+def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]:
+    """The saves on this worker's disk, which is here, and in the store.
+
+    Without a word on those that cannot be read: whoever would use them says so.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        held = partial_checkpoints(storage.at(worker), storage.key())
+        stored = in_store(storage.store(), storage.key())
+    others = untrusted_on_disk(storage.at(worker), storage.key())
+    on_disk = [
+        PartialSnapshot(
+            worker=worker,
+            tier="disk",
+            save=(one.step, one.attempt),
+            leaves=frozenset(),
+            host=one.host,
+            run=one.run,
+            is_trusted=is_trusted,
+        )
+        for is_trusted, some in ((True, held), (False, others))
+        for one in some
+    ]
+    return on_disk + stored
+
+
+def check_is_of_run(
+    storage: CheckpointStorage,
+    own: Mapping[str, Any],
+    found: Sequence[PartialSnapshot],
+) -> None:
+    """Raise BadInput where what an earlier start has left has not the settings and
+    hashes that a run keeps."""
+    for snapshot in found:
+        where = _place_of(storage, snapshot).name
+        check_identity(snapshot.host, own, snapshot.save[0], where)
+
+
+def check_begins(
+    storage: CheckpointStorage,
+    saved: int | None,
+    is_local: bool,
+    was_on: Collection[str],
+    held: Sequence[PartialSnapshot],
+    asked: Sequence[str],
+    step: int | None,
+) -> None:
+    """Raise BadInput if the run has saved before, and none of that is whole.
+
+    `saved` is the newest step that the run's directory tells of, `is_local` whether
+    checkpoints are elsewhere, `was_on` the nodes on which it may have saved without
+    telling. A start that goes on from `step` tells of a later one that it passes over,
+    as some of that is with others than those `asked`.
+    """
+    missed = unasked(held, {*map(file_name, asked)})
+    if step is not None:
+        for later in [later for later in missed if later > step]:
+            warnings.warn(passed_over(step, later, missed[later]), stacklevel=2)
+        return
+    for later, workers in missed.items():
+        raise may_be_whole(later, workers)
+    if not_asked := {*was_on} - {*map(node_of, asked)}:
+        raise may_have_saved(not_asked)
+    if saved is None or not (held or is_local):
+        return
+    steps = sorted({snapshot.save[0] for snapshot in held})
+    there = f"parts of {', '.join(map(str, steps))}" if steps else "nothing"
+    raise BadInput(
+        got=f"no complete checkpoint of a run that has saved step {saved}: its workers "
+        f"have {there} in {storage.directory}, and the store is "
+        f"{storage.cloud or 'none'}",
+        allowed="all slices of a step on the disks of the workers or in the store",
+        fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
+        "start anew with another --run-dir",
+    )
+
+
+def may_have_saved(nodes: Iterable[str]) -> BadInput:
+    """A run that was on these nodes last, and may have saved there."""
+    names = ", ".join(sorted(nodes))
+    return BadInput(
+        got="no checkpoint on the nodes of the plan, of a run that was on "
+        f"{names} when it ended, on which the plan has nothing",
+        allowed="a start that asks all nodes of the run before it begins anew",
+        fix="give a plan with stages on these, too (--plan), or start anew with "
+        "another --run-dir",
+    )
+
+
+def passed_over(step: int, later: int, workers: Iterable[str]) -> str:
+    """That a run goes on from a step though a later one may be whole."""
+    return (
+        f"going on from step {step}: the checkpoint of step {later} may be complete "
+        f"with the parts of {', '.join(sorted(workers))}, on which the plan has "
+        "nothing; to go on from that one, stop now and start with a plan with stages "
+        "on these, too (--plan)"
+    )
+
+
+def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
+    """A save of which others than a start has asked took part: it may be whole."""
+    return BadInput(
+        got=f"a checkpoint of step {step} that may be complete with the parts of "
+        f"{', '.join(sorted(workers))}, on which the plan has nothing",
+        allowed="a start that asks all workers of a save before it begins anew",
+        fix="give a plan with stages on these, too (--plan, such as the one that the "
+        "run had), or start anew with another --run-dir",
+    )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a start has settled to a driver that has the run's state.
+
+Owns what a driver is made of, and the run's answers to it. Does not own what a start
+settles (`start.py`), the driver (`recovery/driver.py`), nor what workers do
+(`worker.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+from hetjax.checkpoint.format import AttemptNames, step_directory
+from hetjax.checkpoint.reader import damaged_after
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
+from hetjax.data.batches import Batch, weights
+from hetjax.data.dataset import Dataset
+from hetjax.launch.launching import Launcher
+from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import parse_plan
+from hetjax.plans.worker_map import EMBEDDED, node_of
+from hetjax.report.progress import Display
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery import Restored
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.rpc.schema import Json
+from hetjax.training.directory import rundir
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.leftover_checkpoints import (
+    check_begins,
+    check_is_of_run,
+    identify,
+)
+from hetjax.training.directory.progress import checkpoint_storage
+from hetjax.training.launchers import launcher_of
+from hetjax.training.layout.compiled_memory import compile_again, compile_all
+from hetjax.training.layout.hardware import is_virtual
+from hetjax.training.layout.plan_choice import next_plan, precise_plan
+from hetjax.training.layout.planning_process import Planning
+from hetjax.training.optimizer import optimizer
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.driver_config import DriverConfig, RunContext
+from hetjax.training.recovery.loss_scaling import LossScaling
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.notices import Notice
+from hetjax.training.recovery.standby_plans import StandbyPlans
+from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.run_settings import kept_settings, settings_to_compare
+from hetjax.training.start import Start
+from hetjax.training.worker import (
+    TrainingWork,
+    device_kinds,
+    first_weights,
+    held_out,
+    training_feed,
+    worker_settings,
+)
+
+Metrics = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+
+
+def start_driver(
+    start: Start, dataset: Dataset, shown: Display, on_notice: Callable[[Notice], None]
+) -> Driver:
+    """Start workers, compile the plan's programs and fill in the state to start from.
+
+    NoFeasiblePlan if the programs turn out to need more memory than there is. Other
+    threads call `on_notice` with what workers learn about their machines.
+    """
+    config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
+    validation = held_out(config, dataset)
+    with ExitStack() as stack:
+        work = partial(_work_here, start, dataset, validation)
+        launcher = launcher_of(config, start.hardware, start.number, work, stack)
+        launcher.connections.noticed = lambda worker, told: on_notice(
+            Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
+        )
+        driver_config = _driver_config(start, dataset, launcher, shown)
+        stack.callback(driver_config.standby_plans.close)
+        controller = Controller(plan, launcher.connections, cluster.nodes)
+        controller.new_attempts = AttemptNames(start.run.after + start.number)
+        controller.predicts_steps = not is_virtual(config)
+        driver = Driver(
+            controller,
+            launcher,
+            driver_config,
+            cluster=cluster,
+            validation_weights=weights(validation),
+        )
+        restored = driver.begin()
+        driver.resumed = restored and _origin(restored, config)
+        driver.stack = stack.pop_all()
+        return driver
+
+
+def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
+    """What `events.jsonl` says about the state to start from."""
+    origin = {"bytes": restored.num_bytes, "seconds": restored.seconds}
+    if config.launcher != EMBEDDED:
+        return origin
+    directory = checkpoint_storage(config).at(EMBEDDED)
+    origin["checkpoint"] = str(step_directory(directory, restored.step))
+    damaged = damaged_after(directory, restored.step)
+    return origin | ({"passed_over": damaged} if damaged else {})
+
+
+def _work_here(
+    start: Start, dataset: Dataset, validation: Sequence[Batch], settings: Json
+) -> TrainingWork:
+    """What the worker in this process makes of its settings."""
+    config = start.config
+    return TrainingWork(
+        runtime=StageRuntime(
+            parse_plan(settings["plan"]),
+            start.model,
+            start.hardware.devices,
+            optimizer(config.optimizer, config.steps),
+            clip_norm=config.optimizer.clip_norm,
+            weights=first_weights(config, start.model),
+            kinds=device_kinds(config, parse_cluster(settings["cluster"])),
+            deterministic=config.deterministic,
+        ),
+        feed=training_feed(config, dataset),
+        held_out=validation,
+    )
+
+
+def _driver_config(
+    start: Start, dataset: Dataset, launcher: Launcher, shown: Display
+) -> DriverConfig:
+    config, context = start.config, TrainingContext(start, dataset, shown)
+    # who asks whether there is a plan asks for it next
+    replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
+    # no compiling ahead beside the step that trains in this very process
+    ahead_s = 0.0 if config.launcher == EMBEDDED else config.foresee_after_s
+    return DriverConfig(
+        context=context,
+        loss_scaling=LossScaling(
+            config.loss_scale_init, config.loss_scale_growth_interval, context.precise
+        ),
+        checking=_checking(config, context.metrics),
+        standby_plans=StandbyPlans(replan, partial(Planning, config), ahead_s),
+        membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
+        transport=config.transport,
+        seed=config.seed,
+        storage=start.storage,
+        host={"run": settings_to_compare(config) | dict(dataset.hashes)},
+        recovery=config.recovery,
+        reroutes=config.reroute,
+    )
+
+
+def _checking(config: RunConfig, metrics: Metrics) -> StepChecking:
+    """Checks of steps, with the losses of those that are done."""
+    return StepChecking(
+        SpikeRule(factor=config.spike_factor, window=config.spike_window),
+        {line["step"] - 1: line["loss"] for line in metrics if "loss" in line},
+        digest_every=config.digest_every,
+        save_every=config.checkpoint.every,
+        skips_spikes=config.on_spike == "skip",
+    )
+
+
+class TrainingContext(RunContext):
+    """What a run of training answers to its driver."""
+
+    def __init__(self, start: Start, dataset: Dataset, shown: Display) -> None:
+        self._start, self._dataset, self._shown = start, dataset, shown
+        self._storage = start.storage
+        config, model = start.config, start.model
+        self.precise = lru_cache(maxsize=4)(partial(precise_plan, config, model))
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The lines of metrics.jsonl when the run starts."""
+        return read_journal(self._start.config.run_dir / rundir.METRICS)
+
+    def worker_settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
+        config, precise = self._start.config, self.precise(cluster, plan)
+        return worker_settings(config, cluster_toml(cluster), precise, self._dataset)
+
+    def compile(
+        self, controller: Controller, cluster: Cluster, *, is_first: bool
+    ) -> None:
+        config, model = self._start.config, self._start.model
+        if is_first:
+            report = self._shown.compiled
+            compile_all(config, model, self.precise, controller, cluster, report)
+        else:
+            compile_again(config, model, self.precise, controller, cluster)
+
+    def on_workers_started(self, workers: Sequence[str]) -> None:
+        launcher = self._start.config.launcher
+        self._shown.note(f"workers ({launcher}): {', '.join(workers)}")
+
+    def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity:
+        start, hashes = self._start, dict(self._dataset.hashes)
+        claim = replace(start.claim, lease=start.number, hashes=hashes)
+        run = identify(claim, self._storage, found, self._shown.note)
+        check_is_of_run(self._storage, kept_settings(start.config) | hashes, found)
+        return run
+
+    def check_begins(
+        self, found: Sequence[PartialSnapshot], asked: Sequence[str], step: int | None
+    ) -> None:
+        check_begins(
+            self._storage,
+            self._start.saved,
+            self._start.config.checkpoint.local is not None,
+            may_have_saved_on(self._start, self.metrics),
+            found,
+            asked,
+            step,
+        )
+
+
+def may_have_saved_on(start: Start, metrics: Metrics) -> frozenset[str]:
+    """Nodes on whose disks the run may have saved without recording it.
+
+    It records a checkpoint when it makes the next one.
+    """
+    kept, before = start.config.checkpoint, start.previous
+    last = max((line["step"] for line in metrics), default=0)
+    if before is None or kept.local is None or not 0 < kept.every <= last:
+        return frozenset()
+    return before.plan.nodes

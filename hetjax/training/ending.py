@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a run ends: done, stopped with its state saved, or unable to go on.
+
+Owns exit codes and the words for people: full disks, stores that fail, lost workers.
+Does not own what led to the end (`session.py`, `loop.py`).
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+from hetjax.checkpoint.stores.store import StoreError
+from hetjax.errors import RunFailed
+from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.training.directory import rundir
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import LOGS
+from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.notices import StopRequest
+from hetjax.training.settings.checks import option
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.start import Start
+
+DONE, PREEMPTED = 0, 4  # exit codes
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def finish(
+    start: Start,
+    step: int,
+    stop: StopRequest,
+    recorder: Recorder,
+    again: str,
+) -> int:
+    """Record how it went, and that `again` goes on from there; return the exit code."""
+    run_dir, num_steps = start.config.run_dir, start.config.steps
+    if step < num_steps:
+        grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
+        recorder.event("preempted", step, reason=stop.reason, **grace)
+        state = "state saved" if step else "nothing saved yet"
+        recorder.note(
+            f"stopped by {stop.reason} at step {step} of {num_steps}, {state} in "
+            f"{run_dir}; {again} goes on from there"
+        )
+        return PREEMPTED
+    recorder.event("finished", step)
+    lines = read_journal(run_dir / rundir.METRICS)
+    last = next(line for line in reversed(lines) if "val_bits_per_byte" in line)
+    speeds = [line["tokens_per_s"] for line in lines if "tokens_per_s" in line]
+    # no step's line is there if metrics.jsonl was lost after the last step
+    speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
+    recorder.note(
+        f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
+        f"{last['val_bits_per_byte']:.4f}{speed}"
+    )
+    recorder.note(
+        f"metrics, settings and checkpoints are in {run_dir}; {again} with more "
+        "--steps goes on from there"
+    )
+    return DONE
+
+
+@contextmanager
+def clear_ends(config: RunConfig) -> Iterator[None]:
+    """Turn a full disk, a store that fails and a lost worker into RunFailed."""
+    try:
+        yield
+    except StoreError as error:
+        raise _failed(
+            error,
+            "a store that answers and has what was stored "
+            f"({option('checkpoint.cloud')} {config.checkpoint.cloud})",
+            "see that it can be reached from here",
+        ) from error
+    except WorkerLost as lost:  # it is gone, and could not be brought back
+        ray = config.launcher == "ray"
+        logs = "Ray's logs" if ray else f"the logs in {config.run_dir / LOGS}"
+        allowed = f"all workers of the plan; {len(lost.reports)} others were fine"
+        raise _failed(lost, allowed, f"see {logs}") from lost
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise _failed(
+            f"{error.filename or f'a file of the run in {config.run_dir}'}: "
+            f"{error.strerror}",
+            "room for the run's files; what was written before is as it was",
+            "make room on that disk",
+        ) from error
+
+
+def _failed(got: object, allowed: str, fix: str) -> RunFailed:
+    again = "then run the same command again: it goes on from the last checkpoint"
+    return RunFailed(got=str(got), allowed=allowed, fix=f"{fix}, {again}")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler says of the memory of a run's programs, kept in its directory.
+
+Owns when it is asked, what is kept, and what comes of a plan that turns out not to fit.
+Does not own the figures' place in costs (`costs/measured/compiled.py`) nor what is
+planned instead (`training/open_run.py`).
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.measured.compiled import (
+    NOTHING,
+    CompiledBytes,
+    PlanPrograms,
+    by_program,
+    merged,
+    read_compiled,
+    write_compiled,
+)
+from hetjax.costs.plan_costs import stage_devices
+from hetjax.errors import NoFeasiblePlan
+from hetjax.models.model import Model
+from hetjax.planner.model.costing import check_plan_fits
+from hetjax.plans.plan import Plan, StageKey
+from hetjax.runtime.control.controller import Controller
+from hetjax.training.directory.rundir import COMPILED, COMPILED_DETERMINISTIC
+from hetjax.training.layout.hardware import is_virtual
+from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.config import RunConfig
+
+Progress = Callable[[int, int], None]
+
+
+def read_run_compiled(config: RunConfig) -> CompiledBytes:
+    """Return what compilers have said of the run's programs so far."""
+    path = _path(config)
+    return read_compiled(path) if path.exists() else NOTHING
+
+
+def _path(config: RunConfig) -> Path:
+    """Deterministic programs are others, which may need other memory."""
+    name = COMPILED_DETERMINISTIC if config.deterministic else COMPILED
+    return config.run_dir / name
+
+
+def compile_all(
+    config: RunConfig,
+    model: Model,
+    said: Callable[[Cluster, Plan], Plan],
+    controller: Controller,
+    cluster: Cluster,
+    progress: Progress | None = None,
+) -> None:
+    """Compile the controller's plan, and keep what the compiler says of its memory.
+
+    `said` gives the plan with what its stages compute in. NoFeasiblePlan if the plan
+    needs more than there is by these figures.
+    """
+    controller.compile(progress)
+    plan = said(cluster, controller.plan)
+    found = _found(config, model, plan, cluster, controller.compiled_bytes())
+    if not found:
+        return
+    known = read_run_compiled(config)
+    if merged(known, found) != known:
+        write_compiled(_path(config), merged(known, found))
+    try:
+        check_plan_fits(
+            plan,
+            model,
+            cluster,
+            dtype=config.dtype,
+            attention=config.attention,
+            optimizer=optimizer(config.optimizer, config.steps).init,
+            compiled=found,
+        )
+    except NoFeasiblePlan as none:
+        got = f"once compiled, by the compiler's own figures, {none.got}"
+        raise NoFeasiblePlan(got=got, allowed=none.allowed, fix=none.fix) from none
+
+
+def compile_again(
+    config: RunConfig,
+    model: Model,
+    said: Callable[[Cluster, Plan], Plan],
+    controller: Controller,
+    cluster: Cluster,
+) -> None:
+    """The same where a run goes on with what is left: it warns, and tries."""
+    try:
+        compile_all(config, model, said, controller, cluster)
+    except NoFeasiblePlan as none:
+        warnings.warn(f"memory may not last: {none.got}", stacklevel=2)
+
+
+def _found(
+    config: RunConfig,
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    told: dict[StageKey, dict[str, int]],
+) -> CompiledBytes:
+    """The figures by program; none of CPUs that stand in for other devices."""
+    devices = stage_devices(plan, cluster)
+    init = optimizer(config.optimizer, config.steps).init
+    real = {
+        key: sizes
+        for key, sizes in told.items()
+        if devices[key] == "cpu" or not is_virtual(config)
+    }
+    return by_program(PlanPrograms.of(plan, model, devices, init), real)

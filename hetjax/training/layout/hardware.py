@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cluster a run uses, and which devices stand for it.
+
+Owns the order of preference among what the user gave, what the preset brings and what
+is found. Does not own which plan the run follows (`plan_choice.py`), what is found
+(`hetjax/cluster/discovery.py`) nor how devices are simulated
+(`hetjax/mesh/process_setup.py`).
+"""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster_files import load_cluster
+from hetjax.cluster.discovery import assign_devices, device_name
+from hetjax.cluster.local_devices import (
+    LocalDevice,
+    as_told,
+    cluster_of_devices,
+    is_one_kind,
+)
+from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
+from hetjax.errors import BadInput
+from hetjax.launch.isolation import (
+    gpu_share,
+    memory_share,
+    visible_devices,
+    worker_environments,
+)
+from hetjax.launch.looking import accelerators_here, may_be_unlike
+from hetjax.launch.on_ray import ray_cluster, run_on_ray
+from hetjax.mesh.accelerators import (
+    check_accelerator_usable,
+    check_accelerator_used,
+    start_jax,
+)
+from hetjax.mesh.process_setup import simulate_devices
+from hetjax.profiling.found_apart import as_found_apart, run_here
+from hetjax.profiling.found_here import as_found, cluster_here
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
+
+_MOST_SIMULATED = 4096  # devices
+_HERE = "the devices that are here"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """A cluster and the local devices of each of its nodes; `source` is for people.
+
+    `discovered`: it is what was found, not what a file says. `here` are the
+    accelerators of this machine that its worker processes may have.
+    """
+
+    cluster: Cluster
+    devices: Mapping[str, Sequence[jax.Device]]
+    source: str
+    discovered: bool = False
+    here: Sequence[LocalDevice] = ()
+
+
+def choose_hardware(
+    config: RunConfig, preset: Preset, given: Cluster | None = None
+) -> Hardware:
+    """Take the one given, else --cluster, else the preset's where there are only CPUs,
+    else what is here.
+
+    May start JAX. BadInput if devices are missing and may not be simulated, also where
+    JAX does not use this machine's accelerator and --platform does not ask for the CPU.
+    """
+    if config.launcher != "embedded":
+        return _of_workers(config, preset, given)
+    if config.platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    else:
+        _check_share()
+        os.environ.update(memory_share(os.environ))  # before JAX starts here
+    asked = given or config.cluster
+    cluster, simulate = _named(asked or preset.cluster), config.simulate
+    if cluster is None:
+        return _found(config)
+    if simulate:
+        if cluster.num_devices > _MOST_SIMULATED:
+            raise BadInput(
+                got=f"--simulate of {cluster.num_devices} devices",
+                allowed=f"at most {_MOST_SIMULATED} simulated devices",
+                fix="give a smaller --cluster, or leave --simulate out",
+            )
+        # a preset's cluster is for CPU-only machines: look for accelerators first
+        with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
+            simulate_devices(cluster.num_devices, only_cpu=asked is not None)
+    start_jax()
+    if asked is None and not _on_cpu(config):
+        return _found(config)
+    devices = assign_devices(cluster, _local_devices(config, cluster), simulate)
+    if not simulate:
+        cluster = as_found(cluster, devices, cache_dir=config.data.cache_dir)
+    return Hardware(cluster=cluster, devices=devices, source=_source(config, given))
+
+
+def with_needed_launcher(
+    config: RunConfig, preset: Preset, given: Cluster | None = None
+) -> RunConfig:
+    """Return the settings, with processes instead of one where that cannot have all.
+
+    A process has GPUs of one kind at most. Where the run is to have one kind of those
+    that are here, this process gets to see no other. To be called before JAX starts.
+    """
+    if config.launcher != "embedded" or is_virtual(config):
+        return config
+    here, cluster = _unlike_gpus(), _named(given or config.cluster)
+    wanted = [d for d in here if cluster is None or _is_of(cluster, d)]
+    if not is_one_kind(wanted):
+        return replace(config, launcher="processes")
+    os.environ.update(visible_devices(wanted, here) if wanted else {})
+    return config
+
+
+def _is_of(cluster: Cluster, device: LocalDevice) -> bool:
+    return device_name(device) in {canonical_name(n.device) for n in cluster.nodes}
+
+
+def has_room(config: RunConfig, preset: Preset, given: Cluster | None = None) -> bool:
+    """Whether this process can simulate the run's cluster, if it is to.
+
+    It cannot where JAX runs already with fewer CPU devices, as in many a notebook.
+    """
+    asked = given or config.cluster
+    cluster = _named(asked or preset.cluster)
+    if cluster is None or not config.simulate:
+        return True
+    try:
+        simulate_devices(cluster.num_devices, only_cpu=asked is not None)
+    except RuntimeError:
+        return len(jax.local_devices(backend="cpu")) >= cluster.num_devices
+    return True
+
+
+def cluster_of(given: Cluster | str | Path | None) -> Cluster:
+    """Return it, or that of the file, else the one of the devices that are here."""
+    if isinstance(given, Cluster):
+        return given
+    if given is not None:
+        return load_cluster(given)
+    unlike = _unlike_gpus()
+    return cluster_of_devices(unlike) if unlike else cluster_here(start_jax())[0]
+
+
+def _unlike_gpus() -> Sequence[LocalDevice]:
+    """The accelerators here if they are of several kinds; JAX is not started."""
+    here = accelerators_here(os.environ) if may_be_unlike() else ()
+    return () if is_one_kind(here) else here
+
+
+def _named(given: Cluster | Path | None) -> Cluster | None:
+    return load_cluster(given) if isinstance(given, Path) else given
+
+
+def _source(config: RunConfig, given: Cluster | None) -> str:
+    """Where a cluster comes from that is not what was found, for people."""
+    if given is not None:
+        return "given"
+    return f"file {config.cluster}" if config.cluster else "the preset's"
+
+
+def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
+    """The cluster of a file, or Ray's, or of this machine's accelerators."""
+    if config.launcher == "ray":
+        return _of_ray(config, preset, given)
+    here = () if is_virtual(config) else accelerators_here(os.environ)
+    asked = given or config.cluster or (None if here else preset.cluster)
+    cluster = _named(asked) or (cluster_of_devices(here) if here else None)
+    if cluster is None:
+        raise BadInput(
+            got=f"--launcher {config.launcher} without a cluster",
+            allowed="a cluster file that says which node has a worker",
+            fix="add --cluster FILE, or leave --launcher out",
+        )
+    if _wants_accelerators(config, cluster):
+        check_accelerator_usable()  # workers look again, but only when they are there
+        cluster = as_told(cluster, here) if asked else cluster
+        run = run_here(worker_environments(cluster, here, os.environ))
+        cluster = as_found_apart(cluster, run, config.data.cache_dir)
+        _check_share()
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
+    source = _source(config, given) if asked else _HERE
+    return Hardware(cluster=cluster, devices={}, source=source, here=here)
+
+
+def _of_ray(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
+    """What is there of a file's cluster, the workers will see."""
+    asked = given or config.cluster or (preset.cluster if config.simulate else None)
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
+    named = _named(asked)
+    cluster = named or ray_cluster()
+    if not is_virtual(config):
+        run = run_on_ray(cluster)
+        cluster = as_found_apart(cluster, run, config.data.cache_dir)
+    source = _source(config, given) if named else "Ray's"
+    return Hardware(
+        cluster=cluster, devices={}, source=source, discovered=named is None
+    )
+
+
+def share_of_gpus(config: RunConfig, cluster: Cluster) -> float | None:
+    """Return how much of each GPU's memory JAX takes; None where the run has none."""
+    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    has_gpus = any(kind != "cpu" and not kind.startswith("TPU") for kind in kinds)
+    return gpu_share(os.environ) if has_gpus and not is_virtual(config) else None
+
+
+def _check_share() -> None:
+    """Warn where JAX is told to take less of a GPU than plans count on."""
+    share = gpu_share(os.environ)
+    if share < GPU_ALLOCATOR_FRACTION:
+        warnings.warn(
+            f"JAX is told to take {share:g} of a GPU's memory, and plans count on "
+            f"{GPU_ALLOCATOR_FRACTION:g}: one that fills a device will not start; "
+            "unset XLA_PYTHON_CLIENT_MEM_FRACTION, or give nodes less memory_gib",
+            stacklevel=2,
+        )
+
+
+def _found(config: RunConfig) -> Hardware:
+    start_jax()
+    if config.simulate and _on_cpu(config):
+        raise BadInput(
+            got="--simulate without a cluster",
+            allowed="--simulate with a cluster file that says what to simulate",
+            fix="add --cluster FILE, or leave --simulate out",
+        )
+    cluster, devices = cluster_here(_used_devices(config), config.data.cache_dir)
+    return Hardware(cluster=cluster, devices=devices, source=_HERE)
+
+
+def _on_cpu(config: RunConfig) -> bool:
+    """Whether the run has no more than the CPU; starts JAX."""
+    return config.platform == "cpu" or jax.default_backend() == "cpu"
+
+
+def _local_devices(config: RunConfig, cluster: Cluster) -> list[jax.Device]:
+    """What the nodes of a cluster that is not what was found can have."""
+    if not _wants_accelerators(config, cluster):
+        return jax.local_devices(backend="cpu")
+    here = _used_devices(config)
+    if any(node.device == "cpu" for node in cluster.nodes):
+        cpus = jax.local_devices(backend="cpu")
+        here = [*(d for d in here if d.platform != "cpu"), *cpus]
+    return here
+
+
+def _wants_accelerators(config: RunConfig, cluster: Cluster) -> bool:
+    """Whether some node is to have another device than a CPU."""
+    if is_virtual(config):
+        return False
+    return any(node.device != "cpu" for node in cluster.nodes)
+
+
+def is_virtual(config: RunConfig) -> bool:
+    """Whether the run is to have CPUs alone, whatever is here."""
+    return config.simulate or config.platform == "cpu"
+
+
+def _used_devices(config: RunConfig) -> list[jax.Device]:
+    """What JAX runs on by itself; BadInput if an accelerator is left out."""
+    if config.platform == "cpu":
+        return jax.local_devices(backend="cpu")
+    check_accelerator_used()
+    return jax.local_devices()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which plan a run follows.
+
+Owns the order of preference among what the user gave, what the run directory holds,
+what the preset brings, and what is planned. Does not own plans themselves
+(`hetjax/plans/`) nor the cluster that they are for (`hardware.py`).
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster, Precision
+from hetjax.cluster.cluster_files import load_cluster
+from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
+from hetjax.errors import BadInput, placed
+from hetjax.models.attention import head_sizes
+from hetjax.models.finetuning import warn_of_profile
+from hetjax.models.fingerprint import fingerprint
+from hetjax.models.model import Model, tensor_sizes
+from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.planner.model.costing import (
+    all_kinds,
+    check_plan_fits,
+    compute_dtype,
+    known_degrees,
+)
+from hetjax.planner.model.deadline import TimeUp, deadline
+from hetjax.planner.model.request import OFFLOADS, PlanRequest
+from hetjax.plans.attention import with_attentions, without_kernels
+from hetjax.plans.even import even_plan
+from hetjax.plans.plan import Plan, StageKey
+from hetjax.plans.plan_files import read_plan
+from hetjax.plans.precision import with_precisions
+from hetjax.plans.validation import validate_plan
+from hetjax.report.prediction import certificate, found_plan
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.training.directory.rundir import PROFILE, Previous
+from hetjax.training.layout.compiled_memory import read_run_compiled
+from hetjax.training.layout.hardware import is_virtual
+from hetjax.training.layout.plan_model import check_is_for_model, is_for_model
+from hetjax.training.optimizer import optimizer
+from hetjax.training.settings.checks import option
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
+
+_SIZES = (1, 2, 4, 8)  # of microbatches and tensor stages, tried in any case
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A valid plan; `source` says for people where it comes from."""
+
+    plan: Plan
+    source: str
+    is_searched: bool = False
+
+
+def choose_plan(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    preset: Preset,
+    previous: Previous | None,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    given: Plan | None = None,
+) -> Choice:
+    """Take the one given, else --plan, else the run's for the same cluster, else the
+    preset's, else plan.
+
+    `progress` is told how planning goes. BadInput if the plan does not fit the cluster,
+    the model or the settings, NoFeasiblePlan if it does not fit into memory.
+    """
+    choice = (
+        _given(config, model, given)
+        or _of_run(config, model, cluster, previous)
+        or _of_preset(config, model, cluster, preset)
+    )
+    if choice is None and config.planner == "hetjax":
+        progress(f"planning for {cluster.num_devices} devices")
+        choice = _searched(config, model, cluster, progress)
+    choice = choice or _even(config, model, cluster)
+    plan = replace(_packing(config, choice.plan), fingerprint=fingerprint(model))
+    choice = replace(choice, plan=plan)
+    check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
+    if is_virtual(config):
+        without_kernels(choice.plan, config.attention)  # is none asked for?
+    check_plan_fits(
+        choice.plan,
+        model,
+        cluster,
+        dtype=config.dtype,
+        attention=config.attention,
+        optimizer=optimizer_init(config),
+        compiled=read_run_compiled(config),
+    )
+    return choice
+
+
+def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
+    """Raise BadInput, beginning with `where`, unless the plan fits both."""
+    with placed(where):
+        validate_plan(
+            plan, cluster, len(model.layers), tensor_sizes(model), model.max_seq_len
+        )
+
+
+def _given(config: RunConfig, model: Model, given: Plan | None) -> Choice | None:
+    if given is not None:
+        plan, what, source = given, "the given plan", "given"
+    elif config.plan is not None:
+        plan, source = read_plan(config.plan), f"file {config.plan}"
+        what = f"plan file {str(config.plan)!r}"
+    else:
+        return None
+    names = {config.model, model.name}
+    check_is_for_model(plan, model, names, what, _plan_for(config, plan))
+    for name, in_plan, in_config in _shared(plan, config):
+        if in_plan != in_config:
+            raise BadInput(
+                got=f"{what}: {name} = {in_plan!r}, and the run's {name} is "
+                f"{in_config!r}",
+                allowed=f"the same {name} in both",
+                fix=f"add {option(name)} {in_plan}, or correct the plan file",
+            )
+    return Choice(plan=plan, source=source)
+
+
+def _plan_for(config: RunConfig, plan: Plan) -> str:
+    """What to type where a plan is for another model."""
+    on = "" if config.cluster is None else f" --cluster {config.cluster}"
+    command = (
+        f"python -m hetjax.plan --model {config.model} --global-batch "
+        f"{config.global_batch} --seq-len {config.seq_len}{on} --output plan.json"
+    )
+    is_known = plan.model in MODEL_CONFIGS
+    other = f"add --model {plan.model}, or " if is_known else ""
+    return f"{other}make a plan for this model: {command}"
+
+
+def _of_run(
+    config: RunConfig, model: Model, cluster: Cluster, previous: Previous | None
+) -> Choice | None:
+    if previous is None or not _same_machines(previous.cluster, cluster):
+        return None
+    # its plan says the other
+    is_other = any(
+        getattr(config, name) != getattr(previous.config, name)
+        for name in ("dtype", "attention")
+    )
+    if is_other or _how(config) != _how(previous.config):
+        return None  # asked to plan anew
+    if previous.plan.fingerprint is not None:
+        where = f"the plan in {str(config.run_dir)!r}"
+        fix = "restore the files of the model, or train it in another --run-dir"
+        check_is_for_model(previous.plan, model, (), where, fix)
+    return Choice(plan=previous.plan, source="the run directory's")
+
+
+def _of_preset(
+    config: RunConfig, model: Model, cluster: Cluster, preset: Preset
+) -> Choice | None:
+    if preset.plan is None or preset.cluster is None:
+        return None
+    is_otherwise = _how(config) != _how(preset.config)  # asked to plan so
+    if is_otherwise or not _same_machines(load_cluster(preset.cluster), cluster):
+        return None
+    plan = read_plan(preset.plan)
+    if not is_for_model(plan, model, {config.model}):
+        return None
+    if any(in_plan != in_config for _, in_plan, in_config in _shared(plan, config)):
+        return None
+    return Choice(plan=plan, source="the preset's")
+
+
+def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
+    plan = even_plan(
+        cluster,
+        model=model.name,
+        fingerprint=fingerprint(model),
+        num_layers=len(model.layers),
+        seq_len=config.seq_len,
+        global_batch=config.global_batch,
+        microbatch_size=config.microbatch_size,
+        tensor_sizes=tensor_sizes(model),
+        offload=OFFLOADS[config.offload][0],
+    )
+    return Choice(plan=plan, source="planner 'even'")
+
+
+def _packing(config: RunConfig, plan: Plan) -> Plan:
+    """The plan for sequences as the run has them, whatever it was made for."""
+    return replace(plan, packed=bool(config.data.pack))
+
+
+def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) -> Plan:
+    """Plan for a cluster that has changed: quickly, and counting what has to move.
+
+    NoFeasiblePlan if the model does not fit there.
+    """
+    config = _as_now(config, current)
+    if config.planner == "even":
+        plan = _packing(config, _even(config, model, cluster).plan)
+        check_plan_fits(
+            plan,
+            model,
+            cluster,
+            dtype=config.dtype,
+            attention=config.attention,
+            optimizer=optimizer_init(config),
+            compiled=read_run_compiled(config),
+        )
+        return plan
+    from hetjax.planner.search.replan import replan  # as in `_searched`
+
+    return replan(_request(config, model, cluster), current).best.plan
+
+
+def _as_now(config: RunConfig, current: Plan) -> RunConfig:
+    """The settings, by which hosts may have what they have under the plan of now."""
+    away = {stage.offload for _, _, stage in current.stages()} != {"none"}
+    if config.offload != "none" or not away:
+        return config
+    is_even = config.planner == "even"
+    return replace(config, offload="optimizer" if is_even else "auto")
+
+
+def _searched(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    progress: Callable[[str], None],
+) -> Choice:
+    """Plan without local search: that stops by the clock, and runs are repeatable."""
+    # a run that has its plan need not wait for the solvers: to import them takes longer
+    # than to import JAX
+    from hetjax.planner.search.find import find_plan, usual_search_s
+
+    try:
+        request = _request(config, model, cluster)
+        with deadline(usual_search_s(request, progress)):
+            found = find_plan(request, local_work=0)
+    except TimeUp:
+        raise BadInput(
+            got=f"no plan yet for the {len(model.layers):,} layers of {model.name}",
+            allowed="a plan that is made beforehand, by hetjax plan with more time",
+            fix="give it with --plan; or give --planner even",
+        ) from None
+    except BadInput as bad:  # of a device that nobody describes, say
+        fix = f"{bad.fix}; or give --planner even, which needs no figures"
+        raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad
+    return Choice(
+        plan=found_plan(found),
+        source=f"planner 'hetjax', {certificate(found)}",
+        is_searched=True,
+    )
+
+
+def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
+    profile, _ = read_run_profile(config, model)
+    if profile is not None and not profile.devices & all_kinds(cluster):
+        known = ", ".join(sorted(profile.devices)) or "no devices"
+        warnings.warn(
+            f"the profile is of {known}: all times of this cluster are estimates",
+            stacklevel=2,
+        )
+    return PlanRequest(
+        model=model,
+        cluster=cluster,
+        seq_len=config.seq_len,
+        global_batch=config.global_batch,
+        dtype=config.dtype,
+        attention=config.attention,
+        packed=bool(config.data.pack),
+        optimizer=optimizer_init(config),
+        profile=profile,
+        compiled=read_run_compiled(config),
+        microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
+        tensor_degrees=known_degrees(_SIZES, cluster, profile),
+        offloads=OFFLOADS[config.offload],
+        gradient_wire=config.gradient_wire,
+    )
+
+
+def read_run_profile(
+    config: RunConfig, model: Model
+) -> tuple[Profile, Path] | tuple[None, None]:
+    """Return --profile, else the run directory's, if there is one; and its path."""
+    path = config.profile or config.run_dir / PROFILE
+    if config.profile is None and not path.exists():
+        return None, None
+    profile = read_profile(path)
+    with placed(f"profile file {str(path)!r}"):
+        check_profile(profile, model.name, config.seq_len, len(model.layers))
+        warn_of_profile(model)
+        compute_dtype(config.dtype, profile, config.dtype)
+    return profile, path
+
+
+def optimizer_init(config: RunConfig) -> OptimizerInit:
+    """Return the function that makes the state of the run's optimizer."""
+    return optimizer(config.optimizer, config.steps).init
+
+
+def _how(config: RunConfig) -> tuple[object, ...]:
+    """What the planner is told; another value than before asks for its plan."""
+    return config.planner, config.microbatch_size, config.profile, config.offload
+
+
+def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:
+    names = ("seq_len", "global_batch")
+    return [(name, getattr(plan, name), getattr(config, name)) for name in names]
+
+
+def _same_machines(one: Cluster, other: Cluster) -> bool:
+    return (one.nodes, one.links) == (other.nodes, other.links)
+
+
+def precise_plan(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan:
+    """The plan with what its stages compute in, and by which attention.
+
+    Where CPUs stand in for the devices of the cluster they have none of its kernels.
+    """
+    plan = with_precisions(plan, cluster, config.dtype)
+    if is_virtual(config):
+        return without_kernels(plan, config.attention)
+    precisions: dict[StageKey, Precision] = {
+        (r, s): stage.precision for r, s, stage in plan.stages() if stage.precision
+    }
+    sizes = head_sizes(model)
+    return with_attentions(plan, cluster, sizes, precisions, config.attention)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step time of a run, measured beside predicted.
+
+Owns which steps count, and the words. Does not own the prediction
+(`hetjax/schedule/predicted.py`) nor the costs that it is made of.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.models.model import Model
+from hetjax.planner.model.costing import checked_costs, memory_from, times_from
+from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import EMBEDDED
+from hetjax.report.binding import Binding, binding, largest_term
+from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu, ms
+from hetjax.schedule.predicted import Predicted, predict
+from hetjax.stage.partition import tied_holders
+from hetjax.training.layout.compiled_memory import read_run_compiled
+from hetjax.training.layout.plan_choice import optimizer_init, read_run_profile
+from hetjax.training.settings.config import RunConfig
+
+_NUM_STEPS = 3  # of a plan, until it is compared; the first one also warms up
+_FAR_OFF = 1.25
+
+
+def predict_step(
+    config: RunConfig, model: Model, plan: Plan, cluster: Cluster
+) -> Predicted:
+    """Predict a step of the run with this plan.
+
+    BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
+    """
+    profile, path = read_run_profile(config, model)
+    costs = checked_costs(
+        plan,
+        model,
+        cluster,
+        profile,
+        dtype=config.dtype,
+        attention=config.attention,
+        optimizer=optimizer_init(config),
+        transport="in-process" if config.launcher == EMBEDDED else config.transport,
+        gradient_wire=config.gradient_wire,
+        compiled=read_run_compiled(config),
+    )
+    tied = tied_holders(plan, model)
+    source = times_from(plan, cluster, config.dtype, profile, path, tied)
+    predicted = predict(plan, costs, tied, times_from=memory_from(source, costs))
+    check_finite(predicted)
+    return predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedStep:
+    """A measured step time, and the predicted step; `why` there is none."""
+
+    measured_s: float
+    predicted: Predicted | None = None
+    why: str = ""
+    is_simulated: bool = False
+    is_cpu_guessed: bool = False
+
+    @cached_property
+    def _binds(self) -> Binding | None:
+        return self.predicted and binding(self.predicted)
+
+    def values(self) -> dict[str, Any]:
+        """Return the figures as they stand in `events.jsonl`."""
+        found = self.predicted
+        return {
+            "measured_s": self.measured_s,
+            "predicted_s": found and found.simulation.step_time_s,
+            "binds": self._binds and self._binds.what,
+            "times_from": found.times_from if found else "",
+        }
+
+    def __str__(self) -> str:
+        measured = f"step time {ms(self.measured_s)} ms measured"
+        if self.predicted is None or self._binds is None:
+            return f"{measured}; none is predicted: {self.why}"
+        predicted_s = self.predicted.simulation.step_time_s
+        told, times_from = f"{ms(predicted_s)} ms predicted", self.predicted.times_from
+        if self.is_simulated:
+            return (
+                f"{measured} on the CPU here, {told} for the devices that it "
+                f"simulates; {largest_term(self._binds)}"
+            )
+        if self.is_cpu_guessed:
+            return f"{measured}, {told}; {CPU_GUESS}"
+        off = self.measured_s / predicted_s
+        line = (
+            f"{measured}, {told} ({off - 1:+.1%}; {times_from}); "
+            f"{largest_term(self._binds)}"
+        )
+        estimated = times_from.startswith("estimated")
+        if estimated and not 1 / _FAR_OFF < off < _FAR_OFF:
+            line += "; `hetjax profile` measures times to predict and plan with"
+        return line
+
+
+@dataclass(kw_only=True, slots=True)
+class StepComparison:
+    """Compares once for each plan, after its third step."""
+
+    predict: Callable[[Plan, Cluster], Predicted]
+    is_simulated: bool
+    _plan: tuple[Plan, Cluster] | None = None
+    _times_s: list[float] = field(default_factory=list)
+
+    def begin(self, plan: Plan, cluster: Cluster) -> None:
+        """Wait for the steps of this plan."""
+        self._plan, self._times_s = (plan, cluster), []
+
+    def add(self, step_time_s: float) -> ComparedStep | None:
+        """Take the time of a step; return the comparison if it is due."""
+        if self._plan is None:
+            return None
+        self._times_s.append(step_time_s)
+        if len(self._times_s) < _NUM_STEPS:
+            return None
+        measured_s = median(self._times_s[1:])
+        (plan, cluster), self._plan = self._plan, None
+        try:
+            found = self.predict(plan, cluster)
+        except (BadInput, NoFeasiblePlan) as bad:
+            return ComparedStep(measured_s=measured_s, why=bad.got)
+        return ComparedStep(
+            measured_s=measured_s,
+            predicted=found,
+            is_simulated=self.is_simulated,
+            is_cpu_guessed=guesses_a_cpu(found, cluster),
+        )

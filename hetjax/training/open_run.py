@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is open: workers that have its state, and journals to write to.
+
+Owns making it of what a start has settled, and what is written before the first step.
+Does not own what a start settles (`start.py`), the driver (`driver_setup.py`), nor
+training (`session.py`).
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.data.dataset import Dataset
+from hetjax.errors import NoFeasiblePlan
+from hetjax.plans.plan import Plan
+from hetjax.report.progress import Display
+from hetjax.schedule.predicted import Predicted
+from hetjax.training.directory import rundir
+from hetjax.training.directory.journal import Journal
+from hetjax.training.directory.leases import Leases
+from hetjax.training.directory.progress import check_reached, checkpoint_storage
+from hetjax.training.directory.removed import rewriting, was_removed
+from hetjax.training.driver_setup import start_driver
+from hetjax.training.observers.goodput import Spent
+from hetjax.training.observers.step_comparison import StepComparison
+from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.notices import Notice
+from hetjax.training.run_data import run_dataset
+from hetjax.training.settings.presets import Preset
+from hetjax.training.settings.run_settings import PASSING
+from hetjax.training.start import Start, describe, with_other_plan
+
+Predict = Callable[[Plan, Cluster], Predicted]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRun:
+    """What is there from the first use of the state to the end."""
+
+    start: Start
+    dataset: Dataset
+    driver: Driver
+    metrics: Journal
+    events: Journal
+    worker_notices: SimpleQueue[Notice]  # from when workers start
+    comparison: StepComparison
+
+    def recorder(self, shown: Display) -> Recorder:
+        return Recorder(
+            self.start.config.run_dir,
+            self.metrics,
+            self.events,
+            shown,
+            self.comparison,
+        )
+
+    def restore_files(self, recorder: Recorder) -> bool:
+        """Write the run's files again if its directory was removed; whether it was."""
+        start, driver = self.start, self.driver
+        run_dir, identity = start.config.run_dir, driver.run or start.run
+        if not was_removed(run_dir, identity):
+            return False
+        with rewriting(run_dir, identity):
+            if start.leases is not None:
+                start.leases.assert_again()
+            rundir.write_start(
+                run_dir,
+                identity,
+                start.config,
+                self.dataset,
+                driver.cluster,
+                driver.plan,
+            )
+            recorder.write_again()
+        recorder.event("rewritten", driver.at)
+        recorder.note(f"{run_dir} was removed: its files are written again")
+        return True
+
+
+def open_run(
+    start: Start,
+    preset: Preset,
+    predict: Predict,
+    spent: Spent,
+    shown: Display,
+    stack: ExitStack,
+) -> OpenRun:
+    """Make the state ready, and write what the run goes on with.
+
+    What is held is given back with `stack`; `spent` gets the time that it took.
+    """
+    storage, run_dir = checkpoint_storage(start.config), start.config.run_dir
+    adopts = start.config.adopt is not None
+    leases = Leases(run_dir, storage, stack, shown.note, start.run.id, adopts)
+    start = replace(start, leases=leases)
+    with spent.on("data"):
+        dataset = run_dataset(start.config, start.model, start.previous, shown)
+    describe(start, dataset, shown)
+    shown.doing("preparing the programs")
+    notices = SimpleQueue[Notice]()
+    with spent.on("compiling"):
+        start, driver = _driver(start, preset, dataset, shown, notices, stack)
+    check_reached(driver.at, start.config)
+    metrics, events = _begin(start, dataset, driver)
+    comparison = StepComparison(predict=predict, is_simulated=start.config.simulate)
+    comparison.begin(driver.plan, start.hardware.cluster)
+    found = OpenRun(
+        start=start,
+        dataset=dataset,
+        driver=driver,
+        metrics=stack.enter_context(closing(metrics)),
+        events=stack.enter_context(closing(events)),
+        worker_notices=notices,
+        comparison=comparison,
+    )
+    _record_start(start, driver, found.recorder(shown))
+    return found
+
+
+def _driver(
+    start: Start,
+    preset: Preset,
+    dataset: Dataset,
+    shown: Display,
+    notices: SimpleQueue[Notice],
+    stack: ExitStack,
+) -> tuple[Start, Driver]:
+    """Compile the plan; another one if the planner thought that its plan fits and the
+    compiler says that it does not."""
+    try:
+        driver = start_driver(start, dataset, shown, notices.put)
+        return start, stack.enter_context(driver)
+    except NoFeasiblePlan as none:
+        if not start.choice.is_searched:
+            raise
+        shown.note(f"{none.got}; planning again with these figures")
+    start = with_other_plan(start, preset, shown)
+    describe(start, dataset, shown)
+    driver = start_driver(start, dataset, shown, notices.put)
+    return start, stack.enter_context(driver)
+
+
+def _begin(start: Start, dataset: Dataset, driver: Driver) -> tuple[Journal, Journal]:
+    """Write what this start runs with; open metrics.jsonl and events.jsonl."""
+    config, run_dir, check = start.config, start.config.run_dir, start.check_leases
+    rundir.write_start(
+        run_dir,
+        driver.run or start.run,
+        config,
+        dataset,
+        start.hardware.cluster,
+        start.choice.plan,
+    )
+    return (
+        Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check),
+        Journal(run_dir / rundir.EVENTS, last_step=config.steps, may_write=check),
+    )
+
+
+def _record_start(start: Start, driver: Driver, recorder: Recorder) -> None:
+    """Record where the state is from, and what is not as before."""
+    at, source = driver.at, start.choice.source
+    if driver.resumed is not None:
+        recorder.resumed(driver.resumed, at)
+    if start.previous is None:
+        return recorder.event("started", at, plan=source)
+    if start.previous.plan != start.choice.plan:
+        recorder.event("replanned", at, plan=source)
+        recorder.note(f"another plan than before, from {source}")
+    for name, (was, now) in rundir.changes(start.previous, start.config).items():
+        if name not in PASSING:
+            recorder.note(f"{name} is {now} from here on (was {was})")
+            recorder.event("reconfigured", at, setting=name, was=was, now=now)

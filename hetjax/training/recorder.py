@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run records: lines in its journals, and words for people.
+
+Owns which line and which words each thing gets that happens in a run, between its start
+and its end. Does not own the journals as files (`directory/journal.py`) nor what
+happens (`loop.py`, `recovery/driver.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hetjax.report.progress import Display, metrics_line
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.training.directory import rundir
+from hetjax.training.directory.best import BEST, VAL_LOSS
+from hetjax.training.directory.journal import Journal, read_journal
+from hetjax.training.observers.goodput import Goodput
+from hetjax.training.observers.step_comparison import StepComparison
+from hetjax.training.recovery.not_finite import skipped_line
+from hetjax.training.recovery.notices import Notice
+from hetjax.training.recovery.recovered import Recovered, Rerouted
+
+
+class Recorder:
+    """Writes to the journals of a run, and shows."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        metrics: Journal,
+        events: Journal,
+        shown: Display,
+        comparison: StepComparison | None = None,
+    ) -> None:
+        self._run_dir, self._metrics, self._events = run_dir, metrics, events
+        self._shown, self._comparison = shown, comparison
+
+    def note(self, text: str) -> None:
+        """Show it, and write it nowhere but in the log."""
+        self._shown.note(text)
+
+    def event(self, name: str, step: int, **details: Any) -> None:
+        """Append what happened to events.jsonl."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._events.append({"event": name, "step": step, "time": now, **details})
+
+    def step(self, line: dict[str, Any]) -> None:
+        """A step that was trained."""
+        self._metrics.append(line)
+        self._shown.trained(line)
+
+    def skipped(
+        self, step: int, commit: StepCommit, step_time_s: float, learning_rate: float
+    ) -> None:
+        """A step that changed nothing."""
+        line = skipped_line(step, commit, step_time_s, learning_rate)
+        self._metrics.append(line)
+        self.note(f"step {step} skipped: {line['reason']}")
+
+    def compare(self, step: int, step_time_s: float) -> None:
+        """Say once for each plan how its measured step time compares to the predicted.
+
+        A prediction may take a second.
+        """
+        found = self._comparison and self._comparison.add(step_time_s)
+        if found is not None:
+            self.event("compared", step, **found.values())
+            self.note(str(found))
+
+    def evaluation(self, line: dict[str, Any], num_steps: int) -> None:
+        """A validation loss."""
+        self._metrics.append(line)
+        self.note(metrics_line(line, num_steps))
+
+    def saved(self, step: int) -> None:
+        """A checkpoint that is complete."""
+        self.event("saved", step)
+
+    def best(self, step: int, loss: float) -> None:
+        """Another checkpoint is the best one."""
+        self.event(BEST, step, **{VAL_LOSS: loss})
+
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Drop the metrics of steps after this one, and return them."""
+        return self._metrics.rewind(step)
+
+    def write_again(self) -> None:
+        """Write both journals to new files, if their files were removed."""
+        self._metrics.write_again()
+        self._events.write_again()
+
+    def notice(self, notice: Notice, step: int, goes_on: bool) -> None:
+        """Somebody asks the run to stop, or to go on without a node."""
+        grace_s, node = round(notice.grace_s, 1), notice.node
+        self.event("noticed", step, node=node, source=notice.source, grace_s=grace_s)
+        if node is not None:
+            then = "goes on without it after this step" if goes_on else "stops"
+            self.note(
+                f"{notice.source}: node {node!r} goes in {grace_s:g} s; the run {then}"
+            )
+
+    def recovery(self, recovered: Recovered) -> None:
+        """What a recovery has cost; the plan that follows from it is kept."""
+        if recovered.plan is not None:
+            assert recovered.cluster is not None
+            rundir.write_layout(self._run_dir, recovered.cluster, recovered.plan)
+            self.event("replanned", recovered.step, plan=recovered.reason)
+            self.note(f"another plan than before:\n{recovered.plan}")
+            if self._comparison is not None:
+                self._comparison.begin(recovered.plan, recovered.cluster)
+        seconds = {phase: round(s, 3) for phase, s in recovered.seconds.items()}
+        self.event(
+            "recovered",
+            recovered.step,
+            reason=recovered.reason,
+            gone=sorted(recovered.gone),
+            lost_steps=max(0, recovered.from_step - recovered.step),
+            bytes=dict(recovered.num_bytes),
+            tier_s={tier: round(s, 3) for tier, s in recovered.tier_s.items()},
+            seconds=seconds,
+        )
+        moved = moved_bytes(recovered.num_bytes, recovered.tier_s)
+        self.note(
+            f"{recovered.reason}; all are at step {recovered.step} again after "
+            f"{sum(seconds.values()):.1f} s ({moved or 'nothing had to move'})"
+        )
+
+    def rerouting(self, rerouted: Rerouted) -> None:
+        """Whose samples others train on until they are back."""
+        took_s = sum(rerouted.seconds.values())
+        self.event(
+            "rerouted",
+            rerouted.step,
+            reason=rerouted.reason,
+            replicas=list(rerouted.replicas),
+            seconds=round(took_s, 3),
+        )
+        named = ", ".join(map(str, rerouted.replicas))
+        self.note(
+            f"{rerouted.reason}; others have the samples of replica {named} after "
+            f"{took_s:.1f} s, while it is started again"
+        )
+
+    def goodput(self, found: Goodput, step: int) -> None:
+        """What the time went into; it is shown if something was lost."""
+        self.event("goodput", step, **found.values())
+        if found.is_disturbed:
+            self.note(str(found))
+
+    def resumed(self, origin: Mapping[str, Any], step: int) -> None:
+        """Where the state is from that the run goes on with."""
+        missing = missing_steps(read_journal(self._run_dir / rundir.METRICS), step)
+        if missing:
+            self.note(
+                f"{rundir.METRICS} lacks lines of steps up to {missing[-1]}: they were "
+                "removed, or undone before the checkpoint after them was found whole"
+            )
+        self.event("restored", step, **origin)
+        if "checkpoint" in origin:
+            self.note(f"resumed at step {step} from {origin['checkpoint']}")
+        else:
+            moved = moved_bytes(origin["bytes"], origin["seconds"])
+            self.note(f"resumed at step {step} ({moved})")
+
+
+def missing_steps(lines: Sequence[Mapping[str, Any]], last: int) -> list[int]:
+    """Steps up to the last that have no line, though later ones may.
+
+    >>> missing_steps([{"step": 1, "loss": 2.0}, {"step": 3, "reason": "overflow"}], 4)
+    [2, 4]
+    """
+    recorded = {line["step"] for line in lines if "val_loss" not in line}
+    return sorted({*range(1, last + 1)} - recorded)
+
+
+def moved_bytes(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
+    """How much state came from where, for people."""
+    return ", ".join(
+        f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
+        for tier, n in num_bytes.items()
+    )

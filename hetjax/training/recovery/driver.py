@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run on its workers, which goes on when nodes come and go or workers vanish.
+
+Owns what is done about a lost worker: a step that one survivor has committed is
+finished by all, the lost ones are started again or, if their node is gone, another plan
+is made, and everybody gets what it lacks from the nearest place that has it. The same
+where nodes come or leave in good order. Does not own who starts workers
+(`launch/launching.py`), who holds what (`hetjax/runtime/control/recovery.py`), nor the
+loop, which hears of `RolledBack`.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from hetjax.checkpoint.format import attempt
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.cluster.cluster import Cluster
+from hetjax.launch.launching import Launcher
+from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import node_of
+from hetjax.runtime.control import recovery
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.checks import Disagreement
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.schedule.simulation.trace import Span
+from hetjax.training.recovery.current_plan import CurrentPlan
+from hetjax.training.recovery.degraded_mode import DegradedMode
+from hetjax.training.recovery.driver_config import DriverConfig
+from hetjax.training.recovery.fresh_workers import FreshWorkers
+from hetjax.training.recovery.recovered import (
+    Clock,
+    GivenUp,
+    Losses,
+    Recovered,
+    Rerouted,
+    RolledBack,
+    difference,
+    left_out,
+    recovered,
+    state_lost,
+    verdict,
+)
+from hetjax.training.recovery.surviving_state import SurvivingState
+
+_Answer = TypeVar("_Answer")
+
+
+class Driver:
+    """The run of a controller whose workers are started by `begin`.
+
+    `plan` and `cluster` are the current ones, `resumed` says where the state is from,
+    `on_recovery` is called after recoveries, and where others take over. Leaving
+    `with` closes `stack`, too.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        launcher: Launcher,
+        config: DriverConfig,
+        *,
+        cluster: Cluster,
+        validation_weights: Sequence[float],
+    ) -> None:
+        self._controller, self._launcher = controller, launcher
+        self.stack = ExitStack()
+        self._config, self._at, self._losses = config, 0, Losses()
+        self._surviving = SurvivingState(controller, config, self.leave)
+        self._degraded = DegradedMode(controller, launcher, config)
+        self._has_begun, self._last_saved = False, None
+        self.resumed: Mapping[str, Any] | None = None
+        self._commit: StepCommit | None = None
+        self._current = CurrentPlan(cluster, controller.plan, config)
+        self._fresh = FreshWorkers(controller, launcher, config)
+        self.validation_weights = validation_weights
+        self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
+        self.must_give_up: Callable[[], bool] = lambda: False
+        self._has_given_up = False
+
+    def begin(self) -> recovery.Restored | None:
+        """Start all workers; give them the newest state there is, or None: the first.
+
+        One that is lost meanwhile is started again. Raises WorkerLost if that does not
+        help or it has failed by itself, BadInput, and NoFeasiblePlan if the programs
+        turn out to need more memory than there is.
+        """
+        restored = self._restored_at_last(None, Clock())
+        self._has_begun, self._losses = True, Losses()
+        self._config.on_restored(restored or recovery.Restored(step=0))
+        if restored is not None:
+            self._at = self._controller.saved = restored.step
+            self._controller.safe = restored.step, attempt(restored.host)
+        return restored
+
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
+        """Train the next step; raises RolledBack where state was lost meanwhile."""
+        assert number == self._at, (number, self._at)
+        if self._current.is_outdated() or self._degraded.is_over(
+            self._at, self._current
+        ):
+            self._recover_in_place(None)
+        try:
+            for settings, plan in self._current.standby():
+                self._controller.compile_ahead(settings, plan)
+            found = self._ask_step(number, traced)
+        except WorkerLost as lost:
+            if not self._reroute(lost):
+                self._recover(lost)
+            if self._at == number:
+                return self.step(number, traced=traced)
+            if self._at < number:
+                raise RolledBack(self._at) from lost
+            assert self._commit is not None
+            found = self._commit
+        self._at = number + 1
+        self._losses = Losses()
+        self._config.on_step(number, found)
+        return found
+
+    def _ask_step(self, number: int, traced: bool) -> StepCommit:
+        config = self._config
+        if config.checking.is_left_out(number):
+            return self._controller.leave_out(number)
+        scale = config.loss_scaling.scale(self.cluster, self.plan)
+        checks = config.checking.checks(number)
+        return self._controller.step(
+            number, traced=traced, loss_scale=scale, checks=checks
+        )
+
+    def _reroute(self, lost: WorkerLost) -> bool:
+        """Go on at once with the replicas that are left, if there are some."""
+        if not self._config.reroutes or self._current.is_outdated(again=True):
+            return False
+        found = self._degraded.begin(lost, self.plan, self._at, self._check_time)
+        self._commit = self._degraded.commit or self._commit
+        if found is None:
+            return False
+        self._count_loss(lost)
+        self._fresh.add(self._degraded.missing)
+        self._at = found.step
+        self.on_recovery(found)
+        return True
+
+    def check(self) -> tuple[bool, Sequence[Disagreement]]:
+        """Whether all weights are finite, and where holders have unlike ones."""
+        compares = self._config.checking.compares
+        return self._surely(lambda: self._controller.check_state(compares))
+
+    def leave_out(self, steps: range) -> None:
+        """Train on nothing in these steps when they come."""
+        self._config.checking.leave_out(steps)
+
+    def spans(self) -> Sequence[Span]:
+        """When the actions of all traced steps ran."""
+        return self._surely(self._controller.spans)
+
+    def validate(self, number: int) -> float:
+        """Mean cross-entropy in nats per token over the validation batch."""
+        return self._surely(lambda: self._controller.evaluate([number]))
+
+    def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """logits_V that follow the (last seq_len) tokens."""
+        return self._surely(lambda: self._controller.next_logits(tokens))
+
+    @property
+    def plan(self) -> Plan:
+        return self._current.plan
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._current.cluster
+
+    @property
+    def run(self) -> RunIdentity | None:
+        """Which run this is, once it has begun."""
+        return self._surviving.storage.run
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Process ids by worker, of those on this machine."""
+        return self._launcher.pids
+
+    @property
+    def at(self) -> int:
+        """How many steps the state has behind it."""
+        return self._at
+
+    @property
+    def saved(self) -> int | None:
+        return self._controller.saved
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether that is whole on disks, or was looked for in the store and found."""
+        return self._controller.is_kept
+
+    @property
+    def is_not_finite(self) -> bool:
+        return self._controller.is_not_finite
+
+    def roll_back(self, reason: str) -> int:
+        """Go on from the newest checkpoint, or anew if there is none; return its step.
+
+        Nothing that is in memory is taken along.
+        """
+        clock, at = Clock(), self._at
+        restored = self._surely(self._restored_anew)
+        self._at, self._commit = restored.step, None
+        self._config.on_restored(restored)
+        clock.lap("move")
+        self.on_recovery(recovered(reason, at, restored, clock, self.cluster))
+        return restored.step
+
+    def _restored_anew(self) -> recovery.Restored:
+        controller, storage = self._controller, self._surviving.storage
+        controller.drop_state(storage)
+        if self._degraded.missing:
+            self._recover_in_place(None)  # they have a part of what was saved
+        held = self._surviving.on_disk(controller.workers)
+        if controller.saved is None:
+            self._begin_anew(held)
+            return recovery.Restored(step=0)
+        found = recovery.restore(controller, held, storage, most=controller.saved)
+        if found is None:
+            raise state_lost(controller.saved)
+        return found
+
+    def save(self, step: int, best: Callable[[], int | None] = lambda: None) -> bool:
+        """As `Controller.save` does."""
+        config, save = self._config, self._controller.save
+        host = {**config.host, **config.loss_scaling.host_values(), "step": step}
+        return self._surely(lambda: save(self._surviving.storage, step, host, best))
+
+    def wait_saved(self) -> None:
+        self._surely(self._controller.wait_saved)
+
+    def leave(self, node: str) -> bool:
+        """Go on without the node from the next step on; False if nothing can."""
+        return self._current.leave(node)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let workers finish what they write, unless something went wrong or is over.
+
+        One that is lost now takes nothing along but what it was copying to the store.
+        """
+        try:
+            if kind is None and not self._has_given_up:
+                self._controller.end()
+                self._degraded.dismiss()
+        except WorkerLost as lost:
+            text = f"{lost} as the run ended, with its state saved"
+            warnings.warn(text, stacklevel=2)
+        finally:
+            self.stack.close()
+
+    def _surely(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask again after a loss, if the state is as it was."""
+        try:
+            return ask()
+        except WorkerLost as lost:
+            self._recover_in_place(lost)
+            return self._surely(ask)
+
+    def _recover_in_place(self, lost: WorkerLost | None) -> None:
+        """Recover; raises RolledBack unless the state is as it was."""
+        at = self._at
+        self._recover(lost)
+        if self._at != at:
+            raise RolledBack(self._at) from lost
+
+    def _recover(self, lost: WorkerLost | None) -> None:
+        """Get all workers of now going; raises WorkerLost if that does not help.
+
+        Raises GivenUp once the run `must_give_up`.
+        """
+        clock, at, before = Clock(), self._at, self.plan
+        self._fresh.gone = {*self._degraded.missing}
+        cause = lost or self._degraded.lost
+        reason, cluster = cause and str(cause), self.cluster
+        with self._controller.connections.interrupted_by(self._check_time):
+            restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
+        self._at = restored.step
+        self._config.on_restored(restored)
+        plan = None if self.plan == before else self.plan
+        reason = reason or difference(cluster, self.cluster)
+        gone = frozenset(self._fresh.gone)
+        found = recovered(reason, at, restored, clock, self.cluster, plan, gone)
+        self.on_recovery(found)
+
+    def _check_time(self) -> None:
+        if self.must_give_up():
+            self._has_given_up = True
+            raise GivenUp
+
+    def _restored_at_last(
+        self, lost: WorkerLost | None, clock: Clock
+    ) -> recovery.Restored | None:
+        """Try until no other worker is lost meanwhile, or too many were."""
+        while True:
+            if lost is not None:
+                self._count_loss(lost)
+            try:
+                return self._restored(lost, clock)
+            except WorkerLost as another:
+                lost = another
+
+    def _count_loss(self, lost: WorkerLost) -> None:
+        """Count a loss; go on without a node that is lost again and again."""
+        if lost.has_failed and not self._has_begun:
+            raise lost  # it would again
+        node = node_of(lost.worker)
+        self._losses = self._losses.with_one_of(node)
+        then = verdict(self._losses, node, self._config.recovers)
+        if then == "give up":
+            raise lost
+        if then == "leave the node" and self.leave(node):
+            self._losses = self._losses.without(node)
+            warnings.warn(left_out(node, lost.reason), stacklevel=2)
+
+    def _restored(
+        self, lost: WorkerLost | None, clock: Clock
+    ) -> recovery.Restored | None:
+        """One try: the state that is left, laid out for the nodes that are there.
+
+        None if nothing is left, as nothing was ever saved: the first state.
+        """
+        controller, connections = self._controller, self._controller.connections
+        if lost is not None and lost.worker in connections.workers:
+            connections.lose(lost.worker, lost.reason)
+        if controller.saved is not None:
+            self._last_saved = controller.saved
+        left = connections.workers
+        built = self._fresh.built_before(left)
+        abreast = self._degraded.taking_part(built)
+        self._commit = recovery.finish_step(connections, abreast) or self._commit
+        held = self._surviving.held(built)
+        clock.lap("finish")
+        self._degraded.end(self.plan, built)
+        self._replan(lost or self._degraded.lost)
+        clock.lap("replan")
+        new = [worker for worker in controller.workers if worker not in built]
+        leaving = [worker for worker in built if worker not in controller.workers]
+        is_first = not self._has_begun
+        gone = [worker for worker in new if worker not in left]
+        self._fresh.start(gone, self._current.settings, clock, is_first)
+        held += (
+            self._surviving.joining(new) if self._has_begun else self._surviving.found()
+        )
+        controller.connect(self._config.transport, leaving)
+        if is_first:
+            self._compile(clock)  # before anybody takes state into memory
+        in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
+        # what is later was given up once
+        most = max([self._at, *in_memory_]) if self._has_begun else None
+        restored = recovery.restore(
+            controller, held, self._surviving.storage, leaving, most
+        )
+        if not self._has_begun:
+            step = None if restored is None else restored.step
+            self._config.context.check_begins(held, controller.workers, step)
+        if restored is None:
+            self._begin_anew(held)
+        else:
+            recovery.remember_saved(controller, restored, self._config.storage)
+        if leaving:
+            controller.dismiss(leaving)
+            controller.connect(self._config.transport)  # or they would be missed
+        clock.lap("move")
+        if not is_first:
+            self._compile(clock)  # it has gone on meanwhile
+        self._degraded.forget()
+        return restored
+
+    def _compile(self, clock: Clock) -> None:
+        self._config.context.compile(
+            self._controller, self.cluster, is_first=not self._has_begun
+        )
+        clock.lap("compile")
+
+    def _begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
+        """Make the first state, as nothing was ever saved; else that must be found."""
+        if self._last_saved is not None:
+            raise state_lost(self._last_saved)
+        self._controller.initialise(self._config.seed)
+
+    def _replan(self, lost: WorkerLost | None) -> None:
+        """Go by another plan if there are other nodes than before."""
+        if self._current.replan(is_needed=lost is not None):
+            self._controller.adopt(self.plan, self.cluster.nodes)
+            self._fresh.add_other_plan()

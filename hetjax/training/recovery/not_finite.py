@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that are skipped: why, how many are borne, and how they end a run.
+
+Does not own where they are found nor the going back to a checkpoint (`loop.py`,
+`rollback.py`).
+"""
+
+from typing import Any
+
+from hetjax.errors import RunFailed
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.training.settings.config import RunConfig
+
+MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2**-12
+
+
+def diverged(got: str, config: RunConfig, saved: int | None) -> RunFailed:
+    """A run with a loss or weights that are no numbers; `saved` is the newest step."""
+    state, then = _saved(saved)
+    return RunFailed(
+        got=got,
+        allowed=f"finite numbers; {state}",
+        fix=f"{then} with a lower --optimizer.learning-rate, which is "
+        f"{config.optimizer.learning_rate} now",
+    )
+
+
+def skips_all(
+    step: int, scale: float | None, config: RunConfig, saved: int | None
+) -> RunFailed:
+    """A run that has skipped too many steps in a row, to this one."""
+    state, then = _saved(saved)
+    if scale is None:
+        return RunFailed(
+            got=f"{MOST_SKIPPED} steps in a row, to step {step}, whose gradients are "
+            "not finite or whose loss is a spike: all were skipped",
+            allowed=f"such a step now and then; {state}",
+            fix=f"{then} with a lower --optimizer.learning-rate, which is "
+            f"{config.optimizer.learning_rate} now, or with --on-spike warn",
+        )
+    return RunFailed(
+        got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, to "
+        f"step {step}, where the loss was scaled by {scale:.10g}, less each time",
+        allowed="an overflow now and then, which skips its step, as float16 ends "
+        f"at 65504; {state}",
+        fix=f"{then} with --dtype float32 (or bfloat16, if all cards have it) and "
+        "no precision of float16 in the plan, or with a lower "
+        f"--optimizer.learning-rate, which is {config.optimizer.learning_rate} now",
+    )
+
+
+def skipped_line(
+    step: int, result: StepCommit, step_time_s: float, learning_rate: float
+) -> dict[str, Any]:
+    """What `metrics.jsonl` says of a step that changed nothing: no loss."""
+    line = {
+        "step": step,
+        "skipped": True,
+        "reason": _why(result),
+        "tokens": 0 if result.is_left_out else result.num_tokens,
+        "step_time_s": step_time_s,
+        "learning_rate": learning_rate,
+    }
+    if result.loss_scale is not None:
+        line["loss_scale"] = result.loss_scale
+    return line
+
+
+def _why(result: StepCommit) -> str:
+    if result.is_left_out:
+        return "left out, as a loss has spiked"
+    if result.is_spike:
+        return f"loss {result.loss():.4f}, more than {result.most_loss:.4f}"
+    if result.loss_scale is not None:
+        return f"gradients x {result.loss_scale:.10g} overflow"
+    return "gradients that are not finite"
+
+
+def _saved(saved: int | None) -> tuple[str, str]:
+    """What is saved, and what to do now, in words."""
+    if saved is None:
+        return "none is saved", "start again"
+    return f"the last checkpoint is of step {saved}", "go on from there"

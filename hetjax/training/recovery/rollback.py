@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a run goes back to its newest checkpoint, and when it does not any more.
+
+Owns the reasons, and the rule what to do about one, a function of what was gone back
+for before. Does not own where they are found nor the going back (`loop.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hetjax.errors import RunFailed
+from hetjax.plans.plan import Plan
+from hetjax.runtime.execution.checks import Disagreement
+from hetjax.training.recovery.not_finite import diverged
+from hetjax.training.settings.config import RunConfig
+
+_MOST_UNNAMED = 3  # times that nobody knows who it is
+_MOST_SPIKES = 3  # times to the same checkpoint
+
+
+class RollbackNeeded(Exception):
+    """The state after `step` is not to be gone on with: `got` says why, `name` is that
+    of the event; `nodes` are to blame, if that is known."""
+
+    name = "not-finite"
+
+    def __init__(self, step: int, got: str, nodes: Sequence[str] = ()) -> None:
+        super().__init__(got)
+        self.step, self.got, self.nodes = step, got, tuple(sorted({*nodes}))
+
+
+class NotFinite(RollbackNeeded):
+    """A step, or the weights after it, have numbers that are not finite."""
+
+
+class Disagreed(RollbackNeeded):
+    """Holders of the same layers have unlike bits."""
+
+    name = "disagreed"
+
+
+class Spiked(RollbackNeeded):
+    """A loss is far beyond the usual."""
+
+    name = "spiked"
+
+
+@dataclass(frozen=True, slots=True)
+class PastRollback:
+    """What was gone back for before: the reason, whom it named, and to which step."""
+
+    why: str
+    nodes: tuple[str, ...]
+    to: int | None
+
+
+Verdict = Literal["go back", "leave the nodes", "give up"]
+
+
+def verdict(before: Sequence[PastRollback], now: PastRollback) -> Verdict:
+    """What to do about it: the same again without a newer checkpoint is no chance.
+
+    A node that is named twice is left out. Where nobody is named, a third time ends
+    the run, and so do spikes.
+    """
+    times = 1 + before.count(now)
+    if now.why == Disagreed.name and now.nodes:
+        return "go back" if times == 1 else "leave the nodes"
+    most = _MOST_SPIKES if now.why == Spiked.name else _MOST_UNNAMED
+    return "go back" if times < most else "give up"
+
+
+class Rollbacks:
+    """What a run has gone back for, and what follows from it."""
+
+    def __init__(self) -> None:
+        self._before: list[PastRollback] = []
+        self._bad_step = -1  # the last one with numbers that were not finite
+
+    def judge(
+        self, bad: RollbackNeeded, kept: int | None, config: RunConfig
+    ) -> Verdict:
+        """What to do about it, with the newest checkpoint that is `kept`.
+
+        Raises RunFailed where going back would not help.
+        """
+        if isinstance(bad, NotFinite):
+            self._check_was_chance(bad, kept, config)
+            return "go back"
+        now = PastRollback(bad.name, bad.nodes, kept)
+        then = verdict(self._before, now)
+        self._before.append(now)
+        if then == "give up":
+            keeps = keeps_spiking if isinstance(bad, Spiked) else keeps_disagreeing
+            raise keeps(bad, kept)
+        return then
+
+    def _check_was_chance(
+        self, bad: NotFinite, kept: int | None, config: RunConfig
+    ) -> None:
+        """It was not if it comes again, at the same step or before."""
+        if kept is None:
+            raise diverged(bad.got, config, kept)
+        if bad.step <= self._bad_step:
+            raise diverged(f"{bad.got}, again after going back", config, kept)
+        self._bad_step = bad.step
+
+
+def disagreed(step: int, found: Sequence[Disagreement], plan: Plan) -> Disagreed:
+    """What the digests of the state after this step say, in words."""
+    nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
+    odd = {nodes[stage] for each in found for stage in each.odd}
+    holders = sorted({nodes[stage] for each in found for stage in each.holders})
+    layers = ", ".join(_layers(each.group) for each in found)
+    who = f"{', '.join(sorted(odd))} of {', '.join(holders)}"
+    if not odd:
+        who = f"{' and '.join(holders)}, nobody knows which of them"
+    return Disagreed(
+        step, f"unlike bits of {layers} after step {step} on {who}", [*odd]
+    )
+
+
+def keeps_disagreeing(bad: RollbackNeeded, saved: int | None) -> RunFailed:
+    """A run whose replicas differ again and again."""
+    state = f"the last checkpoint is of step {saved}" if saved else "none is saved"
+    who = ", ".join(bad.nodes) or "the nodes named"
+    return RunFailed(
+        got=f"{bad.got}, again after going back",
+        allowed=f"replicas with the same bits; {state}, and was the same on all",
+        fix=f"test the memory and the devices of {who}; take what is broken out of the "
+        "cluster file and run the same command again, or add --digest-every 0 to train "
+        "without comparing",
+    )
+
+
+def keeps_spiking(bad: RollbackNeeded, saved: int | None) -> RunFailed:
+    """A run whose loss spikes again and again from the same checkpoint."""
+    return RunFailed(
+        got=f"{bad.got}, again after going back to step {saved}",
+        allowed="a spike now and then, whose batches are left out",
+        fix="go on with a lower --optimizer.learning-rate, with a larger "
+        "--spike-factor, or with --on-spike warn",
+    )
+
+
+def _layers(group: object) -> str:
+    if isinstance(group, str):
+        return group
+    first, end = group  # pyright: ignore[reportGeneralTypeIssues]
+    return f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"

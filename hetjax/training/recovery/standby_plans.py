@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for what is likely to happen next, made and compiled while the run trains.
+
+Owns which clusters are likely (this one without one of its nodes), when it is time to
+plan for them, and the plans that have been found, also for a node that is to leave.
+Does not own planning itself (`training/layout/plan_choice.py`), where it is done ahead
+(`training/layout/planning_process.py`), nor who compiles
+(`hetjax/runtime/worker/serving.py`).
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.plans.plan import Plan
+from hetjax.training.recovery.recovered import nodes_used
+
+_MOST_CLUSTERS = 8
+
+Replan = Callable[[Cluster, Plan], Plan]
+
+
+class Look(Protocol):
+    """Plans for some clusters, made elsewhere."""
+
+    def found(self) -> list[tuple[Cluster, Plan]]:
+        """What has been planned since the last call; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is not planned yet."""
+        ...
+
+
+class StandbyPlans:
+    """Looks ahead `after_s` seconds after each change; never if that is 0.
+
+    `look` begins to plan for clusters in place of a plan.
+    """
+
+    def __init__(
+        self,
+        replan: Replan,
+        look: Callable[[Sequence[Cluster], Plan], Look],
+        after_s: float,
+    ) -> None:
+        self._replan, self._begin, self._after_s = replan, look, after_s
+        self._plans: dict[tuple[Cluster, Plan], Future[Plan]] = {}
+        self._lock = threading.Lock()  # a node that leaves is planned for by a thread
+        self._now: tuple[Cluster, Plan] | None = None
+        self._since_s, self._has_begun = 0.0, False
+        self._look: Look | None = None
+
+    def plan(self, cluster: Cluster, current: Plan) -> Plan:
+        """The plan for this cluster: the one that was foreseen or made before, else a
+        new one. May be called from any thread; no plan is made twice."""
+        key, made = (cluster, current), Future[Plan]()
+        with self._lock:
+            known = self._plans.setdefault(key, made)
+        if known is made:
+            try:
+                made.set_result(self._replan(cluster, current))
+            except BaseException as error:
+                self._plans.pop(key, None)  # not kept: another time it may be found
+                made.set_exception(error)
+        return known.result()
+
+    def found(self, cluster: Cluster, plan: Plan) -> list[tuple[Cluster, Plan]]:
+        """What has been foreseen from here and was not told yet."""
+        if (cluster, plan) != self._now:
+            self.close()
+            self._now, self._since_s = (cluster, plan), time.monotonic()
+            self._has_begun = False
+            with self._lock:
+                kept = {
+                    key: made for key, made in self._plans.items() if key[1] == plan
+                }
+                self._plans = kept
+        waited = time.monotonic() - self._since_s >= self._after_s > 0
+        if waited and not self._has_begun:
+            self._has_begun = True
+            clusters = likely(cluster, plan)
+            self._look = self._begin(clusters, plan) if clusters else None
+        fresh = self._look.found() if self._look else []
+        for other, found in fresh:
+            self._plans.setdefault((other, plan), _done(found))
+        return fresh
+
+    def close(self) -> None:
+        """Look no further."""
+        if self._look is not None:
+            self._look.close()
+            self._look = None
+
+
+def _done(plan: Plan) -> Future[Plan]:
+    done = Future[Plan]()
+    done.set_result(plan)
+    return done
+
+
+def plan_or_warn(
+    replan: Replan, cluster: Cluster, current: Plan, then: str = ""
+) -> Plan | None:
+    """The plan for this cluster; None, with a warning that ends in `then`, if none."""
+    try:
+        return replan(cluster, current)
+    except (BadInput, NoFeasiblePlan) as none:
+        names = ", ".join(node.name for node in cluster.nodes)
+        # told of whoever asked: of one place Python tells the same thing once
+        warnings.warn(f"no plan for {names} alone ({none.got}){then}", stacklevel=3)
+        return None
+
+
+def likely(cluster: Cluster, plan: Plan) -> Sequence[Cluster]:
+    """The cluster without one of the nodes that the plan uses, spot nodes first."""
+    nodes = nodes_used(cluster, plan)
+    if len(cluster.nodes) == 1 or any(node.hosts > 1 for node in cluster.nodes):
+        return []  # hosts of one node compile together, or not at all
+    names = [node.name for node in sorted(nodes, key=lambda node: not node.spot)]
+    every = {node.name for node in cluster.nodes}
+    return [part_of(cluster, every - {name}) for name in names[:_MOST_CLUSTERS]]

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run from its settings to its end: what stands before and after the loop.
+
+Owns the order of set-up, resuming, and what stays open between two calls to train. Does
+not own what a start settles (`start.py`), the loop (`loop.py`), what is recorded
+(`recorder.py`), the command line (`hetjax/cli/train.py`) nor the class for notebooks
+(`hetjax/api/trainer.py`).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from hetjax.checkpoint.lease import LeaseLost
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.utilization import seconds_at_peak
+from hetjax.data.batches import Batch
+from hetjax.errors import BadInput
+from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
+from hetjax.report.progress import Display, display
+from hetjax.training.directory import rundir
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.progress import (
+    best_so_far,
+    evaluated,
+)
+from hetjax.training.ending import DONE, clear_ends, finish
+from hetjax.training.interrupts import Interrupted, interruptible
+from hetjax.training.layout.hardware import with_needed_launcher
+from hetjax.training.loop import Loop
+from hetjax.training.observers.goodput import Spent
+from hetjax.training.observers.run_reports import write_report
+from hetjax.training.observers.step_comparison import predict_step
+from hetjax.training.open_run import OpenRun, open_run
+from hetjax.training.optimizer import LearningRates
+from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.driver import Driver
+from hetjax.training.recovery.notices import (
+    Notice,
+    StopRequest,
+    Watch,
+    notices_of_workers,
+)
+from hetjax.training.recovery.recovered import Recovered, Rerouted, RolledBack
+from hetjax.training.saving import Saving
+from hetjax.training.settings.checks import check_config
+from hetjax.training.settings.config import EvaluationConfig, RunConfig
+from hetjax.training.settings.presets import Preset
+from hetjax.training.start import Start, settle
+from hetjax.training.worker import training_feed
+
+T = TypeVar("T")
+_WORKERS_NOTICES_EVERY_S = 0.1
+
+
+def run(config: RunConfig, preset: Preset, model: Model) -> int:
+    """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
+
+    `preset` gives the cluster and the plan to fall back on. Raises BadInput before
+    anything is written, RunFailed where training cannot go on, Interrupted by SIGINT or
+    SIGTERM where there is nothing to save.
+    """
+    check_config(config)
+    code: int | None = None
+    try:
+        with (
+            interruptible(),
+            clear_ends(config),
+            rundir.locked(config.run_dir),
+            display(config.steps, config.run_dir / rundir.LOG) as shown,
+            Session(config, preset, model) as session,
+        ):
+            code = session.fit(shown)
+    except Interrupted:
+        if code is None:
+            raise
+    assert code is not None
+    return code  # whatever has cut short what came after it
+
+
+class Session(ExitStack):
+    """A run in a directory that is held; its state stays within `with`.
+
+    `cluster` and `plan` come before those of files. `again` is what people are told to
+    do to go on. Each call shows how it goes, and raises as `run` does.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        preset: Preset,
+        model: Model,
+        *,
+        cluster: Cluster | None = None,
+        plan: Plan | None = None,
+        again: str = "the same command",
+    ) -> None:
+        super().__init__()
+        self._config = with_needed_launcher(config, preset, cluster)
+        self._preset, self._model = preset, model
+        self._cluster, self._plan, self._again = cluster, plan, again
+        predict = partial(predict_step, self._config, model)
+        self._predict = lru_cache(maxsize=1)(predict)
+        self._begin_s = time.perf_counter()
+        self._prepared = Spent(after=0)
+        self._settled: Start | None = None
+        self._opened: OpenRun | None = None
+
+    def fit(self, shown: Display, num_steps: int | None = None) -> int:
+        """Train to the last step, or for so many; return the exit code."""
+        config = self._config
+        if num_steps is not None:
+            config = replace(config, stop_after=num_steps)
+            check_config(config)
+        if self._is_done(shown):
+            shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
+            if config.trace:
+                shown.note("--trace: no step is left to trace; raise --steps")
+            return DONE
+        found = self._open(shown)
+        try:
+            return self._fit(found, config, shown)
+        except LeaseLost:
+            raise  # the directory is another process's now
+        except Exception:
+            write_report(config.run_dir, self._predict, shown)
+            raise
+
+    def evaluate(self, shown: Display) -> Mapping[str, Any]:
+        """Return the line of `metrics.jsonl` on the validation loss of the state."""
+        self._look(shown, lambda loop: loop.evaluate(loop.driver.at))
+        lines = read_journal(self._config.run_dir / rundir.METRICS)
+        return next(line for line in reversed(lines) if "val_loss" in line)
+
+    def sample(self, shown: Display, evaluation: EvaluationConfig) -> str:
+        """Return a text that the model goes on with."""
+        check_config(replace(self._config, evaluation=evaluation))
+        return self._look(shown, lambda loop: loop.sample(loop.driver.at, evaluation))
+
+    def plan(self, shown: Display) -> Plan:
+        """Return the plan of now; another one may follow when nodes come and go."""
+        if self._opened is not None:
+            return self._opened.driver.plan
+        return self._settle(shown).choice.plan
+
+    def workers(self, shown: Display) -> Mapping[str, int]:
+        """Process ids by worker, of those on this machine."""
+        return self._open(shown).driver.pids
+
+    def batch(self, shown: Display, step: int) -> Batch:
+        """Return what a step trains on, counted from 1; BadInput for another number."""
+        config = self._config
+        if not 1 <= step <= config.steps:
+            raise BadInput(
+                got=f"the batch of step {step}",
+                allowed=f"1 to {config.steps}, the steps of the run",
+                fix="count steps from 1, as the metrics do",
+            )
+        dataset = self._open(shown).dataset
+        with closing(training_feed(self._config, dataset)) as feed:
+            return feed.batch(step - 1)
+
+    def _is_done(self, shown: Display) -> bool:
+        if self._opened is None:
+            return self._settle(shown).is_done
+        return self._opened.driver.at == self._config.steps
+
+    def _settle(self, shown: Display) -> Start:
+        """Find out, once, what the run is to go on from, where, and by which plan."""
+        if self._settled is None:
+            self._settled = settle(
+                self._config,
+                self._preset,
+                self._model,
+                shown,
+                cluster=self._cluster,
+                plan=self._plan,
+            )
+            self._config = self._settled.config
+        return self._settled
+
+    def _open(self, shown: Display) -> OpenRun:
+        """Make the state ready, once, and write what the run goes on with."""
+        if self._opened is None:
+            start, predict = self._settle(shown), self._predict
+            args = start, self._preset, predict, self._prepared
+            self._opened = open_run(*args, shown, stack=self)
+        shown.begun()
+        return self._opened
+
+    def _fit(self, found: OpenRun, config: RunConfig, shown: Display) -> int:
+        run_dir, driver = config.run_dir, found.driver
+        recorder, stop = found.recorder(shown), StopRequest()
+        loop = self._loop(found, config, recorder, stop)
+        with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.enter_context(stop)  # other threads receive no signals
+            if config.max_hours is not None:
+                stack.enter_context(stop.after(config.max_hours, self._begin_s))
+            on_notice = partial(_on_notice, driver, stop, recorder)
+            stack.enter_context(Watch(on_notice, run_dir))
+            # a thread of its own: a cloud's server may be slow to answer
+            workers = notices_of_workers(found.worker_notices)
+            every_s = {workers: _WORKERS_NOTICES_EVERY_S}
+            stack.enter_context(Watch(on_notice, None, every_s))
+            driver.must_give_up = lambda: stop.leaves_no_time
+            shown.doing("the first step")
+            step = loop.run(driver.at)
+            total_s = time.perf_counter() - self._begin_s
+            lines = read_journal(run_dir / rundir.METRICS)
+            recorder.goodput(loop.spent.goodput(lines, total_s), step)
+            self._begin_s, self._prepared = time.perf_counter(), Spent(after=0)
+            code = finish(found.start, step, stop, recorder, self._again)
+            if not stop.leaves_no_time:
+                write_report(run_dir, self._predict, shown)
+            return code
+
+    def _loop(
+        self, found: OpenRun, config: RunConfig, recorder: Recorder, stop: StopRequest
+    ) -> Loop:
+        """A loop on the state, which follows recoveries."""
+        driver = found.driver
+        loop = Loop(
+            config=config,
+            driver=driver,
+            dataset=found.dataset,
+            learning_rates=LearningRates(config.optimizer, config.steps, driver.at),
+            recorder=recorder,
+            saving=Saving(
+                driver=driver,
+                recorder=recorder,
+                best=best_so_far(config),
+                restore_files=partial(found.restore_files, recorder),
+            ),
+            stop=stop,
+            spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
+            evaluated=evaluated(config.run_dir),
+            seconds_at_peak=self._seconds_at_peak(driver),
+        )
+
+        def on_recovery(what: Recovered | Rerouted) -> None:
+            loop.on_recovery(what)
+            if isinstance(what, Rerouted):
+                return recorder.rerouting(what)
+            recorder.recovery(what)
+            if what.plan is not None:
+                loop.seconds_at_peak = self._seconds_at_peak(driver)
+
+        driver.on_recovery = on_recovery
+        return loop
+
+    def _seconds_at_peak(self, driver: Driver) -> float | None:
+        """A step's time at the peak of the present devices; None if simulated."""
+        if self._config.simulate:
+            return None
+        return seconds_at_peak(driver.plan, self._model, driver.cluster)
+
+    def _look(self, shown: Display, look: Callable[[Loop], T]) -> T:
+        """Look at the state without training, again if a worker was lost meanwhile."""
+        found = self._open(shown)
+        loop = self._loop(found, self._config, found.recorder(shown), StopRequest())
+        while True:
+            try:
+                return look(loop)
+            except RolledBack as rolled_back:
+                loop.forget_after(rolled_back.step)
+
+
+def _on_notice(
+    driver: Driver, stop: StopRequest, recorder: Recorder, notice: Notice
+) -> None:
+    """Go on without the notice's node, if it names one, else stop."""
+    goes_on = notice.node is not None and driver.leave(notice.node)
+    if not goes_on:
+        stop.on_notice(notice)
+    recorder.notice(notice, driver.at, goes_on)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which settings tell runs apart, and which stay the same as long as there is the run.
+
+Owns these lists, whoever goes on with a run and wherever, and the check of what
+checkpoints say. Does not own the settings (`config.py`) nor who a run is
+(`identity.py`).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.tables import as_kind
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.values import flat_values
+
+KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
+KEPT += ("optimizer.state_bits", "optimizer.ema")
+KEPT += ("data.mixture", "train.only")
+KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
+# Settings that may differ from start to start without a word
+PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
+PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
+PASSING += ("max_hours", "foresee_after_s", "patience", "watchdog_factor", "reroute")
+PASSING += ("data.path", "data.cache_dir", "adopt")
+PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
+# Where things are, on which machines: not what a run computes
+_PLACES = ("platform", "tls.cert", "tls.key", "tls.ca", "checkpoint.local")
+_PLACES += ("checkpoint.cloud", "checkpoint.key_file", "checkpoint.upload_mbit_per_s")
+
+
+def settings_to_compare(config: RunConfig) -> dict[str, Any]:
+    """All settings that say what a run computes, by name, as JSON has them."""
+    passing = (*PASSING, *_PLACES)
+    values = {n: v for n, v in flat_values(config).items() if n not in passing}
+    return json_value(json.dumps(values), finite=False)
+
+
+def kept_settings(config: RunConfig) -> dict[str, Any]:
+    """Those of them that stay the same as long as there is the run."""
+    values = settings_to_compare(config)
+    return {name: values[name] for name in kept_names(config)}
+
+
+def kept_names(config: RunConfig) -> tuple[str, ...]:
+    """Names of settings that stay the same.
+
+    What is frozen is not saved, but comes again from where the run began.
+    """
+    is_whole = config.train.only is None and not config.lora.rank
+    return KEPT if is_whole else (*KEPT, "init")
+
+
+def check_identity(
+    found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
+) -> None:
+    """Raise BadInput if a checkpoint is of another run.
+
+    `found` is what it says besides its state, `own` are the settings and hashes that
+    those of this run have.
+    """
+    found = as_kind(found.get("run", {}), "a table", where=f"run in {where}")
+    unlike = [name for name in own if name in found and found[name] != own[name]]
+    if not unlike:
+        return
+    shown = ", ".join(f"{n} = {found[n]} (here {own[n]})" for n in unlike)
+    raise BadInput(
+        got=f"step {step} in {where} is of another run: {shown}",
+        allowed="checkpoints of one run: the same settings, text and tokenizer "
+        f"({', '.join(own)})",
+        fix="go on with that run's settings and data, or give folders and stores of "
+        "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud), or "
+        "remove the step_* folders of that run there",
+    )

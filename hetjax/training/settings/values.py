@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings as JSON values and back, by the types of their fields.
+
+Does not own the settings (`config.py`) nor their file (`rundir.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.files.tables import Kind, as_kind, join, kind_of, read_record
+from hetjax.training.settings.config import RunConfig
+
+
+def config_values(config: RunConfig) -> dict[str, Any]:
+    """Return the settings as JSON values."""
+    return _plain(asdict(config))
+
+
+def read_config(raw: object, where: str) -> RunConfig:
+    """Read what `config_values` gave; BadInput names the place of what is wrong."""
+    return _record(RunConfig, raw, where)
+
+
+def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """Return the settings with others in their place; groups change by mappings.
+
+    BadInput for a name that there is not, and for a value of the wrong type.
+    """
+    values = config_values(config)
+    for name, value in changes.items():
+        before, now = values.get(name), _plain(value)
+        if isinstance(before, dict) and isinstance(now, dict):
+            now = before | now
+        values[name] = now
+    return read_config(values, "settings")
+
+
+def flat_values(config: RunConfig) -> dict[str, Any]:
+    """Return dotted name -> JSON value of every setting."""
+    found: dict[str, Any] = {}
+    for name, value in config_values(config).items():
+        if isinstance(value, dict):
+            found |= {join(name, key): entry for key, entry in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return str(value) if isinstance(value, Path) or value == math.inf else value
+
+
+def _record(cls: Any, raw: object, where: str) -> Any:
+    hints = get_type_hints(cls)
+    table = as_kind(raw, "a table", where=where)
+    kinds: dict[str, Kind | None] = {
+        name: _kind(hint, table.get(name)) for name, hint in hints.items()
+    }
+    # null is no kind: only where None is allowed, and then there is nothing to check
+    empty = {name for name in table if table[name] is None and kinds.get(name) is None}
+    known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
+    # settings that came later have a default: files of before are without them
+    later = {
+        f.name
+        for f in fields(cls)
+        if f.default is not MISSING or f.default_factory is not MISSING
+    }
+    present = {name: value for name, value in table.items() if name not in empty}
+    read_record(
+        present,
+        where=where,
+        required={n: kind for n, kind in known.items() if n not in later},
+        optional={n: kind for n, kind in known.items() if n in later},
+    )
+    return cls(
+        **{n: _value(hints[n], table[n], join(where, n)) for n in hints if n in table}
+    )
+
+
+def _kind(hint: Any, value: object) -> Kind | None:
+    """Return what the JSON value must be; None where it may be, and is, null."""
+    if hint is float and value == "inf":  # JSON has no infinite number
+        return "a string"
+    if value is None and NoneType in get_args(hint):
+        return None
+    return kind_of(hint)
+
+
+def _value(hint: Any, raw: Any, where: str) -> Any:
+    if is_dataclass(hint):
+        return _record(hint, raw, where)
+    if get_origin(hint) is Literal:
+        if raw not in get_args(hint):
+            known = [str(value) for value in get_args(hint)]
+            raise BadInput(
+                got=f"{where} = {raw!r}",
+                allowed=f"one of {', '.join(known)}",
+                fix=did_you_mean(str(raw), known),
+            )
+        return raw
+    if raw is None:
+        return None
+    options = [option for option in get_args(hint) if option is not NoneType]
+    return _value(options[0], raw, where) if options else hint(raw)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start of a run settles before it writes anything: one frozen value.
+
+Owns the order in which the run directory, its checkpoints, the devices and the plan are
+looked at: all that a user may have got wrong comes before anything is written. Does
+not own the parts (`directory/`, `layout/`) nor what is built from them
+(`driver_setup.py`).
+"""
+
+from dataclasses import dataclass, replace
+
+from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.cluster.cluster import Cluster
+from hetjax.data.batches import packing
+from hetjax.data.dataset import Dataset
+from hetjax.models.model import Model, parameter_count
+from hetjax.plans.plan import Plan
+from hetjax.report.progress import Display
+from hetjax.training.directory import rundir
+from hetjax.training.directory.identity import Claim, provisional
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.leases import Leases
+from hetjax.training.directory.leftover_checkpoints import claim_of
+from hetjax.training.directory.progress import (
+    checkpoint_storage,
+    identified_here,
+    read_progress,
+)
+from hetjax.training.directory.rundir import Previous
+from hetjax.training.layout.hardware import Hardware, choose_hardware, share_of_gpus
+from hetjax.training.layout.plan_choice import Choice, choose_plan
+from hetjax.training.run_data import with_packing
+from hetjax.training.run_model import warn_of_other_model, warn_of_random_base
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
+from hetjax.training.worker import first_weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a start has found out: the run's settings, devices, plan and progress."""
+
+    config: RunConfig
+    model: Model
+    hardware: Hardware
+    choice: Choice
+    previous: Previous | None
+    claim: Claim
+    saved: int | None
+    is_done: bool
+    leases: Leases | None = None  # once it is to write
+
+    def check_leases(self) -> None:
+        """Raise LeaseLost if the run may not write any more."""
+        if self.leases is not None:
+            self.leases.check()
+
+    @property
+    def number(self) -> int:
+        """Greater with each start of the run."""
+        return 0 if self.leases is None else self.leases.start
+
+    @property
+    def storage(self) -> CheckpointStorage:
+        """Where checkpoints go, under the leases."""
+        storage = checkpoint_storage(self.config, self.run)
+        return storage if self.leases is None else self.leases.protecting(storage)
+
+    @property
+    def run(self) -> RunIdentity:
+        """Which run it is, as far as is known before workers have looked."""
+        return provisional(self.claim)
+
+
+def settle(
+    config: RunConfig,
+    preset: Preset,
+    model: Model,
+    shown: Display,
+    *,
+    cluster: Cluster | None = None,
+    plan: Plan | None = None,
+) -> Start:
+    """Find out what the run is to go on from, where, and by which plan.
+
+    `cluster` and `plan` come before those of files and of the preset. Raises BadInput
+    and NoFeasiblePlan; writes nothing.
+    """
+    previous = rundir.read_previous(config.run_dir)
+    if previous is not None:
+        rundir.check_same_run(previous, config)
+    config = with_packing(config, model, previous)
+    for name in (rundir.METRICS, rundir.EVENTS):
+        read_journal(config.run_dir / name)  # a damaged one is refused
+    claim = identified_here(config, claim_of(config, previous), shown)
+    saved, is_done = read_progress(config, provisional(claim), shown)
+    if saved is None:
+        first_weights(config, model)  # refuses what could not be read
+        warn_of_other_model(config)
+        warn_of_random_base(config)
+    shown.doing("looking for devices")
+    hardware = choose_hardware(config, preset, cluster)
+    choice = choose_plan(
+        config, model, hardware.cluster, preset, previous, shown.doing, given=plan
+    )
+    return Start(
+        config=config,
+        model=model,
+        hardware=hardware,
+        choice=choice,
+        previous=previous,
+        claim=claim,
+        saved=saved,
+        is_done=is_done,
+    )
+
+
+def with_other_plan(start: Start, preset: Preset, shown: Display) -> Start:
+    """The start with another plan, as the compiler has refused the planner's."""
+    choice = choose_plan(
+        start.config,
+        start.model,
+        start.hardware.cluster,
+        preset,
+        start.previous,
+        shown.doing,
+    )
+    return replace(start, choice=choice)
+
+
+def describe(start: Start, dataset: Dataset, shown: Display) -> None:
+    """Show what a start has settled: model, text, cluster and plan."""
+    model, cluster = start.model, start.hardware.cluster
+    millions, trained = (
+        sum(parameter_count(layer, trained=part) for layer in model.layers) / 1e6
+        for part in (False, True)
+    )
+    part = "" if trained == millions else f", of which {trained:,.2f} M are trained"
+    nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
+    held = start.hardware.devices.values()
+    on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
+    shown.note(f"model: {model.name}, {millions:,.1f} M parameters{part}")
+    shown.note(
+        f"data: {dataset.num_tokens:,} tokens, {dataset.bytes_per_token:.2f} bytes "
+        f"per token, {dataset.directory}"
+    )
+    if start.config.data.pack:
+        shown.note(f"packing: {packing(dataset.trains, start.config.seq_len)}")
+    shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
+    if share := share_of_gpus(start.config, cluster):
+        shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")
+    shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")

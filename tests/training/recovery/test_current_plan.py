@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that is asked to leave, while it goes by itself: planned for once."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.errors import NoFeasiblePlan
+from hetjax.plans.plan import Plan
+from hetjax.training.recovery.current_plan import CurrentPlan
+from hetjax.training.recovery.membership import Membership
+from hetjax.training.recovery.standby_plans import StandbyPlans
+from tests.training.recovery.test_standby_plans import Looks, cluster_of, plan_of
+
+LIMIT_S = 30.0
+
+
+class Planner:
+    """Plans when it is let go; knows for which nodes it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self, cluster: Cluster, current: Plan) -> Plan:
+        names = [node.name for node in cluster.nodes]
+        self.asked.append("".join(names))
+        self.has_begun.set()
+        assert self.goes_on.wait(LIMIT_S)
+        return plan_of(*names)
+
+
+def run_on(file: Path, cluster: Cluster, planner: Any) -> CurrentPlan:
+    file.write_text(cluster_toml(cluster))
+    config: Any = SimpleNamespace(
+        membership=Membership(cluster, file),
+        standby_plans=StandbyPlans(planner, Looks(), 0.0),
+        recovers=True,
+    )
+    return CurrentPlan(cluster, plan_of(*(n.name for n in cluster.nodes)), config)
+
+
+def step(now: CurrentPlan) -> bool:
+    """What the driver does before one; whether it goes by another plan."""
+    list(now.standby())
+    return now.is_outdated(again=True) and now.replan(is_needed=False)
+
+
+def remove_b(file: Path) -> None:
+    file.write_text(cluster_toml(cluster_of("a", "c")))
+
+
+@pytest.mark.parametrize("order", ["file first", "file while planning", "file later"])
+def test_a_node_that_leaves_and_is_taken_out_of_the_file_ends_no_run(
+    order: str, tmp_path: Path
+):
+    file, planner = tmp_path / "cluster.toml", Planner()
+    now = run_on(file, cluster_of("a", "b", "c"), planner)
+    with ThreadPoolExecutor() as threads:
+        if order == "file first":
+            remove_b(file)
+        left = threads.submit(now.leave, "b")
+        if order != "file first":
+            assert planner.has_begun.wait(LIMIT_S)
+        if order == "file while planning":
+            remove_b(file)
+        stepped = threads.submit(step, now)
+        planner.goes_on.set()
+        assert left.result(LIMIT_S)
+        if order == "file later":
+            remove_b(file)
+        assert stepped.result(LIMIT_S) or step(now)
+    assert not step(now)
+    assert now.plan == plan_of("a", "c")
+    assert planner.asked == ["ac"]
+
+
+def test_the_last_node_cannot_leave_and_one_for_whose_rest_nothing_fits_stays(
+    tmp_path: Path,
+):
+    alone = run_on(tmp_path / "alone.toml", cluster_of("a"), Planner())
+    assert not alone.leave("a")
+
+    def none(cluster: Cluster, current: Plan) -> Plan:
+        asked.append(cluster)
+        raise NoFeasiblePlan(got="too little memory", allowed="", fix="")
+
+    asked: list[Cluster] = []
+    pair = run_on(tmp_path / "pair.toml", cluster_of("a", "b"), none)
+    for _ in range(2):  # asked anew: it may fit by then
+        with pytest.warns(UserWarning, match="no plan for a alone"):
+            assert not pair.leave("b")
+    assert len(asked) == 2

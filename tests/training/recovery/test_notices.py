@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices are heard once, from servers that speak as the clouds' own do, or not at all.
+
+The servers here follow the clouds' public documents: a header that must be there, a
+session's token, 404 where nothing is planned.
+"""
+
+import json
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
+from typing import Self
+
+import pytest
+
+from hetjax.training.recovery import notices
+from hetjax.training.recovery.notices import (
+    Notice,
+    StopRequest,
+    Watch,
+    ask_to_leave,
+    aws,
+    google_compute_engine,
+    operator,
+)
+
+SOON_S, PATIENCE_S = 0.01, 5.0
+GCE = "/computeMetadata/v1/instance/"
+AWS = "/latest/"
+HANGS = -1  # in place of a status: no answer until the server ends
+
+
+class Cloud:
+    """A metadata server: values by path, and what happens before they are told."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.upsets: list[int] = []
+        self.flavour: str | None = None
+        self.tokens: set[str] = set()
+        self.num_granted = self.num_values = 0
+        self.num_answered = self.num_asked = 0
+        self.ended, self._changed = threading.Event(), threading.Condition()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> tuple[int, str]:
+        with self._changed:
+            self.num_asked += 1
+            if self.upsets:
+                return self.upsets.pop(0), "upset"
+            return self._value(request)
+
+    def _value(self, request: BaseHTTPRequestHandler) -> tuple[int, str]:
+        path, headers = request.path, request.headers
+        if path.startswith(GCE) and headers["Metadata-Flavor"] != "Google":
+            return 403, "no header"
+        if (request.command, path) == ("PUT", f"{AWS}api/token"):
+            if not 1 <= int(headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600:
+                return 400, "no lifetime"
+            self.num_granted += 1
+            self.tokens.add(f"token-{self.num_granted}")
+            return 200, f"token-{self.num_granted}"
+        if path.startswith(AWS) and headers["X-aws-ec2-metadata-token"] not in (
+            self.tokens
+        ):
+            return 401, "no token"
+        return (200, self.values[path]) if path in self.values else (404, "")
+
+    def answered(self) -> None:
+        with self._changed:
+            self.num_answered += 1
+            self._changed.notify_all()
+
+    def wait_for_answers(self, more: int) -> None:
+        """Return when it has answered so many requests more."""
+        with self._changed:
+            enough = self.num_answered + more
+            assert self._changed.wait_for(
+                lambda: self.num_answered >= enough, PATIENCE_S
+            )
+
+
+def handler_of(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = cloud.answer(self)
+            if status == HANGS:
+                cloud.ended.wait(PATIENCE_S)
+                return
+            self.send_response(status)
+            if cloud.flavour is not None:
+                self.send_header("Metadata-Flavor", cloud.flavour)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+            cloud.answered()
+
+        do_PUT = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+@contextmanager
+def serving() -> Iterator[tuple[Cloud, str]]:
+    """A server and its host:port."""
+    cloud = Cloud()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(cloud)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield cloud, f"127.0.0.1:{server.server_port}"
+        finally:  # the process of a test that fails would never end
+            cloud.ended.set()
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def serving_google() -> Iterator[tuple[Cloud, str]]:
+    with serving() as (cloud, host):
+        cloud.flavour = "Google"
+        none = {f"{GCE}preempted": "FALSE\n", f"{GCE}maintenance-event": "NONE\n"}
+        cloud.values = none
+        yield cloud, host
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Cloud, str]]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def google() -> Iterator[tuple[Cloud, str]]:
+    with serving_google() as found:
+        yield found
+
+
+@pytest.fixture
+def closed_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def spot(cloud: Cloud, text: str) -> None:
+    cloud.values[f"{AWS}meta-data/spot/instance-action"] = text
+
+
+def in_s(seconds: float) -> str:
+    at = datetime.now(UTC) + timedelta(seconds=seconds)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_watching() -> bool:
+    return any(thread.name == "notices" for thread in threading.enumerate())
+
+
+def wait_until_it_ends() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "notices":
+            thread.join(PATIENCE_S)
+    assert not is_watching()
+
+
+def test_a_flag_that_goes_up_at_google_is_told_once(
+    google: tuple[Cloud, str], tmp_path: Path
+):
+    cloud, host = google
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, tmp_path, {google_compute_engine(host): SOON_S}):
+        cloud.wait_for_answers(6)
+        assert heard.empty()
+        cloud.values[f"{GCE}preempted"] = "TRUE\n"
+        told = heard.get(timeout=PATIENCE_S)
+        assert told == Notice(source="Google Compute Engine", grace_s=30.0)
+        ask_to_leave(tmp_path, None)  # the flag stays up all the while
+        assert heard.get(timeout=PATIENCE_S).source == "operator"
+    assert heard.empty() and not is_watching()
+
+
+def test_maintenance_that_ends_the_machine_counts_and_one_that_moves_it_does_not(
+    google: tuple[Cloud, str],
+):
+    cloud, host = google
+    cloud.values[f"{GCE}maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {google_compute_engine(host): SOON_S}):
+        cloud.wait_for_answers(6)
+        assert heard.empty()
+        cloud.values[f"{GCE}maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+        assert heard.get(timeout=PATIENCE_S).source == "Google Compute Engine"
+
+
+def test_an_action_at_aws_is_told_with_the_time_that_is_left(
+    served: tuple[Cloud, str],
+):
+    cloud, host = served
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
+        cloud.wait_for_answers(4)
+        assert heard.empty()
+        spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+        told = heard.get(timeout=PATIENCE_S)
+    assert told.source == "AWS" and 80 < told.grace_s <= 90
+    assert (cloud.num_granted, told.node) == (1, None)
+
+
+@pytest.mark.parametrize("wrong_s", [-1e7, 1e7])
+def test_the_time_that_is_left_at_aws_is_told_by_its_own_clock(
+    served: tuple[Cloud, str], wrong_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(seconds=wrong_s)
+
+    cloud, host = served
+    spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+    monkeypatch.setattr("hetjax.training.recovery.notices.datetime", Wrong)
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
+        assert 80 < heard.get(timeout=PATIENCE_S).grace_s <= 90
+
+
+def test_a_server_that_tells_no_time_grants_no_more_than_aws_does(
+    served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch
+):
+    cloud, host = served
+    spot(cloud, json.dumps({"action": "terminate", "time": in_s(1e7)}))
+    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: "never")
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
+        assert heard.get(timeout=PATIENCE_S).grace_s == 120.0
+
+
+@pytest.mark.parametrize("moment", [None, 5, "soon", "2026-11-21T10:00:00"])
+def test_a_time_at_aws_that_cannot_be_read_leaves_two_minutes(
+    served: tuple[Cloud, str], moment: object
+):
+    cloud, host = served
+    spot(cloud, json.dumps({"action": "stop", "time": moment}))
+    heard: Queue[Notice] = Queue()
+    with pytest.warns(UserWarning, match="no time in .* so 120.0 s"):
+        with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
+            assert heard.get(timeout=PATIENCE_S).grace_s == 120.0
+
+
+def test_a_time_that_has_passed_leaves_nothing(served: tuple[Cloud, str]):
+    cloud, host = served
+    spot(cloud, json.dumps({"action": "hibernate", "time": in_s(-60)}))
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
+        assert heard.get(timeout=PATIENCE_S).grace_s == 0.0
+
+
+def test_an_expired_token_is_renewed(served: tuple[Cloud, str]):
+    cloud, host = served
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
+        cloud.wait_for_answers(3)
+        cloud.tokens.clear()
+        cloud.wait_for_answers(4)
+        spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+        assert heard.get(timeout=PATIENCE_S).source == "AWS"
+    assert cloud.num_granted == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"action": "dance"}', "[" * 4096])
+def test_an_answer_of_aws_that_makes_no_sense_is_warned_of_and_asked_again(
+    served: tuple[Cloud, str], text: str
+):
+    cloud, host = served
+    spot(cloud, text)
+    heard: Queue[Notice] = Queue()
+    with pytest.warns(UserWarning, match="no known action in "):
+        with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
+            cloud.wait_for_answers(3)
+            assert heard.empty()
+            spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+            assert heard.get(timeout=PATIENCE_S).source == "AWS"
+
+
+@pytest.mark.parametrize("first", [200, 503])
+def test_google_may_fail_or_hang_in_between(
+    google: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch, first: int
+):
+    monkeypatch.setattr(notices, "PATIENCE_S", 0.3)
+    cloud, host = google
+    cloud.upsets = [503] if first == 503 else []
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {google_compute_engine(host): SOON_S}):
+        cloud.wait_for_answers(3)
+        cloud.upsets = [503, HANGS, 500, 404, 503]
+        cloud.wait_for_answers(6)
+        assert heard.empty()
+        cloud.values[f"{GCE}preempted"] = "TRUE"
+        assert heard.get(timeout=PATIENCE_S).source == "Google Compute Engine"
+
+
+@pytest.mark.parametrize("first", [200, 503])
+def test_aws_may_fail_or_hang_in_between(
+    served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch, first: int
+):
+    monkeypatch.setattr(notices, "PATIENCE_S", 0.3)
+    cloud, host = served
+    cloud.upsets = [503] if first == 503 else []
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
+        cloud.wait_for_answers(3)
+        cloud.upsets = [503, HANGS, 401, 503, 503]  # no new token at first, that is
+        cloud.wait_for_answers(6)
+        assert heard.empty()
+        spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+        assert heard.get(timeout=PATIENCE_S).source == "AWS"
+
+
+SOURCES: dict[str, Callable[[str], notices.Looks]] = {
+    "GCE_HOST": google_compute_engine,
+    "AWS_ENDPOINT": lambda host: aws(host if "//" in host else f"http://{host}"),
+}
+
+
+@pytest.mark.parametrize("usual", SOURCES)
+def test_where_no_server_is_the_source_ends_quietly(
+    usual: str, closed_port: str, monkeypatch: pytest.MonkeyPatch
+):
+    address = closed_port if usual == "GCE_HOST" else f"http://{closed_port}"
+    monkeypatch.setattr(notices, usual, address)
+    heard: Queue[Notice] = Queue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Watch(heard.put, None, {SOURCES[usual](address): SOON_S}):
+            wait_until_it_ends()
+    assert heard.empty()
+
+
+@pytest.mark.parametrize("usual", SOURCES)
+@pytest.mark.parametrize("host", ["closed", "not a host", ""])
+def test_a_server_that_was_named_and_is_not_there_is_warned_of(
+    usual: str, host: str, closed_port: str
+):
+    address = closed_port if host == "closed" else host
+    with pytest.warns(UserWarning, match="no metadata server at .*: no notices"):
+        with Watch(print, None, {SOURCES[usual](address): SOON_S}):
+            wait_until_it_ends()
+
+
+@pytest.mark.parametrize("usual", SOURCES)
+def test_a_server_of_something_else_is_not_listened_to(
+    usual: str, served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch
+):
+    cloud, host = served
+    address = host if usual == "GCE_HOST" else f"http://{host}"
+    monkeypatch.setattr(notices, usual, address)
+    cloud.values = {f"{GCE}preempted": "TRUE", f"{GCE}maintenance-event": "NONE"}
+    if usual == "AWS_ENDPOINT":
+        cloud.upsets = [405]  # another cloud's server knows no tokens
+        spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {SOURCES[usual](address): SOON_S}):
+        wait_until_it_ends()
+    assert heard.empty() and cloud.num_asked == 1
+
+
+def test_addresses_come_from_the_environment_and_proxies_do_not(
+    google: tuple[Cloud, str], closed_port: str, monkeypatch: pytest.MonkeyPatch
+):
+    cloud, host = google
+    monkeypatch.setenv("GCE_METADATA_HOST", host)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{host}")
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://{closed_port}")
+    cloud.values[f"{GCE}preempted"] = "TRUE"
+    spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None):
+        sources = {heard.get(timeout=PATIENCE_S).source for _ in range(2)}
+    assert sources == {"Google Compute Engine", "AWS"}
+
+
+def test_an_operator_is_heard_each_time_and_the_file_goes(tmp_path: Path):
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {operator(tmp_path): SOON_S}):
+        for node in ("h20-0", None, "a100-0"):
+            path = ask_to_leave(tmp_path, node)
+            told = heard.get(timeout=PATIENCE_S)
+            assert told == Notice(source="operator", grace_s=30.0, node=node)
+            assert not path.exists()
+    assert list(tmp_path.iterdir()) == [] and not is_watching()
+
+
+@pytest.mark.parametrize("text", [b"", b"h20-0", b"{}", b'{"node": 3}', b"\xff"])
+def test_a_request_that_names_no_node_is_for_the_whole_run_with_a_warning(
+    tmp_path: Path, text: bytes
+):
+    (tmp_path / "preempt").write_bytes(text)
+    heard: Queue[Notice] = Queue()
+    with pytest.warns(UserWarning, match="preempt: no node in .*, so the whole run"):
+        with Watch(heard.put, None, {operator(tmp_path): SOON_S}):
+            assert heard.get(timeout=PATIENCE_S).node is None
+
+
+def test_nothing_is_heard_after_the_watch(
+    google: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(notices, "PATIENCE_S", 0.3)
+    cloud, host = google
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, tmp_path, {google_compute_engine(host): SOON_S}):
+        cloud.wait_for_answers(2)
+        cloud.upsets = [HANGS]
+    cloud.values[f"{GCE}preempted"] = "TRUE"
+    ask_to_leave(tmp_path, None)
+    wait_until_it_ends()
+    assert heard.empty()
+
+
+def test_hours_ask_for_a_stop_when_they_are_over_and_not_before():
+    stop = StopRequest()
+    with stop.after(0.3 / 3600, time.perf_counter()):
+        assert stop.reason is None
+        limit_s = time.perf_counter() + 30
+        while stop.reason is None and time.perf_counter() < limit_s:
+            time.sleep(0.05)
+    assert stop.reason == "--max-hours 8.33333e-05" and not stop.leaves_no_time
+    over = StopRequest()
+    with over.after(0.2 / 3600, time.perf_counter()):
+        pass
+    time.sleep(0.4)
+    assert over.reason is None

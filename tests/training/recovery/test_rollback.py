@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done about a reason to go back that has come before."""
+
+import pytest
+
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.runtime.execution.checks import Disagreement
+from hetjax.training.recovery.rollback import PastRollback, Verdict, disagreed, verdict
+
+
+@pytest.mark.parametrize(
+    ("why", "nodes", "expected"),
+    [
+        ("disagreed", ("a",), ["go back", "leave the nodes"]),
+        ("disagreed", (), ["go back", "go back", "give up"]),
+        ("spiked", (), ["go back", "go back", "give up"]),
+    ],
+)
+def test_the_same_again_and_again_from_one_checkpoint_is_no_chance(
+    why: str, nodes: tuple[str, ...], expected: list[Verdict]
+):
+    before, found = list[PastRollback](), list[Verdict]()
+    for _ in expected:
+        now = PastRollback(why, nodes, 4)
+        found.append(verdict(before, now))
+        before.append(now)
+    assert found == expected
+    # that of another checkpoint or another node begins anew
+    assert verdict(before, PastRollback(why, nodes, 8)) == "go back"
+    assert verdict(before, PastRollback("disagreed", ("b",), 4)) == "go back"
+
+
+def test_a_disagreement_is_told_in_the_words_of_the_plan():
+    replicas = tuple(
+        Replica(
+            num_microbatches=1,
+            microbatch_size=1,
+            stages=(Stage(node=node, devices=(0,), layers=(0, 4), launch_ahead=1),),
+        )
+        for node in "abc"
+    )
+    plan = Plan(model="m", seq_len=1, global_batch=3, replicas=replicas)
+    holders = ((0, 0), (1, 0), (2, 0))
+    found = [
+        Disagreement(group=(0, 4), holders=holders, odd=((1, 0),)),
+        Disagreement(group="embed.table", holders=holders[:2], odd=()),
+    ]
+    bad = disagreed(7, found, plan)
+    assert bad.step == 7 and bad.nodes == ("b",)
+    words = "unlike bits of layers 0 to 3, embed.table after step 7 on b of a, b, c"
+    assert bad.got == words
+    unnamed = disagreed(7, found[1:], plan)
+    assert unnamed.nodes == () and "a and b, nobody knows which" in unnamed.got
