@@ -4,7 +4,7 @@
     python -m experiments.benchmarks.decoding [--rounds 7] [--tokens 24]
 
 Speed: a Llama with the sizes of preset `tiny` but more positions goes on with texts of
-several lengths, once by `hetjax/inference/continuing.py`, once by the whole text (one
+several lengths, once by `hetjax/serving/decoding.py`, once by the whole text (one
 program of its full length) for each token. Both alternate; medians of rounds.
 
 Memory: a Llama of 150 million parameters in fp32 on disk is read for bf16 in a process
@@ -30,8 +30,6 @@ import jax
 import numpy as np
 
 from experiments.machine import machine
-from hetjax.inference.continuing import Continuation
-from hetjax.inference.loaded import LoadedModel, load_layers
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.decoders import model_of
 from hetjax.models.hugging_face.tensors import FolderWeights
@@ -39,6 +37,8 @@ from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.model import abstract_params, apply, bind, parameter_count
 from hetjax.models.named import load_named
 from hetjax.models.presets import TINY
+from hetjax.serving.decoding import Continuation
+from hetjax.serving.loaded_model import LoadedModel, load_layers
 
 _COMMAND = "python -m experiments.benchmarks.decoding"
 _READ = LlamaConfig(
@@ -79,10 +79,10 @@ def whole(loaded: LoadedModel) -> Callable[[np.ndarray, int], np.ndarray]:
 def kept_rate(loaded: LoadedModel, tokens_L: np.ndarray, num_tokens: int) -> float:
     """Tokens per second after the first."""
     text = Continuation(loaded, len(tokens_L))
-    text.begin(tokens_L[:-num_tokens].tolist())
+    text.prefill(tokens_L[:-num_tokens].tolist())
     start_s = time.perf_counter()
     for token in tokens_L[-num_tokens:]:
-        text.go_on(int(token))
+        text.decode(int(token))
     return num_tokens / (time.perf_counter() - start_s)
 
 

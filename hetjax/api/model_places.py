@@ -2,8 +2,8 @@
 """Where a trained model is computed: on devices of this process, or on its run's plan.
 
 Owns which of the two it is where nobody says, and what each is asked for. Does not own
-how layers come onto devices (`hetjax/inference/loaded.py`), nor workers of plans
-(`hetjax/training/using.py`).
+how layers come onto devices (`hetjax/serving/loaded_model.py`), nor workers of plans
+(`hetjax/api/model_on_plan.py`).
 """
 
 import os
@@ -16,21 +16,22 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.api.exporting import AskedStep
+from hetjax.api.model_on_plan import on_plan
 from hetjax.api.trained_sources import TrainedSource
 from hetjax.cluster.cluster import Node, Precision
 from hetjax.cluster.discovery import device_name
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
-from hetjax.inference.continuing import Continuation, Text
-from hetjax.inference.loaded import SHARE, LoadedModel, load_layers, model_bytes
-from hetjax.inference.scoring import Scorer, scorer
 from hetjax.launch.looking import accelerators_here
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.process_setup import keep_compiled
 from hetjax.plans.precision import Dtype, node_precision
 from hetjax.report.progress import now_and_then
-from hetjax.training.using import PlanInUse, on_plan
+from hetjax.serving.decoding import Continuation, Text
+from hetjax.serving.loaded_model import SHARE, LoadedModel, load_layers, model_bytes
+from hetjax.serving.model_on_plan import ModelOnPlan
+from hetjax.serving.scoring import Scorer, scorer
 
 On = Literal["auto", "plan", "one-device"]
 _BATCH = 8  # windows at once on one device, unless somebody says
@@ -56,7 +57,7 @@ class Place(Protocol):
 
     def scorer(self, batch_size: int | None) -> Scorer: ...
 
-    def begun(self, num_positions: int) -> Text: ...
+    def new_text(self, num_positions: int) -> Text: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class OnDevices:
     def scorer(self, batch_size: int | None) -> Scorer:
         return scorer(self.loaded, batch_size or _BATCH)
 
-    def begun(self, num_positions: int) -> Text:
+    def new_text(self, num_positions: int) -> Text:
         return Continuation(self.loaded, num_positions)
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ class OnDevices:
 class OnPlan:
     """Each layer where the run's plan has it."""
 
-    used: PlanInUse
+    used: ModelOnPlan
 
     @property
     def dtype(self) -> str:
@@ -95,10 +96,10 @@ class OnPlan:
                 "as in a step of training",
                 fix="leave --batch-size out, or give --on one-device",
             )
-        return self.used.summed
+        return self.used.score
 
-    def begun(self, num_positions: int) -> Text:
-        return self.used.begun(num_positions)
+    def new_text(self, num_positions: int) -> Text:
+        return self.used.new_text(num_positions)
 
     def __str__(self) -> str:
         return str(self.used)

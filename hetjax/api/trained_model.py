@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model in use from Python: `TrainedModel`.
+"""A trained model from Python: `TrainedModel`.
 
-Owns what its methods ask of `hetjax/inference/`. Does not own where models are found
+Owns what its methods ask of `hetjax/serving/`. Does not own where models are found
 (`trained_sources.py`) and computed (`model_places.py`), nor how texts are made and
 judged.
 """
@@ -23,12 +23,12 @@ from hetjax.data.forms import TEXT_COLUMN, Format
 from hetjax.data.questions import read_questions
 from hetjax.data.sandbox import TemplateRefuses
 from hetjax.errors import BadInput
-from hetjax.inference.choice_score import ChoiceScore, score_choices
-from hetjax.inference.choosing import Sampling
-from hetjax.inference.generating import Reason, Writing, generated, write_text
-from hetjax.inference.scoring import Scorer
-from hetjax.inference.text_score import TextScore, score_text
 from hetjax.plans.precision import Dtype
+from hetjax.serving.choice_score import ChoiceScore, score_choices
+from hetjax.serving.generation import Reason, Writing, generated, write_text
+from hetjax.serving.sampling import Sampling
+from hetjax.serving.scoring import Scorer
+from hetjax.serving.text_score import TextScore, score_text
 
 LONGEST_WINDOW = 2048  # tokens, unless another length is asked for
 

@@ -31,13 +31,13 @@ from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.files.reading import read_text
 from hetjax.files.tables import as_kind
-from hetjax.inference.loaded import Read
 from hetjax.models.hugging_face.adapter_config import base_folder, has_adapters
 from hetjax.models.hugging_face.configs import CONFIG
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Model
 from hetjax.models.named import allowed_name, load_named
+from hetjax.serving.loaded_model import Read
 from hetjax.training.directory.rundir import PLAN
 
 _ENDS = "eos_token_id"

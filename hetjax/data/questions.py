@@ -2,7 +2,7 @@
 """Multiple-choice questions: rows of a JSONL file, as tasks of lm-eval are written.
 
 Owns the forms of such a row and what is said of one that has none of them. Does not own
-how a choice is judged (`hetjax/inference/choice_score.py`).
+how a choice is judged (`hetjax/serving/choice_score.py`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -23,8 +23,8 @@ from hetjax.models.configs import (
     require_divides,
     require_positive,
 )
-from hetjax.models.kept_attention import KeysValues, attend_kept
 from hetjax.models.kernel_attention import KernelName, kernel_attention
+from hetjax.models.kv_cache import KVCache, attend_cached
 from hetjax.models.layers import STD, Norm, linear_weight, zeros
 from hetjax.models.model import Model, ModuleSpec
 from hetjax.models.positions import positions_within, rotate
@@ -109,21 +109,21 @@ class Attention(nnx.Module):
         )
         return self._added(x_BLD, z_BLNH)
 
-    def keeps(self, num_positions: int) -> KeysValues:
+    def keeps(self, num_positions: int) -> KVCache:
         """Give room for the keys and values of one text of so many positions."""
         shape = 1, num_positions, self.config.num_kv_heads, self.config.head_size
         dtype = self.norm.scale[...].dtype  # of compute: linear weights may be codes
-        return KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def continued(
-        self, x_BLD: jax.Array, kept: KeysValues, start: jax.Array
-    ) -> tuple[jax.Array, KeysValues]:
+        self, x_BLD: jax.Array, kept: KVCache, start: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
         """The same for the positions from `start` on, which see those that are kept."""
         place_BL = (start + jnp.arange(x_BLD.shape[1], dtype=start.dtype))[None, :]
         q_BLNH, k_BLKH, v_BLKH = self._projected(x_BLD, place_BL)
         kept = kept.with_more(k_BLKH, v_BLKH, start)
         visibility = Visibility(window=self.config.window)
-        z_BLNH = attend_kept(q_BLNH, kept, start, visibility)
+        z_BLNH = attend_cached(q_BLNH, kept, start, visibility)
         return self._added(x_BLD, z_BLNH), kept
 
     def _projected(

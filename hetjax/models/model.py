@@ -23,7 +23,7 @@ The protocol of a module class `C` used in a `ModuleSpec`:
 * a module whose call takes `documents_BL` besides is given, where sequences are packed,
   the number of each position's document (int32; 0: padding): one that lets positions
   see each other parts documents by it, and losses leave padding out;
-* a text goes on token by token (`hetjax/inference/`) where each module but the last is
+* a text goes on token by token (`hetjax/serving/`) where each module but the last is
   `PositionWise` or `Continuing`.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text that is shown at an evaluation: what the model goes on with by now.
 
-Does not own how a token is chosen (`hetjax/inference/choosing.py`) nor how logits are
+Does not own how a token is chosen (`hetjax/serving/sampling.py`) nor how logits are
 found (`hetjax/training/recovery/driver.py`). Legend: V words.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hetjax.data.tokenizer import Tokenizer
-from hetjax.inference.choosing import Sampling, choose
+from hetjax.serving.sampling import Sampling, choose
 from hetjax.training.settings.config import EvaluationConfig
 
 

@@ -46,9 +46,9 @@ from hetjax.runtime.worker.service import Work
 from hetjax.runtime.worker.serving import serve
 from hetjax.training.optimizer import optimizer
 from hetjax.training.recovery.notices import Watch
+from hetjax.training.serving_worker import ServingWork, is_serving, model_of, stages_for
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import config_values, read_config
-from hetjax.training.work_in_use import WorkInUse, is_in_use, model_of, stages_for
 
 
 class BatchPrefetcher:
@@ -129,10 +129,10 @@ def worker_settings(
 
 def work_of(worker: str, settings: Mapping[str, Any]) -> Work:
     """Make a worker's part from what its controller was given by `worker_settings`, or
-    by `settings_in_use`."""
+    by `serving_settings`."""
     config = _config(settings)
-    if is_in_use(settings):
-        return WorkInUse(runtime=_runtime(worker, settings, config))
+    if is_serving(settings):
+        return ServingWork(runtime=_runtime(worker, settings, config))
     dataset = _dataset(settings, config, load_named(config.model).vocab_size)
     return TrainingWork(
         runtime=_runtime(worker, settings, config),

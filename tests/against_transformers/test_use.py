@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hetjax.inference.choosing import Sampling
-from hetjax.inference.continuing import Continuation
-from hetjax.inference.generating import generated
-from hetjax.inference.loaded import LoadedModel, load_layers
-from hetjax.inference.scoring import token_log_likelihoods
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.named import load_named
+from hetjax.serving.decoding import Continuation
+from hetjax.serving.generation import generated
+from hetjax.serving.loaded_model import LoadedModel, load_layers
+from hetjax.serving.sampling import Sampling
+from hetjax.serving.scoring import token_log_likelihoods
 from tests.against_transformers.families import CONFIGS, random_model, random_tokens
 
 _NUM_TOKENS = 14  # with 17 before them, past every window and at GPT-2's last position

@@ -12,7 +12,6 @@ from hetjax.eval import main as evaluate
 from hetjax.models.hugging_face.adapter_config import ADAPTER_CONFIG
 from hetjax.sample import main as sample
 from hetjax.train import main as train
-from tests.inference.model_folder import write_folder
 from tests.models.hugging_face.test_adapters_read import (
     ALPHA,
     RANK,
@@ -20,6 +19,7 @@ from tests.models.hugging_face.test_adapters_read import (
     adapters,
     merged,
 )
+from tests.serving.model_folder import write_folder
 
 MODULES = {Q: RANK, "model.layers.1.mlp.down_proj": RANK}
 

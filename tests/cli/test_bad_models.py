@@ -15,7 +15,7 @@ from hetjax.models.hugging_face import written
 from hetjax.models.hugging_face.stored_tensors import INDEX
 from hetjax.sample import main as sample
 from hetjax.train import main as train
-from tests.inference.model_folder import CONFIG, drawn, write_folder
+from tests.serving.model_folder import CONFIG, drawn, write_folder
 from tests.training.small import SIX
 
 ONE, *_ = CHATS = [

@@ -16,8 +16,8 @@ from hetjax.eval import main as evaluate
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.named import load_named
 from hetjax.sample import main as sample
-from tests.inference.model_folder import CONFIG, write_folder
 from tests.models.hugging_face import whole
+from tests.serving.model_folder import CONFIG, write_folder
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,9 @@ def _run(folder: Path) -> None:
     }
     (folder / rundir.CONFIG).write_text(json.dumps(values, indent=2))
     shutil.copyfile(preset_path("tiny"), folder / rundir.CLUSTER)
-    shutil.copyfile(ROOT / "hetjax/training/plans/tiny.json", folder / rundir.PLAN)
+    shutil.copyfile(
+        ROOT / "hetjax/training/settings/plans/tiny.json", folder / rundir.PLAN
+    )
     lines = [
         {"step": n, "loss": 2.5, "tokens": 9, "step_time_s": 0.5, "tokens_per_s": 18.0}
         for n in range(1, 4)

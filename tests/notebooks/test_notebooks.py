@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.inference.model_folder import CONFIG, write_folder
+from tests.serving.model_folder import CONFIG, write_folder
 from tests.training.small import LICENCE
 from tests.training.test_workers import set_environment
 

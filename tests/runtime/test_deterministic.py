@@ -14,8 +14,8 @@ import pytest
 
 from hetjax.runtime.execution import compiler_options as options
 from hetjax.runtime.execution.compiler_options import compiler_options
+from hetjax.runtime.execution.serving import Piece, ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.use import Piece, StagesInUse
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_compiler_options import mesh_of
 from tests.runtime.test_update import MODEL, PLAN, runtime_of
@@ -76,7 +76,7 @@ def test_all_programs_of_a_deterministic_training_are(compiled: list[Any]):
 def test_all_programs_of_a_deterministic_model_in_use_are(compiled: list[Any]):
     nodes = {"a": jax.devices()[:2], "b": jax.devices()[2:6]}
     rule = optax.sgd(0.1)
-    runtime = StagesInUse(PLAN, MODEL, nodes, rule, deterministic=True)
+    runtime = ServingStages(PLAN, MODEL, nodes, rule, deterministic=True)
     runtime.restore(lambda entry: np.zeros(entry.shape, entry.dtype))
     runtime.row_losses(0, *BATCH[:2])
     tokens = BATCH[0][0].tolist()
@@ -84,7 +84,7 @@ def test_all_programs_of_a_deterministic_model_in_use_are(compiled: list[Any]):
         piece = Piece(
             tokens=tokens[start : start + 4], last=3, start=start, num_positions=8
         )
-        runtime.go_on(start + 1, piece)
+        runtime.next_logits(start + 1, piece)
     assert len(compiled) > 5 and all(told[OPTION] for told in compiled)
 
 

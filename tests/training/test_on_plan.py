@@ -14,7 +14,6 @@ import pytest
 from hetjax.api.trained_model import TrainedModel
 from hetjax.errors import BadInput
 from hetjax.eval import main as evaluate
-from hetjax.inference.scoring import Window
 from hetjax.models.configs import Routing
 from hetjax.models.decoders import LlamaConfig
 from hetjax.models.finetuning import LoraConfig
@@ -22,6 +21,7 @@ from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan, Replica, StageMesh
 from hetjax.sample import main as sample
+from hetjax.serving.scoring import Window
 from hetjax.training.directory.rundir import CONFIG, LOGS, locked
 from hetjax.training.run_model import run_model
 from hetjax.training.session import run

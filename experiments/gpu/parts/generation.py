@@ -26,14 +26,14 @@ from experiments.gpu.parts.speed import has_torch
 from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
 from hetjax.cluster.catalogue import device_spec
-from hetjax.inference.choosing import Sampling
-from hetjax.inference.continuing import Continuation
-from hetjax.inference.generating import generated
-from hetjax.inference.loaded import LoadedModel, load_layers, model_bytes
 from hetjax.models.decoders import model_of
 from hetjax.models.hugging_face.written import DTYPES
 from hetjax.models.presets import model_config
 from hetjax.plans.precision import node_precision
+from hetjax.serving.decoding import Continuation
+from hetjax.serving.generation import generated
+from hetjax.serving.loaded_model import LoadedModel, load_layers, model_bytes
+from hetjax.serving.sampling import Sampling
 
 _RUNS = "runs, transformers"
 

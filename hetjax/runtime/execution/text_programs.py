@@ -4,7 +4,7 @@
 Owns for which pieces of texts programs are compiled, and how what modules keep lies on
 the stage's devices: as the compiler lays out the keys and values of a first piece, so
 that heads stay where their weights are. Does not own the mathematics
-(`hetjax/stage/continuing.py`).
+(`hetjax/stage/decoding.py`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from hetjax.mesh.axes import replicated
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, lowered
-from hetjax.stage import continuing as stage
+from hetjax.stage import decoding as stage
 from hetjax.stage.arrays import shardings
-from hetjax.stage.continuing import Kept
+from hetjax.stage.decoding import Kept
 from hetjax.stage.function import StageFunction, StageParams
 
 
@@ -54,7 +54,7 @@ class TextPrograms:
             self._begin[length] = self._beginning(programs)
         return self._begin[length]
 
-    def go_on(self, programs: StagePrograms) -> Compiled:
+    def decode(self, programs: StagePrograms) -> Compiled:
         """(params, x, at, kept, start) -> (y, kept); what is kept is donated."""
         length = programs.tokens_shape[1]
         if length not in self._go_on:
@@ -101,7 +101,7 @@ def _went_on(
     kept: Kept,
     start: jax.Array,
 ) -> tuple[jax.Array, Kept]:
-    y, kept = stage.going_on(function, params, x, kept, start)
+    y, kept = stage.decode(function, params, x, kept, start)
     if function.last:
         y = stage.logits_after(function, params, y, at)
     return y, kept

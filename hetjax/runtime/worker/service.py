@@ -21,10 +21,11 @@ from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.data.batches import Batch, num_targets
 from hetjax.plans.worker_map import WorkerMap
+from hetjax.runtime.execution.serving import ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
-from hetjax.runtime.execution.use import StagesInUse
-from hetjax.runtime.rpc import schema, use_schema
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc import serving_schema
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Json, Message
 from hetjax.runtime.worker.background import Background
@@ -278,18 +279,18 @@ class WorkerService:
         found_V = self._runtime.next_logits(request.turn, request.tokens)
         return schema.NextLogits(logits=None if found_V is None else found_V.tolist())
 
-    def _score(self, request: use_schema.Score) -> use_schema.Scored:
+    def _score(self, request: serving_schema.Score) -> serving_schema.Scored:
         inputs_GL, targets_GL = (
-            use_schema.text_array(text, np.int32, request.num_rows)
+            serving_schema.text_array(text, np.int32, request.num_rows)
             for text in (request.inputs, request.targets)
         )
-        found = self._in_use.row_losses(request.turn, inputs_GL, targets_GL)
-        return use_schema.Scored(losses=found)
+        found = self._serving_stages.row_losses(request.turn, inputs_GL, targets_GL)
+        return serving_schema.Scored(losses=found)
 
-    def _go_on(self, request: use_schema.GoOn) -> use_schema.Continued:
-        found_V = self._in_use.go_on(request.turn, request.piece)
-        text = None if found_V is None else use_schema.array_text(found_V)
-        return use_schema.Continued(logits=text)
+    def _go_on(self, request: serving_schema.GoOn) -> serving_schema.Continued:
+        found_V = self._serving_stages.next_logits(request.turn, request.piece)
+        text = None if found_V is None else serving_schema.array_text(found_V)
+        return serving_schema.Continued(logits=text)
 
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
         return self._folder.state(self._runtime.saves)
@@ -313,8 +314,8 @@ class WorkerService:
         return self._bootstrap
 
     @property
-    def _in_use(self) -> StagesInUse:
-        assert isinstance(self._runtime, StagesInUse), "built to be trained"
+    def _serving_stages(self) -> ServingStages:
+        assert isinstance(self._runtime, ServingStages), "built to be trained"
         return self._runtime
 
     @property
@@ -349,8 +350,8 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.TellSpans: WorkerService._spans,
     schema.Evaluate: WorkerService._evaluate,
     schema.Predict: WorkerService._predict,
-    use_schema.Score: WorkerService._score,
-    use_schema.GoOn: WorkerService._go_on,
+    serving_schema.Score: WorkerService._score,
+    serving_schema.GoOn: WorkerService._go_on,
     schema.TellSaving: WorkerService._saving_state,
     schema.KeepCopies: WorkerService._keep_copies,
     schema.SendCopies: WorkerService._send_copies,

@@ -2,8 +2,9 @@
 """Steps by the replicas that are left, while the workers of others are started again.
 
 Owns when this degraded mode began, which workers it waits for, which have no part in
-it, and its two ends. Does not own the shares (`plans/rerouting.py`), what workers do about them
-(`runtime/control/rerouting.py`), nor how all come back to one state (`driver.py`).
+it, and its two ends. Does not own the shares (`plans/rerouting.py`), what workers do
+about them (`runtime/control/rerouting.py`), nor how all come back to one state
+(`driver.py`).
 """
 
 import time

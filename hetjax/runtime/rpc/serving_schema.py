@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.runtime.execution.use import Piece, RowLosses
+from hetjax.runtime.execution.serving import Piece, RowLosses
 from hetjax.runtime.rpc.message import Message, Request
 
 

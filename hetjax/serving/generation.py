@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from hetjax.data.tokenizer import Tokenizer
-from hetjax.inference.choosing import Sampling, choose
-from hetjax.inference.continuing import Text
+from hetjax.serving.decoding import Text
+from hetjax.serving.sampling import Sampling, choose
 
 Reason = Literal["end", "stop", "tokens", "max_seq_len"]
 _HALF = "\ufffd"  # what a tokenizer shows of a part of a character
@@ -39,10 +39,10 @@ def generated(
         return
     rng = np.random.default_rng(sampling.seed)
     text = begun(len(prompt) + num_tokens - 1)
-    token = choose(text.begin(prompt)[:num_words], sampling, rng)
+    token = choose(text.prefill(prompt)[:num_words], sampling, rng)
     yield token
     for _ in range(num_tokens - 1):
-        token = choose(text.go_on(token)[:num_words], sampling, rng)
+        token = choose(text.decode(token)[:num_words], sampling, rng)
         yield token
 
 

@@ -1,41 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's model on the run's plan, to be used: it scores windows and lets texts go on.
+"""A run's model on the workers of the run's plan.
 
 Owns how the workers of a run that is not going on are started, joined and given the
 weights of a checkpoint: each reads its own layers, as a run that resumes does. Nothing
-is written. Does not own what is computed (`hetjax/runtime/execution/use.py`), nor what
-is asked for (`hetjax/api/trained_model.py`).
+is written. Does not own what is asked of them (`hetjax/serving/model_on_plan.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import is_ours
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
-from hetjax.data.windows import UNCOUNTED
-from hetjax.errors import BadInput, RunFailed
-from hetjax.inference.continuing import PassedText, filled, room_for
-from hetjax.inference.scoring import Window, filled_batch
-from hetjax.models.continuing import check_continuing
+from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.named import allowed_name
-from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan
-from hetjax.runtime.control import recovery, using
+from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.use import Piece
 from hetjax.runtime.rpc.schema import Json
-from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.serving.model_on_plan import ModelOnPlan, workers_stay
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import best_of, losses_of
 from hetjax.training.directory.journal import read_journal
@@ -49,76 +39,17 @@ from hetjax.training.layout.hardware import (
 )
 from hetjax.training.layout.plan_choice import precise_plan
 from hetjax.training.optimizer import optimizer
-from hetjax.training.settings.config import RunConfig
-from hetjax.training.settings.presets import Preset
-from hetjax.training.work_in_use import (
-    WorkInUse,
+from hetjax.training.serving_worker import (
+    ServingWork,
     model_of,
-    settings_in_use,
+    serving_settings,
     stages_for,
 )
+from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.presets import Preset
 from hetjax.training.worker import device_kinds, first_weights
 
 AskedStep = int | Literal["best"] | None  # None: the newest
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanInUse:
-    """The workers of a plan, which have the weights of a step."""
-
-    model: Model
-    plan: Plan
-    step: int
-    _controller: Controller
-
-    def summed(
-        self, given: Iterable[Window], *, length: int
-    ) -> Iterator[tuple[Window, float]]:
-        """Yield windows with their log-likelihoods, as a `Scorer` does.
-
-        A batch has as many as one of training.
-        """
-        given, num_rows = iter(given), self.plan.global_batch
-        while batch := list(islice(given, num_rows)):
-            tokens_GL = filled_batch(batch, length, num_rows)
-            targets_GL = _counted(batch, tokens_GL[:, 1:])
-            with _workers_stay():
-                losses_G = using.row_losses(
-                    self._controller, tokens_GL[:, :-1], targets_GL
-                )
-            yield from zip(batch, (-losses_G).tolist(), strict=False)
-
-    def begun(self, num_positions: int) -> "TextOnPlan":
-        """Give a text of at most so many tokens; BadInput if the model cannot go on."""
-        check_continuing(self.model.modules[:-1])
-        return TextOnPlan(self._controller, self.model.vocab_size, num_positions)
-
-    def __str__(self) -> str:
-        stages = self.plan.stages()
-        nodes = dict.fromkeys(stage.node for _, _, stage in stages)
-        return f"the run's plan, {len(stages)} stages on {', '.join(nodes)}"
-
-
-class TextOnPlan(PassedText):
-    """A text that passes the stages of the first replica, which keep what they need."""
-
-    def __init__(
-        self, controller: Controller, vocab_size: int, num_positions: int
-    ) -> None:
-        super().__init__()
-        self._controller, self._vocab_size = controller, vocab_size
-        self._room = room_for(num_positions)
-
-    def passed(self, tokens: Sequence[int], start: int) -> np.ndarray:
-        piece = Piece(
-            tokens=filled(tokens)[0].tolist(),
-            last=len(tokens) - 1,
-            start=start,
-            num_positions=self._room,
-        )
-        with _workers_stay():
-            logits_V = using.logits_after(self._controller, piece)
-        return logits_V[: self._vocab_size]
 
 
 @contextmanager
@@ -129,7 +60,7 @@ def on_plan(
     ema: bool = False,
     allow_model_code: str | None = None,
     doing: Callable[[str], None] = lambda what: None,
-) -> Iterator[PlanInUse]:
+) -> Iterator[ModelOnPlan]:
     """Start the workers of the run's plan, and give them the weights of a step.
 
     `doing` is told what takes time. A model that is a function is called only if it is
@@ -148,7 +79,7 @@ def on_plan(
         work = partial(_work_here, config, hardware, model)
         launcher = launcher_of(config, hardware, 0, work, stack)
         controller = Controller(plan, launcher.connections, hardware.cluster.nodes)
-        with _workers_stay():
+        with workers_stay():
             doing("starting workers")
             launcher.start(controller.workers)
             controller.build(settings)
@@ -156,8 +87,8 @@ def on_plan(
             doing("reading weights")
             storage = checkpoint_storage(config, previous.run)
             found = _restored(controller, config, storage, step)
-        yield PlanInUse(model=model, plan=plan, step=found, _controller=controller)
-        with _workers_stay():
+        yield ModelOnPlan(model=model, plan=plan, step=found, controller=controller)
+        with workers_stay():
             controller.end()
 
 
@@ -183,12 +114,12 @@ def _settings(
     cluster = hardware.cluster
     plan = replace(previous.plan, packed=False, predicted=None)
     plan = precise_plan(config, model_of({}, config), cluster, plan)
-    return settings_in_use(config, cluster_toml(cluster), plan, ema=ema)
+    return serving_settings(config, cluster_toml(cluster), plan, ema=ema)
 
 
 def _work_here(
     config: RunConfig, hardware: Hardware, model: Model, settings: Json
-) -> WorkInUse:
+) -> ServingWork:
     """What the worker in this process makes of its settings."""
     runtime = stages_for(settings)(
         parse_plan(settings["plan"]),
@@ -198,7 +129,7 @@ def _work_here(
         weights=first_weights(config, model),
         kinds=device_kinds(config, parse_cluster(settings["cluster"])),
     )
-    return WorkInUse(runtime=runtime)
+    return ServingWork(runtime=runtime)
 
 
 def _restored(
@@ -237,26 +168,3 @@ def _best(config: RunConfig, held: Sequence[PartialSnapshot]) -> int:
             fix="leave --step out: the newest checkpoint is taken",
         )
     return found
-
-
-def _counted(batch: Sequence[Window], targets_GL: np.ndarray) -> np.ndarray:
-    """The targets that count; all others have no loss."""
-    found_GL = np.full_like(targets_GL, UNCOUNTED)
-    for row_L, own_L, window in zip(found_GL, targets_GL, batch, strict=False):
-        counts_L = np.zeros(len(row_L), bool)
-        counts_L[: len(window.counted) - 1] = window.counted[1:]
-        row_L[counts_L] = own_L[counts_L]
-    return found_GL
-
-
-@contextmanager
-def _workers_stay() -> Iterator[None]:
-    """Say what to do where one does not: nothing is lost with it."""
-    try:
-        yield
-    except WorkerLost as lost:
-        raise RunFailed(
-            got=str(lost),
-            allowed="workers that stay until all is done",
-            fix="run the same command again; the run's checkpoints are as they were",
-        ) from lost

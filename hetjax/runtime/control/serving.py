@@ -2,14 +2,14 @@
 """What a controller asks of workers whose model is used, not trained.
 
 Owns putting together what several of them tell. Does not own how workers got there
-(`controller.py`), nor what is asked for (`hetjax/training/using.py`).
+(`controller.py`), nor what is asked for (`hetjax/api/model_on_plan.py`).
 """
 
 import numpy as np
 
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.use import Piece
-from hetjax.runtime.rpc.use_schema import GoOn, Score, array_text, text_array
+from hetjax.runtime.execution.serving import Piece
+from hetjax.runtime.rpc.serving_schema import GoOn, Score, array_text, text_array
 
 
 def row_losses(

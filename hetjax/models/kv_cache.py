@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from hetjax.models.chunked_attention import Visibility
 
 
-class KeysValues(NamedTuple):
+class KVCache(NamedTuple):
     """Keys and values of positions 0 to S-1; where there are none yet, anything."""
 
     k_BSKH: jax.Array
@@ -25,17 +25,17 @@ class KeysValues(NamedTuple):
 
     def with_more(
         self, k_BLKH: jax.Array, v_BLKH: jax.Array, start: jax.Array
-    ) -> "KeysValues":
+    ) -> "KVCache":
         """The same with those of the positions from `start` on; there must be room."""
 
         def put(kept: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(kept, new, start, axis=1)
 
-        return KeysValues(put(self.k_BSKH, k_BLKH), put(self.v_BSKH, v_BLKH))
+        return KVCache(put(self.k_BSKH, k_BLKH), put(self.v_BSKH, v_BLKH))
 
 
-def attend_kept(
-    q_BLNH: jax.Array, kept: KeysValues, start: jax.Array, visibility: Visibility
+def attend_cached(
+    q_BLNH: jax.Array, kept: KVCache, start: jax.Array, visibility: Visibility
 ) -> jax.Array:
     """Give z_BLNH of queries at the positions from `start` on, which are kept as well.
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.inference.choosing import Sampling, choose, probabilities
+from hetjax.serving.sampling import Sampling, choose, probabilities
 
 
 def oracle(

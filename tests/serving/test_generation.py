@@ -4,7 +4,7 @@
 import pytest
 
 from hetjax.data.tokenizer import Tokenizer, train
-from hetjax.inference.generating import Writing, write_text
+from hetjax.serving.generation import Writing, write_text
 
 
 @pytest.fixture(scope="module")

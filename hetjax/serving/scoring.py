@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax.inference.loaded import LoadedModel
 from hetjax.models.model import ModuleSpec, Params, apply, bind
+from hetjax.serving.loaded_model import LoadedModel
 
 _SHORTEST = 16  # positions; lengths are this times powers of two, up to the longest
 _BLOCK_BYTES = 128 * 2**20  # of logits in fp32 that are made at once
@@ -74,14 +74,14 @@ class Scorer(Protocol):
 def scorer(loaded: LoadedModel, batch_size: int) -> Scorer:
     """Give what scores by a model on devices of this process, so many at once."""
 
-    def summed(
+    def score(
         given: Iterable[Window], *, length: int
     ) -> Iterator[tuple[Window, float]]:
         both = log_likelihoods(loaded, given, length=length, batch_size=batch_size)
         for window, found_T in both:
             yield window, float(np.sum(found_T, dtype=np.float64))
 
-    return summed
+    return score
 
 
 def log_likelihoods(

@@ -3,7 +3,7 @@
 
 Owns how a stage's stacks continue, and what is kept is laid out: by stack and module,
 units of a stack first, texts after that. Rows of a batch are texts that go on by the
-same number of positions. Does not own the modules (`hetjax/models/continuing.py`), nor
+same number of positions. Does not own the modules (`hetjax/models/decoding.py`), nor
 compiled programs (`hetjax/runtime/execution/text_programs.py`).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.models.continuing import continued, room
+from hetjax.models.decoding import continued, room
 from hetjax.stage.arrays import compute_dtype
 from hetjax.stage.function import (
     StageFunction,
@@ -47,7 +47,7 @@ def rooms(
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (num_texts, *a.shape)), one)
 
 
-def going_on(
+def decode(
     function: StageFunction,
     params: StageParams,
     x: jax.Array,

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from hetjax.inference.loaded import LoadedModel
-from hetjax.models.continuing import check_continuing, continued, room
+from hetjax.models.decoding import check_continuing, continued, room
 from hetjax.models.model import ModuleSpec, Params, bind
+from hetjax.serving.loaded_model import LoadedModel
 
 LENGTHS = (1, 16, 64, 256)  # of new positions, that programs are compiled for
 _LONGEST = LENGTHS[-1]
@@ -25,48 +25,48 @@ Kept = tuple[Any, ...]  # by module of a layer
 
 
 class Text(Protocol):
-    """One text; `begin` comes first, then `go_on` for every token."""
+    """One text; `prefill` comes first, then `decode` for every token."""
 
-    def begin(self, tokens: Sequence[int]) -> np.ndarray:
+    def prefill(self, tokens: Sequence[int]) -> np.ndarray:
         """Give logits_V (fp32) of what follows these tokens, at least one."""
         ...
 
-    def go_on(self, token: int) -> np.ndarray:
+    def decode(self, token: int) -> np.ndarray:
         """Give logits_V (fp32) of what follows when this token is the next."""
         ...
 
 
-class PassedText:
+class ChunkedText:
     """A `Text` whose tokens pass the layers in pieces of a few lengths.
 
-    `passed` gives the logits_V that follow a piece, which is put where the pieces
+    `forward` gives the logits_V that follow a piece, which is put where the pieces
     before it end.
     """
 
     def __init__(self) -> None:
         self._length = 0
 
-    def begin(self, tokens: Sequence[int]) -> np.ndarray:
+    def prefill(self, tokens: Sequence[int]) -> np.ndarray:
         assert self._length == 0 and len(tokens) > 0
         logits_V = np.zeros(0)
         for start in range(0, len(tokens), _LONGEST):
             logits_V = self._added(tokens[start : start + _LONGEST])
         return logits_V
 
-    def go_on(self, token: int) -> np.ndarray:
+    def decode(self, token: int) -> np.ndarray:
         assert self._length > 0
         return self._added([token])
 
     def _added(self, tokens: Sequence[int]) -> np.ndarray:
-        logits_V = self.passed(tokens, self._length)
+        logits_V = self.forward(tokens, self._length)
         self._length += len(tokens)
         return logits_V
 
-    def passed(self, tokens: Sequence[int], start: int) -> np.ndarray:
+    def forward(self, tokens: Sequence[int], start: int) -> np.ndarray:
         raise NotImplementedError
 
 
-class Continuation(PassedText):
+class Continuation(ChunkedText):
     """One text of at most `num_positions` tokens, of which the first are given at once.
 
     Room for what layers keep is made once, and used again at each step.
@@ -88,7 +88,7 @@ class Continuation(PassedText):
             _keeps(specs, size, _of(specs, params)) for specs, params, _ in self._layers
         ]
 
-    def passed(self, tokens: Sequence[int], start: int) -> np.ndarray:
+    def forward(self, tokens: Sequence[int], start: int) -> np.ndarray:
         num_tokens = len(tokens)
         x: Any = filled(tokens)
         for at, (specs, params, device) in enumerate(self._layers):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of one worker in use: they score rows, and let one text go on.
+"""The stages of one worker of a served model: they score rows and continue one text.
 
 Owns what of a text stays on the stages between two of its pieces. Everything else is as
 in training: the programs of an evaluation, their transport, the state and where it
 comes from (`stage_runtime.py`). Does not own windows nor the choice of tokens
-(`hetjax/inference/`).
+(`hetjax/serving/`).
 """
 
 import math
@@ -41,7 +41,7 @@ class Piece:
     num_positions: int
 
 
-class StagesInUse(StageRuntime):
+class ServingStages(StageRuntime):
     """The stages of a worker; `restore` comes first.
 
     Rows and texts may have any length, whatever the plan's is. Names of the entries
@@ -92,7 +92,7 @@ class StagesInUse(StageRuntime):
             if leads(self.stages[action.key].programs.mesh)
         ]
 
-    def go_on(self, number: int, piece: Piece) -> np.ndarray | None:
+    def next_logits(self, number: int, piece: Piece) -> np.ndarray | None:
         """logits_V (fp32) of what follows the piece, from the worker that leads the
         last stage of the first replica.
 
@@ -127,7 +127,7 @@ class StagesInUse(StageRuntime):
             y, self._kept[key] = run.begin(programs)(state.params, x, last)
         else:
             given = state.params, x, last, kept, start
-            y, self._kept[key] = run.go_on(programs)(*given)
+            y, self._kept[key] = run.decode(programs)(*given)
         return y
 
     def _text_programs(self, key: StageKey, num_positions: int) -> TextPrograms:

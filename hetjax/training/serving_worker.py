@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers are told, and make of it, where a run's model is used, not trained.
+"""Workers that serve a run's model instead of training it: their settings and work.
 
-Owns these settings, the model in use (no expert turns a token away) and the class of
+Owns these settings, the served model (no expert turns a token away) and the class of
 stages. Does not own the devices of a worker (`worker.py`), nor what is asked of it
-(`using.py`).
+(`hetjax/serving/model_on_plan.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ from hetjax.models.dropless import unlimited
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
+from hetjax.runtime.execution.serving import ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.use import StagesInUse
 from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.config import RunConfig
@@ -27,8 +27,8 @@ _IN_USE = "in_use"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkInUse:
-    """One worker's part of a model in use, which has no data of its own."""
+class ServingWork:
+    """One worker's part of a served model, which has no data of its own."""
 
     runtime: StageRuntime
 
@@ -42,7 +42,7 @@ class WorkInUse:
         raise AssertionError("nothing is validated")
 
 
-def settings_in_use(
+def serving_settings(
     config: RunConfig, cluster: str, plan: Plan, *, ema: bool
 ) -> dict[str, Any]:
     """Return what workers need to know, as JSON values; `cluster` is TOML."""
@@ -54,7 +54,7 @@ def settings_in_use(
     }
 
 
-def is_in_use(settings: Mapping[str, Any]) -> bool:
+def is_serving(settings: Mapping[str, Any]) -> bool:
     """Whether the settings are those."""
     return _IN_USE in settings
 
@@ -62,7 +62,7 @@ def is_in_use(settings: Mapping[str, Any]) -> bool:
 def model_of(settings: Mapping[str, Any], config: RunConfig) -> Model:
     """Give the run's model, as it is trained or used; errors as of `run_model`."""
     model = run_model(config)
-    if not is_in_use(settings):
+    if not is_serving(settings):
         return model
     layers = (
         replace(layer, modules=tuple(map(unlimited, layer.modules)))
@@ -73,8 +73,8 @@ def model_of(settings: Mapping[str, Any], config: RunConfig) -> Model:
 
 def stages_for(settings: Mapping[str, Any]) -> Callable[..., StageRuntime]:
     """Give what makes the stages of a worker."""
-    if not is_in_use(settings):
+    if not is_serving(settings):
         return StageRuntime
     if settings[_IN_USE]["ema"]:
-        return partial(StagesInUse, weights_in=AVERAGES)
-    return StagesInUse
+        return partial(ServingStages, weights_in=AVERAGES)
+    return ServingStages

@@ -11,16 +11,16 @@ import pytest
 from flax import nnx
 
 from hetjax.errors import BadInput
-from hetjax.inference.continuing import LENGTHS, Continuation
-from hetjax.inference.loaded import LoadedModel, load_layers
 from hetjax.models.configs import GPTConfig, LlamaConfig, Routing
 from hetjax.models.decoders import model_of
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.models.named import load_named
-from tests.inference.model_folder import drawn
+from hetjax.serving.decoding import LENGTHS, Continuation
+from hetjax.serving.loaded_model import LoadedModel, load_layers
 from tests.models.hugging_face import whole
 from tests.models.hugging_face.test_fixtures import FOLDERS
+from tests.serving.model_folder import drawn
 from tests.short_runs import draws
 
 LLAMA = LlamaConfig(
@@ -47,8 +47,8 @@ def step_by_step(
 ) -> np.ndarray:
     """logits_LV after the tokens that are given at once, then after each other one."""
     text = Continuation(of, room)
-    found = [text.begin(tokens_L[:num_given].tolist())]
-    found += [text.go_on(int(token)) for token in tokens_L[num_given:]]
+    found = [text.prefill(tokens_L[:num_given].tolist())]
+    found += [text.decode(int(token)) for token in tokens_L[num_given:]]
     return np.stack(found)
 
 

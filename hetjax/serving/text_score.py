@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.rows import Row
-from hetjax.inference.scoring import Scorer, Window, windows
+from hetjax.serving.scoring import Scorer, Window, windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

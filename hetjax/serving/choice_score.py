@@ -13,7 +13,7 @@ import numpy as np
 from hetjax.data.questions import Question
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
-from hetjax.inference.scoring import Scorer, Window
+from hetjax.serving.scoring import Scorer, Window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 
 Owns what a module that is `PositionWise` does instead of keeping, and the refusal of
 modules that cannot go on. Does not own the protocol (`model.py`), nor which modules
-follow each other where (`hetjax/inference/`, `hetjax/stage/`).
+follow each other where (`hetjax/serving/`, `hetjax/stage/`).
 """
 
 from collections.abc import Iterable

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hetjax.api.trained_model import TrainedModel
 from hetjax.data.hugging_face import read_tokenizer
-from hetjax.inference.scoring import windows
-from tests.inference.model_folder import log_likelihoods, write_folder
+from hetjax.serving.scoring import windows
+from tests.serving.model_folder import log_likelihoods, write_folder
 
 DOCUMENTS = [
     "A cat sat on the mat. " * 9,
