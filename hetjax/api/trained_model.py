@@ -159,7 +159,7 @@ class TrainedModel:
         writing = Writing(source.ids, ends, stop)
         clock = _Clock()
         tokens = generated(
-            self._place.begun,
+            self._place.new_text,
             source.model.max_seq_len,
             given,
             num_tokens,

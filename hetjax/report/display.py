@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows of its progress, as lines: what is done, and the numbers of steps.
 
-Owns the words and columns, which have the names of `metrics.jsonl`, and which lines are
-shown where there is no live line: in the output of a job, in a log. Does not own live
-lines (`progress.py`) nor the numbers (`training/loop.py`).
+Owns which lines are shown where there is no live line: in the output of a job, in a
+log. Does not own live lines (`progress.py`), the numbers (`training/loop.py`) nor their
+words (`metrics.py`).
 """
 
 import sys
@@ -12,16 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetjax.files.writing import naming
+from hetjax.report.metrics import METRICS, spelled
 
-_FORMATS = {
-    "loss": ".4f",
-    "val_loss": ".4f",
-    "val_bits_per_byte": ".4f",
-    "grad_norm": ".3f",
-    "learning_rate": ".2e",
-    "tokens_per_s": ",.0f",
-    "mfu": ".1%",
-}
+_SHOWN = tuple(metric for metric in METRICS if metric.in_progress)
 
 
 def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
@@ -31,8 +24,8 @@ def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
     'step   7/100  loss 2.5000  grad_norm 0.250'
     """
     width = len(str(num_steps))
-    shown = [f"{k} {metrics[k]:{f}}" for k, f in _FORMATS.items() if k in metrics]
-    return "  ".join([f"step {metrics['step']:>{width}}/{num_steps}", *shown])
+    step = f"step {metrics['step']:>{width}}/{num_steps}"
+    return "  ".join([step, *spelled(_SHOWN, metrics)])
 
 
 class Display:

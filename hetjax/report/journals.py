@@ -10,6 +10,7 @@ from typing import Any
 
 from hetjax.errors import BadInput
 from hetjax.plans.table import aligned, html_table
+from hetjax.report.metrics import KEYS, METRICS
 
 _EVENTS = ("step", "time", "event", "details")
 
@@ -17,17 +18,21 @@ _EVENTS = ("step", "time", "event", "details")
 class Metrics(list[dict[str, Any]]):
     """The lines of `metrics.jsonl`, a dict each; always a list, in any installation.
 
+    Columns are in the order of the table of metrics, whatever line comes first.
     `frame()` gives the same as a `pandas.DataFrame`, where pandas is installed.
 
-    >>> metrics = Metrics([{"step": 1, "loss": 6.9375}, {"step": 1, "val_loss": 6.5}])
+    >>> metrics = Metrics([{"step": 0, "val_loss": 6.5}, {"step": 1, "loss": 6.9375}])
     >>> print(metrics)
     step  loss    val_loss
+    0             6.5
     1     6.9375
-    1             6.5
     """
 
     def frame(self) -> Any:
-        """Return a DataFrame with a row per line; BadInput without pandas."""
+        """Return a DataFrame with a row per line; BadInput without pandas.
+
+        `frame.attrs["units"]` has the units of its columns.
+        """
         try:
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError as missing:
@@ -36,7 +41,9 @@ class Metrics(list[dict[str, Any]]):
                 allowed="frames where the extra `notebook` is installed",
                 fix="pip install 'hetjax[notebook]', or take the list as it is",
             ) from missing
-        return pandas.DataFrame(self)
+        found = pandas.DataFrame(list(self), columns=self._header())
+        found.attrs["units"] = {metric.key: metric.unit for metric in METRICS}
+        return found
 
     def __str__(self) -> str:
         return "\n".join(aligned(self._header(), self._rows()))
@@ -45,7 +52,9 @@ class Metrics(list[dict[str, Any]]):
         return html_table(self._header(), self._rows())
 
     def _header(self) -> list[str]:
-        return list(dict.fromkeys(name for line in self for name in line))
+        names = dict.fromkeys(name for line in self for name in line)
+        known = [name for name in ("step", *KEYS) if name in names]
+        return list(dict.fromkeys((*known, *names)))
 
     def _rows(self) -> list[list[str]]:
         header = self._header()

@@ -25,12 +25,12 @@ from hetjax.planner.search.find import Found
 from hetjax.plans.plan import Plan
 from hetjax.report.assumed_links import guess_lines, link_lines
 from hetjax.report.binding import binding, binding_line
+from hetjax.report.metrics import ms
 from hetjax.report.prediction import (
     GIB,
     bound_line,
     h1f1b_line,
     headline,
-    ms,
 )
 from hetjax.report.step_rows import Row
 from hetjax.report.worth_rows import idle_lines

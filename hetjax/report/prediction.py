@@ -17,6 +17,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
+from hetjax.report.metrics import ms
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.timeline import timeline_picture
 from hetjax.schedule.predicted import Predicted
@@ -237,12 +238,6 @@ def h1f1b_line(found: "Found") -> str | None:
         f"its schedule makes it {1 - step_s / whole_s:.1%} faster than the best plan "
         f"under h1f1b, {ms(whole_s)} ms{told}"
     )
-
-
-def ms(seconds: float) -> str:
-    """Return seconds as milliseconds, three digits after the point below 100."""
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:,.{1 if milliseconds >= 100 else 3}f}"
 
 
 def memory_told(used_bytes: float, has_bytes: float) -> str:

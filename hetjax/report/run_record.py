@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a run, and what follows from it: medians, sums, its state.
 
-Owns the headline numbers. Does not own the files that it is read from
-(`training/observers/run_reports.py`) nor how it is shown (`run_report.py`,
-`html/run_page.py`).
+Owns the headline numbers. Does not own which metrics are among them (`metrics.py`), the
+files that it is read from (`training/observers/run_reports.py`) nor how it is shown
+(`run_report.py`, `html/run_page.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.report.colours import TIME
+from hetjax.report.metrics import HEADLINES, Metric
 from hetjax.report.prediction import guesses_a_cpu
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import Span
@@ -60,10 +61,10 @@ class RunRecord:
         """The lines of `metrics` on steps."""
         return [line for line in self.metrics if "loss" in line]
 
-    @cached_property
-    def evaluations(self) -> list[Line]:
-        """The lines of `metrics` on the validation loss."""
-        return [line for line in self.metrics if "val_loss" in line]
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return step and value of a number, wherever a step was not skipped."""
+        lines = (x for x in self.metrics if name in x and not x.get("skipped"))
+        return [(line["step"], line[name]) for line in lines]
 
     @property
     def step(self) -> int:
@@ -94,6 +95,12 @@ class RunRecord:
         """Return the median of a number over the steps by the plan of now."""
         values = [line[name] for line in self.steps_of_plan if name in line]
         return median(values) if values else None
+
+    def _headline(self, metric: Metric) -> float | None:
+        if metric.headline == "median":
+            return self.median(metric.key)
+        points = self.points(metric.key)
+        return points[-1][1] if points else None
 
     @property
     def recoveries(self) -> list[Line]:
@@ -126,17 +133,13 @@ class RunRecord:
 
     def values(self) -> dict[str, Any]:
         """Return the headline numbers by name; None for those that are not known."""
-        predicted, evaluated = self.predicted, self.evaluations
+        predicted = self.predicted
         return {
             "state": self.state,
             "step": self.step,
             "steps": self.settings["steps"],
-            "loss": self.steps[-1]["loss"] if self.steps else None,
-            "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
-            "tokens_per_s": self.median("tokens_per_s"),
-            "step_time_s": self.median("step_time_s"),
+            **{metric.key: self._headline(metric) for metric in HEADLINES},
             "predicted_step_time_s": predicted and predicted.simulation.step_time_s,
-            "mfu": self.median("mfu"),
             "goodput": self.goodput,
             "usd_per_million_tokens": self.usd_per_million_tokens,
             "recoveries": len(self.recoveries),

@@ -12,16 +12,10 @@ from typing import Any
 from hetjax.files.writing import write_whole
 from hetjax.report.html.pages import framed
 from hetjax.report.html.run_page import run_page
-from hetjax.report.prediction import ms
+from hetjax.report.metrics import HEADLINES, ms, spelled
 from hetjax.report.run_record import RunRecord
 
-_FORMS = {
-    "loss": "{:.4f}",
-    "val_loss": "{:.4f}",
-    "tokens_per_s": "{:,.0f}",
-    "mfu": "{:.1%}",
-    "goodput": "{:.2f}",
-}
+_IN_A_LINE = tuple(metric for metric in HEADLINES if metric.key != "step_time_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +39,9 @@ class RunReport:
         told = self.values()
         reached = f"step {told['step']} of {told['steps']}, {told['state']}"
         lines = [f"{self.record.run_dir}: {reached}"]
-        shown = [
-            f"{name} {form.format(told[name])}"
-            for name, form in _FORMS.items()
-            if told[name] is not None
-        ]
+        shown = [*spelled(_IN_A_LINE, told)]
+        if told["goodput"] is not None:
+            shown.append(f"goodput {told['goodput']:.2f}")
         lines += ["  ".join(shown)] if shown else ["no step is recorded yet"]
         if told["step_time_s"] is not None:
             predicted_s = told["predicted_step_time_s"]

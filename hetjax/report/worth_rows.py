@@ -12,7 +12,7 @@ from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
 from hetjax.planner.search.worth import Instead
 from hetjax.report.layout_rows import spelled
-from hetjax.report.prediction import ms
+from hetjax.report.metrics import ms
 from hetjax.report.step_rows import Row
 from hetjax.schedule.predicted import Predicted
 

@@ -21,7 +21,7 @@ _HALF = "\ufffd"  # what a tokenizer shows of a part of a character
 
 
 def generated(
-    begun: Callable[[int], Text],
+    new_text: Callable[[int], Text],
     max_seq_len: int,
     prompt: Sequence[int],
     num_tokens: int,
@@ -30,15 +30,16 @@ def generated(
 ) -> Iterator[int]:
     """Yield the tokens that follow the prompt: so many, or as many as the model can.
 
-    `begun` gives a text of at most so many tokens. They are below `num_words`: a model
-    may have more rows than a tokenizer has ids. The same seed gives the same tokens.
+    `new_text` gives a text of at most so many tokens. They are below `num_words`: a
+    model may have more rows than a tokenizer has ids. The same seed gives the same
+    tokens.
     """
     assert 0 < len(prompt) <= max_seq_len
     num_tokens = min(num_tokens, max_seq_len - len(prompt) + 1)
     if num_tokens < 1:
         return
     rng = np.random.default_rng(sampling.seed)
-    text = begun(len(prompt) + num_tokens - 1)
+    text = new_text(len(prompt) + num_tokens - 1)
     token = choose(text.prefill(prompt)[:num_words], sampling, rng)
     yield token
     for _ in range(num_tokens - 1):

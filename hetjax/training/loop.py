@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hetjax.costs.utilization import DeviceUse
 from hetjax.data.dataset import Dataset
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.observers.goodput import Spent
@@ -44,7 +45,7 @@ class _Pending:
     step: int
     step_time_s: float
     learning_rate: float
-    seconds_at_peak: float | None
+    device_use: DeviceUse
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,7 +54,6 @@ class Loop:
 
     `evaluate` and `sample` may be called on their own; if they raise RolledBack, call
     `forget_after`. `evaluated` holds the steps whose validation loss is recorded.
-    `seconds_at_peak` is a step's time at the peak of the devices, where it is known.
     """
 
     config: RunConfig
@@ -65,7 +65,7 @@ class Loop:
     stop: StopRequest
     spent: Spent
     evaluated: set[int] = field(default_factory=set)
-    seconds_at_peak: float | None = None
+    device_use: DeviceUse = DeviceUse()
     _pending: _Pending | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
@@ -183,7 +183,7 @@ class Loop:
             step=step + 1,
             step_time_s=step_time_s,
             learning_rate=self.learning_rates[step],
-            seconds_at_peak=self.seconds_at_peak,
+            device_use=self.device_use,
         )
         self.saving.check_state(step, commit.is_finite, commit.disagreements)
         if commit.is_spike:
@@ -293,6 +293,4 @@ def _metrics(done: _Pending, loss: float) -> dict[str, Any]:
     }
     if commit.loss_scale is not None:
         line["loss_scale"] = commit.loss_scale
-    if done.seconds_at_peak is not None:
-        line["mfu"] = done.seconds_at_peak / step_time_s
-    return line
+    return line | done.device_use.metrics(line)

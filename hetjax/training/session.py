@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hetjax.checkpoint.lease import LeaseLost
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.utilization import seconds_at_peak
+from hetjax.costs.utilization import DeviceUse, device_use
 from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
@@ -240,7 +240,7 @@ class Session(ExitStack):
             stop=stop,
             spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
             evaluated=evaluated(config.run_dir),
-            seconds_at_peak=self._seconds_at_peak(driver),
+            device_use=self._device_use(driver),
         )
 
         def on_recovery(what: Recovered | Rerouted) -> None:
@@ -249,16 +249,16 @@ class Session(ExitStack):
                 return recorder.rerouting(what)
             recorder.recovery(what)
             if what.plan is not None:
-                loop.seconds_at_peak = self._seconds_at_peak(driver)
+                loop.device_use = self._device_use(driver)
 
         driver.on_recovery = on_recovery
         return loop
 
-    def _seconds_at_peak(self, driver: Driver) -> float | None:
-        """A step's time at the peak of the present devices; None if simulated."""
+    def _device_use(self, driver: Driver) -> DeviceUse:
+        """What is known of the present devices; nothing if they are simulated."""
         if self._config.simulate:
-            return None
-        return seconds_at_peak(driver.plan, self._model, driver.cluster)
+            return DeviceUse()
+        return device_use(driver.plan, self._model, driver.cluster)
 
     def _look(self, shown: Display, look: Callable[[Loop], T]) -> T:
         """Look at the state without training, again if a worker was lost meanwhile."""

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,12 +201,16 @@ def test_a_process_in_which_jax_runs_simulates_what_it_has_devices_for(
 
 
 def test_metrics_are_a_list_with_pandas_and_without(monkeypatch: pytest.MonkeyPatch):
-    metrics = Metrics([{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 2.0}])
+    first = {"note": "x", "step": 0, "val_loss": 2.0}
+    metrics = Metrics([first, {"step": 1, "loss": 2.5}])
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(BadInput, match="hetjax\\[notebook\\]"):
         metrics.frame()
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
-    assert metrics.frame() == [*metrics]
+    monkeypatch.undo()
+    frame = metrics.frame()
+    assert [*frame.columns] == ["step", "loss", "val_loss", "note"]
+    assert [*frame["loss"].dropna()] == [2.5] and [*frame["note"].dropna()] == ["x"]
+    assert frame.attrs["units"]["val_loss"] == "nats per token"
     assert isinstance(metrics, list)
     html = metrics._repr_html_()
     assert html.count("<tr>") == 3 and "<td>2.5</td>" in html

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model FLOPs utilization against a count by hand."""
+"""Model FLOPs utilization and energy against a count by hand."""
 
 from dataclasses import replace
 
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.utilization import seconds_at_peak
+from hetjax.costs.utilization import DeviceUse, device_use, seconds_at_peak
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 
@@ -60,3 +60,20 @@ def test_without_a_peak_there_is_no_utilization(device: str):
     unknown = replace(OWN, device=device, peak_tflops=None)
     cluster = Cluster(name="c", nodes=(A100, unknown))
     assert seconds_at_peak(PLAN, MODEL, cluster) is None
+
+
+def test_energy_is_the_board_power_of_used_devices_for_as_long_as_a_step_takes():
+    l4 = replace(OWN, device="L4", count=3)
+    line = {"step_time_s": 0.5, "tokens": 48}
+    found = device_use(PLAN, MODEL, Cluster(name="c", nodes=(A100, l4))).metrics(line)
+    assert found["joules_per_token"] == (2 * 400 + 72) * 0.5 / 48  # by data sheets
+    assert found.keys() == {"mfu", "joules_per_token"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "own"])
+def test_without_the_power_of_all_devices_no_energy_is_known(device: str):
+    other = replace(OWN, device=device)
+    use = device_use(PLAN, MODEL, Cluster(name="c", nodes=(A100, other)))
+    found = use.metrics({"step_time_s": 0.5, "tokens": 48})
+    assert "mfu" in found and "joules_per_token" not in found
+    assert DeviceUse().metrics({"step_time_s": 0.5, "tokens": 48}) == {}

@@ -13,6 +13,7 @@ import pytest
 
 from hetjax.checkpoint.stores.store import CorruptData
 from hetjax.errors import BadInput
+from hetjax.report.metrics import KEYS
 from hetjax.runtime.rpc.encoding import BadMessage
 from tests.files.file_kind import FileKind
 from tests.files.file_kinds import KINDS
@@ -102,7 +103,7 @@ def test_values_of_other_types_and_sizes_are_refused_or_made_anew(
     assert refused.value.got and refused.value.allowed and refused.value.fix
 
 
-@pytest.mark.parametrize("key", ["loss", "step", "tokens_per_s", "step_time_s"])
+@pytest.mark.parametrize("key", ["step", *KEYS])
 def test_strings_in_place_of_a_runs_numbers_are_refused(key: str, tmp_path: Path):
     def change(text: str) -> str:
         first, *others = text.splitlines()

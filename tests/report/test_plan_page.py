@@ -12,7 +12,8 @@ from hetjax.plans.plan import Plan
 from hetjax.report.found import FoundPlan
 from hetjax.report.html import timeline_view
 from hetjax.report.html.plan_page import plan_page
-from hetjax.report.prediction import ms, predicted_spans
+from hetjax.report.metrics import ms
+from hetjax.report.prediction import predicted_spans
 from hetjax.report.timeline_bars import Bar, grouped
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import Op

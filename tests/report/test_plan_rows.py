@@ -28,6 +28,7 @@ from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
 from hetjax.report.html.plan_page import plan_page
 from hetjax.report.html.timeline_view import shown_replicas, timeline_view
+from hetjax.report.metrics import ms
 from hetjax.report.plan_rows import (
     baseline_rows,
     dtype_lines,
@@ -36,7 +37,6 @@ from hetjax.report.plan_rows import (
     sentences,
     warning_lines,
 )
-from hetjax.report.prediction import ms
 from hetjax.report.step_rows import MemoryBar, memory_bars, stage_rows
 from hetjax.report.worth_rows import idle_lines, part_notes, part_rows
 from hetjax.schedule.bound import LowerBound

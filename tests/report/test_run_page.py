@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hetjax.report.html.curves import Curve, chart, marks, thinned
 from hetjax.report.html.run_page import run_page
-from hetjax.report.prediction import ms, predicted_spans
+from hetjax.report.metrics import ms
+from hetjax.report.prediction import predicted_spans
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
 from hetjax.schedule.predicted import Predicted
@@ -112,7 +113,7 @@ def test_the_page_has_the_numbers_of_the_files(step: Predicted):
         "predicted": f"{ms(step.simulation.step_time_s)} ms",
         "recoveries": "1",
     }
-    assert {"Loss (nats per token)", "training", "validation"} <= {*page.words}
+    assert {"Loss (nats per token)", "loss", "validation loss"} <= {*page.words}
     assert json.loads(json.dumps(RunReport(run).values()))["state"] == "finished"
     for device in step.memory:
         assert device in page.words

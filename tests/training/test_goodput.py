@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.report.progress import Display
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.directory.best import BestCheckpoint
 from hetjax.training.directory.journal import Journal, read_journal
 from hetjax.training.loop import Loop
@@ -126,18 +127,7 @@ def test_the_parts_sum_to_the_total(
     assert 0 <= found.goodput <= 1 + 1e-9
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    grad_norm: float = 1.0
-    num_tokens: int = 8
-    is_skipped: bool = False
-    loss_scale: float | None = None
-    is_finite: bool = True
-    is_spike: bool = False
-    disagreements: tuple[()] = ()
-
-    def loss(self) -> float:
-        return 2.0
+COMMIT = StepCommit(squares=64.0, losses=[((0, 0), 16.0)], num_tokens=8)
 
 
 class _Driver:
@@ -151,10 +141,10 @@ class _Driver:
         self.saved: int | None = None
         self.comparing_s = 0.0
 
-    def step(self, number: int, *, traced: bool = False) -> _Outcome:
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
         self._mishaps.pop(number, lambda driver: None)(self)
         self.now_s += 1.0
-        return _Outcome()
+        return COMMIT
 
     def recover(self, from_step: int, step: int) -> None:
         """Pass 2 s, as SECONDS say."""
@@ -268,10 +258,10 @@ def test_the_comparison_with_the_prediction_is_no_part_of_a_step(
 class _LostAsItGoesBack(_Driver):
     """Its third step has bad numbers; going back from them, it loses a worker."""
 
-    def step(self, number: int, *, traced: bool = False) -> _Outcome:
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
         is_first = self._mishaps.pop(number, None) is not None
         self.now_s += 1.0
-        return _Outcome(is_finite=not is_first)
+        return replace(COMMIT, is_finite=not is_first)
 
     def wait_saved(self) -> None:
         if self.saved is None:

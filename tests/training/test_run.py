@@ -13,6 +13,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.tokenizer import load
 from hetjax.errors import BadInput, RunFailed
 from hetjax.plans.plan_files import read_plan
+from hetjax.report.metrics import KEYS
 from hetjax.train import main
 from hetjax.training import session as run_module
 from hetjax.training.observers.tracing import steps_to_trace
@@ -46,6 +47,7 @@ def test_a_run_writes_what_its_directory_promises(
     assert "Steps as measured" in page.words
 
     metrics = lines(run_dir / "metrics.jsonl")
+    assert all(line.keys() <= {"step", *KEYS} for line in metrics)
     trained = [line for line in metrics if "loss" in line]
     assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
     assert all(line["tokens"] == 6 * 16 for line in trained)

@@ -14,6 +14,7 @@ from hetjax.report.assumed_links import link_lines
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
+from hetjax.report.metrics import ms
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
@@ -29,7 +30,6 @@ from hetjax.report.plan_rows import (
     warning_lines,
     wish_rows,
 )
-from hetjax.report.prediction import ms
 from hetjax.report.step_rows import Row
 from hetjax.report.worth_rows import (
     PARTS,

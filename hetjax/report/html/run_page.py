@@ -2,8 +2,8 @@
 """The page of a run.
 
 Owns its order, its headline numbers, curves and tables. Does not own the numbers
-(`run_record.py`), what is shown of any plan (`plan_view.py`) nor how it looks
-(`templates/run.html`).
+(`run_record.py`), their words (`report/metrics.py`), what is shown of any plan
+(`plan_view.py`) nor how it looks (`templates/run.html`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,14 @@ from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
 from hetjax.report.html.timeline_view import traced_view
 from hetjax.report.journals import event_details
-from hetjax.report.prediction import CPU_GUESS, ms
+from hetjax.report.metrics import HEADLINES, METRICS, STEP_TIME, Axes, ms
+from hetjax.report.prediction import CPU_GUESS
 from hetjax.report.run_record import Line, RunRecord
 from hetjax.report.step_rows import Row
 
 _RECOVERIES = ("step", "when", "what happened", "took", "most of it", "undone", "moved")
 _EVENTS = ("step", "when", "event", "")
+_LOOKS = ("first", "second")  # of the curves of measured numbers
 _MIB = 2**20
 
 
@@ -59,51 +61,39 @@ def _subtitle(run: RunRecord) -> Iterator[str]:
 def _figures(run: RunRecord) -> Iterator[tuple[str, str | None]]:
     """The headline numbers; None where one is not known."""
     told = run.values()
-    names = {
-        "loss": ("loss", "{:.4f}"),
-        "val_loss": ("validation loss", "{:.4f}"),
-        "tokens_per_s": ("tokens/s, median", "{:,.0f}"),
-        "mfu": ("MFU, median", "{:.1%}"),
-        "goodput": ("goodput", "{:.1%}"),
-        "usd_per_million_tokens": ("USD per million tokens", "{:.3g}"),
-    }
-    for name, (words, form) in names.items():
-        value = told[name]
-        yield words, None if value is None else form.format(value)
     whose = "predicted for the devices" if run.is_simulated else "predicted"
-    times = {"step_time_s": "step time, median", "predicted_step_time_s": whose}
-    for name, words in times.items():
-        yield words, None if told[name] is None else f"{ms(told[name])} ms"
+    others = {
+        "predicted_step_time_s": (whose, lambda seconds: f"{ms(seconds)} ms"),
+        "goodput": ("goodput", "{:.1%}".format),
+        "usd_per_million_tokens": ("USD per million tokens", "{:.3g}".format),
+    }
+    named = {metric.key: (metric.headline_label, metric.format) for metric in HEADLINES}
+    for name, (words, form) in (named | others).items():
+        yield words, None if told[name] is None else form(told[name])
     yield "recoveries", str(told["recoveries"]) if told["recoveries"] else None
 
 
 def _charts(run: RunRecord) -> list[Chart]:
     """Curves by step, as far as there are any."""
-    losses = [_curve("training", "first", run.steps, "loss")]
-    losses.append(_curve("validation", "second", run.evaluations, "val_loss"))
-    times = [_curve("measured", "first", run.steps, "step_time_s", 1e3)]
-    by_plan = run.steps_of_plan
-    if run.predicted is not None and by_plan and run.is_comparable:
-        predicted_ms = 1e3 * run.predicted.simulation.step_time_s
-        ends = [(by_plan[i]["step"], predicted_ms) for i in (0, -1)]
-        times.append(Curve(name="predicted", look="target", points=ends))
-    speeds = [_curve("tokens/s", "first", run.steps, "tokens_per_s")]
+    drawn = dict.fromkeys(metric.axes for metric in METRICS if metric.axes)
+    curves = {axes: [*_curves(run, axes)] for axes in drawn}
     return [
-        chart(title, curves, from_zero=from_zero)
-        for title, curves, from_zero in (
-            ("Loss (nats per token)", losses, False),
-            ("Tokens per second", speeds, True),
-            ("Step time (ms)", times, True),
-        )
-        if any(curve.points for curve in curves)
+        chart(axes.title, found, from_zero=axes.from_zero)
+        for axes, found in curves.items()
+        if any(curve.points for curve in found)
     ]
 
 
-def _curve(
-    name: str, look: str, lines: list[Line], key: str, factor: float = 1.0
-) -> Curve:
-    points = [(line["step"], line[key] * factor) for line in lines if key in line]
-    return Curve(name=name, look=look, points=points)
+def _curves(run: RunRecord, axes: Axes) -> Iterator[Curve]:
+    metrics = [metric for metric in METRICS if metric.axes == axes]
+    for metric, look in zip(metrics, _LOOKS, strict=False):
+        points = [(step, axes.factor * x) for step, x in run.points(metric.key)]
+        yield Curve(name=metric.label, look=look, points=points)
+    by_plan = run.steps_of_plan
+    if axes == STEP_TIME and run.predicted and by_plan and run.is_comparable:
+        predicted_ms = axes.factor * run.predicted.simulation.step_time_s
+        ends = [(by_plan[i]["step"], predicted_ms) for i in (0, -1)]
+        yield Curve(name="predicted", look="target", points=ends)
 
 
 def _step_time(run: RunRecord) -> Iterator[str]:

@@ -14,7 +14,8 @@ from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.report.colours import WORK
 from hetjax.report.layout_rows import alike_replicas, spelled
-from hetjax.report.prediction import lane_name, ms, predicted_spans
+from hetjax.report.metrics import ms
+from hetjax.report.prediction import lane_name, predicted_spans
 from hetjax.report.timeline_bars import (
     GAP,
     STRIP,

@@ -24,8 +24,7 @@ from hetjax.plans.worker_map import WorkerMap
 from hetjax.runtime.execution.serving import ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
-from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc import serving_schema
+from hetjax.runtime.rpc import schema, serving_schema
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Json, Message
 from hetjax.runtime.worker.background import Background

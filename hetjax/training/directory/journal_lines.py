@@ -2,20 +2,17 @@
 """What a line of a run's journals may be, whoever has edited it since.
 
 Owns the types of the values that hetjax reads again, in the words of `metrics.jsonl`
-and `events.jsonl`. Does not own files (`journal.py`) nor what is written
-(`recorder.py`); keys that are read nowhere may have any value.
+and `events.jsonl`. Does not own which metrics there are (`report/metrics.py`), files
+(`journal.py`) nor what is written (`recorder.py`); keys that are read nowhere
+may have any value.
 """
 
 from typing import Any
 
-_NUMBERS = frozenset(
-    (
-        *("loss", "tokens", "step_time_s", "tokens_per_s", "grad_norm"),
-        *("learning_rate", "loss_scale", "mfu", "val_loss", "val_bits_per_byte"),
-        *("lost_steps", "grace_s"),
-        *("productive_s", "lost_s", "recovering_s", "replanning_s", "other_s"),
-    )
-)
+from hetjax.report.metrics import KEYS
+
+_OF_EVENTS = ("lost_steps", "grace_s", "productive_s", "lost_s", "recovering_s")
+_NUMBERS = frozenset((*KEYS, *_OF_EVENTS, "replanning_s", "other_s"))
 _TEXTS = frozenset(("event", "time", "reason"))
 _PARTS = frozenset(("bytes", "tier_s"))  # numbers by name
 _RECOVERED = "recovered"  # whose seconds are by name, too; others' may be one number

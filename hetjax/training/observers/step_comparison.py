@@ -18,7 +18,8 @@ from hetjax.planner.model.costing import checked_costs, memory_from, times_from
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.binding import Binding, binding, largest_term
-from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu, ms
+from hetjax.report.metrics import ms
+from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 from hetjax.training.layout.compiled_memory import read_run_compiled

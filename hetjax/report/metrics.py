@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of metrics: every number that a run writes to `metrics.jsonl`.
+
+Owns their keys, units, words and meanings, and where each is shown: in the lines of
+progress, among the headline numbers of a run, as a curve. Lines, pages, the list in the
+documentation, DataFrames and the checks of journals all go through it. Does not own the
+numbers (`training/loop.py`, `costs/utilization.py`) nor how anything looks.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def ms(seconds: float) -> str:
+    """Return seconds as milliseconds, three digits after the point below 100."""
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:,.{1 if milliseconds >= 100 else 3}f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axes:
+    """Where curves are drawn together; `factor` turns values into the title's unit."""
+
+    title: str
+    from_zero: bool = True
+    factor: float = 1.0
+
+
+LOSS = Axes(title="Loss (nats per token)", from_zero=False)
+SPEED = Axes(title="Tokens per second")
+STEP_TIME = Axes(title="Step time (ms)", factor=1e3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A number of a line of `metrics.jsonl`.
+
+    `label` is its name on pages, `unit` that of the number in the file. Of a run the
+    `headline` number is its last value, or the median over the steps by the plan of
+    now. Two metrics at most share `axes`.
+    """
+
+    key: str
+    label: str
+    unit: str
+    format: Callable[[float], str]
+    meaning: str
+    in_progress: bool = False
+    headline: Literal["last", "median"] | None = None
+    axes: Axes | None = None
+
+    @property
+    def headline_label(self) -> str:
+        return f"{self.label}, median" if self.headline == "median" else self.label
+
+
+METRICS = (  # in the order in which they are shown
+    Metric(
+        key="loss",
+        label="loss",
+        unit="nats per token",
+        format="{:.4f}".format,
+        meaning="mean cross-entropy of the batch, before the update",
+        in_progress=True,
+        headline="last",
+        axes=LOSS,
+    ),
+    Metric(
+        key="val_loss",
+        label="validation loss",
+        unit="nats per token",
+        format="{:.4f}".format,
+        meaning="mean cross-entropy of the validation text, after the step",
+        in_progress=True,
+        headline="last",
+        axes=LOSS,
+    ),
+    Metric(
+        key="val_bits_per_byte",
+        label="validation bits per byte",
+        unit="bits per byte",
+        format="{:.4f}".format,
+        meaning="`val_loss` per byte of text, whatever the tokenizer",
+        in_progress=True,
+    ),
+    Metric(
+        key="grad_norm",
+        label="gradient norm",
+        unit="",
+        format="{:.3f}".format,
+        meaning="norm of the gradient over all parameters, before clipping",
+        in_progress=True,
+    ),
+    Metric(
+        key="learning_rate",
+        label="learning rate",
+        unit="",
+        format="{:.2e}".format,
+        meaning="learning rate of the step",
+        in_progress=True,
+    ),
+    Metric(
+        key="loss_scale",
+        label="loss scale",
+        unit="",
+        format="{:g}".format,
+        meaning="factor of the loss in the step; only where a stage computes in "
+        "float16",
+    ),
+    Metric(
+        key="tokens",
+        label="tokens",
+        unit="tokens",
+        format="{:,.0f}".format,
+        meaning="tokens of the batch that the loss counts",
+    ),
+    Metric(
+        key="step_time_s",
+        label="step time",
+        unit="s",
+        format=lambda seconds: f"{ms(seconds)} ms",
+        meaning="time from the end of the step before to the end of this one",
+        headline="median",
+        axes=STEP_TIME,
+    ),
+    Metric(
+        key="tokens_per_s",
+        label="tokens/s",
+        unit="tokens/s",
+        format="{:,.0f}".format,
+        meaning="`tokens` over `step_time_s`",
+        in_progress=True,
+        headline="median",
+        axes=SPEED,
+    ),
+    Metric(
+        key="mfu",
+        label="MFU",
+        unit="share",
+        format="{:.1%}".format,
+        meaning="model FLOPs of the step over what the devices in use do in its time "
+        "at their dense peak; only where all peaks are known, and none is simulated",
+        in_progress=True,
+        headline="median",
+    ),
+    Metric(
+        key="joules_per_token",
+        label="J/token",
+        unit="J/token",
+        format="{:.3g}".format,
+        meaning="board power (by data sheets, without hosts) of the devices in use, "
+        "times `step_time_s`, over `tokens`; only where all are known, and none is "
+        "simulated",
+        headline="median",
+    ),
+)
+KEYS = tuple(metric.key for metric in METRICS)
+HEADLINES = tuple(metric for metric in METRICS if metric.headline)
+
+
+def spelled(metrics: Iterable[Metric], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield key and value of those that are known.
+
+    >>> [*spelled(METRICS, {"mfu": 0.25, "loss": 2.5, "step_time_s": None})]
+    ['loss 2.5000', 'mfu 25.0%']
+    """
+    for metric in metrics:
+        if values.get(metric.key) is not None:
+            yield f"{metric.key} {metric.format(values[metric.key])}"
