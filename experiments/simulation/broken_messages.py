@@ -109,7 +109,7 @@ def _next_with_breaks(state: Any) -> duties.Reaction:
     if not isinstance(request, schema.BreakOff):
         return _next(state)
     after, actions = _next_with_breaks(replace(state, waiting=tuple(others)))
-    return after, (duties.BreakOff(request), *actions)
+    return after, (duties.BreakOffDuty(request), *actions)
 
 
 def _last_first(state: Any) -> duties.Reaction:

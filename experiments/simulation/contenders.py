@@ -15,7 +15,7 @@ from experiments.simulation.object_store import Bucket, SimStore
 from experiments.simulation.storage import leases_in
 from experiments.simulation.threads import Threads
 from experiments.simulation.world import Process, Violation, World
-from hetjax.checkpoint.lease import Held, Lease, LeaseLost, take
+from hetjax.checkpoint.lease import Lease, LeaseHeld, LeaseLost, take
 
 _ENDS_S = 3000.0
 _MOST_TRIES = 20
@@ -85,7 +85,7 @@ class Contenders:
             try:
                 with take(SimStore(self._folder), "it") as lease:
                     return self._commit_often(lease)
-            except Held:
+            except LeaseHeld:
                 self._threads.sleep(self.world.random.uniform(5.0, 60.0))
             except LeaseLost as lost:
                 self.num_lost += 1

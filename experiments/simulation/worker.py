@@ -83,7 +83,7 @@ class SimWorker(Process):
                 self._begin(action.request)
             elif isinstance(action, duties.Reply):
                 self._reply(action.number, action.message)
-            elif isinstance(action, duties.BreakOff):
+            elif isinstance(action, duties.BreakOffDuty):
                 if self._peers is not None:
                     self._peers.lose(action.request.worker, action.request.reason)
             else:

@@ -38,7 +38,7 @@ _BATCH = 8  # windows at once on one device, unless somebody says
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class WeightsChoice:
     """Which weights, in what, whether accelerators are left alone, and which function
     may be called as the model."""
 
@@ -49,7 +49,7 @@ class Asked:
     platform: Literal["auto", "cpu"]
 
 
-class Place(Protocol):
+class ServingPlace(Protocol):
     """Where a model is computed; texts are one at a time."""
 
     @property
@@ -108,11 +108,11 @@ class OnPlan:
 @contextmanager
 def placed(
     source: TrainedSource,
-    asked: Asked,
+    asked: WeightsChoice,
     on: On,
     told: Callable[[str], None],
     doing: Callable[[str], None],
-) -> Iterator[Place]:
+) -> Iterator[ServingPlace]:
     """Make the model ready where it is asked for; `told` hears where that is if nobody
     said.
 
@@ -141,7 +141,7 @@ _WORDS = {"plan": "on the run's plan", "one-device": "on one device"}
 
 
 def _chosen(
-    source: TrainedSource, asked: Asked
+    source: TrainedSource, asked: WeightsChoice
 ) -> tuple[Literal["plan", "one-device"], str]:
     """One device if the largest accelerator here has room, or there is none."""
     if source.run_dir is None:
@@ -160,7 +160,7 @@ def _chosen(
     return ("one-device" if fits else "plan"), why
 
 
-def _check_plan_can(source: TrainedSource, asked: Asked) -> None:
+def _check_plan_can(source: TrainedSource, asked: WeightsChoice) -> None:
     if source.run_dir is None:
         raise BadInput(
             got="--on plan, of a model that is no run's",
@@ -177,7 +177,7 @@ def _check_plan_can(source: TrainedSource, asked: Asked) -> None:
 
 
 def _on_devices(
-    source: TrainedSource, asked: Asked, doing: Callable[[str], None]
+    source: TrainedSource, asked: WeightsChoice, doing: Callable[[str], None]
 ) -> OnDevices:
     devices, tell = _devices(asked.platform), now_and_then(doing)
     dtype = _precision(devices[0], asked.dtype)

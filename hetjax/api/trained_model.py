@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Literal, Self
 
 from hetjax.api.exporting import AskedStep
-from hetjax.api.model_places import Asked, On, placed
+from hetjax.api.model_places import On, WeightsChoice, placed
 from hetjax.api.trained_sources import find_trained, turn_ends
 from hetjax.data.chat_template import ChatTemplate
 from hetjax.data.conversations import RowEncoder
@@ -91,7 +91,7 @@ class TrainedModel:
             run_or_folder, step, ema=ema, allow_model_code=allow_model_code
         )
         self._stack = ExitStack()
-        asked = Asked(
+        asked = WeightsChoice(
             step=step,
             ema=ema,
             allow_model_code=allow_model_code,

@@ -39,7 +39,7 @@ _PREFIX, _HOLDER, _RENEWED, _RELEASED = "lease/", "holder", "renewed-", "release
 _END_S = 5.0  # for giving it back: whoever comes next can do without
 
 
-class Held(BadInput):
+class LeaseHeld(BadInput):
     """Another process has the lease, and renews it."""
 
 
@@ -283,9 +283,9 @@ def _is_over(names: set[str], number: int) -> bool:
     return _name(number, _RELEASED) in names
 
 
-def _held(store: Store, where: str, number: int) -> Held:
+def _held(store: Store, where: str, number: int) -> LeaseHeld:
     holder = holder_of(store, number)
-    return Held(
+    return LeaseHeld(
         got=f"{where} is in use by {holder or 'another process'} (lease {number})",
         allowed="one run at a time",
         fix="wait for it or stop it, or give another --run-dir, --checkpoint.local and "

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 from hetjax.checkpoint.lease import (
     Fence,
-    Held,
     Lease,
+    LeaseHeld,
     holder_of,
     is_free,
     last_number,
@@ -166,7 +166,7 @@ def _take_first(store: Store, where: str, held_for: HeldFor) -> Lease:
     """The lease of a worker, also where another worker of the run has ended the old."""
     try:
         return take(store, where, _warn, held_for=held_for)
-    except Held:
+    except LeaseHeld:
         if not _is_ours(store, held_for):
             raise
     return take(store, where, _warn, held_for=held_for)
@@ -189,7 +189,7 @@ def _take_over_others(leases: Path, worker: str, where: str, held_for: HeldFor) 
 def _take_over(store: Store, where: str, held_for: HeldFor) -> None:
     try:
         take(store, where, _warn, held_for=held_for).release()
-    except Held:
+    except LeaseHeld:
         if not _is_ours(store, held_for):  # that worker was started again meanwhile
             raise
     except OSError as error:

@@ -22,7 +22,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 from hetjax.data.docstrings import docstrings
-from hetjax.data.forms import TEXT_COLUMN, Format, Seen
+from hetjax.data.forms import TEXT_COLUMN, Format, FormsSeen
 from hetjax.data.readers import ALLOWED, PATH, first_row, rows, text_files
 from hetjax.data.rows import Row
 from hetjax.errors import BadInput
@@ -58,7 +58,7 @@ class Source:
     identity: Mapping[str, Any]
     rows: Callable[[], Iterator[Row]]
     option: str = PATH
-    seen: Seen = field(default_factory=Seen)
+    seen: FormsSeen = field(default_factory=FormsSeen)
 
 
 def offline() -> Source:
@@ -100,7 +100,7 @@ def files(
         named["format"] = format
     if not isinstance(first_row(members, column, format), str):
         named["reading"] = _READING
-    seen = Seen()
+    seen = FormsSeen()
 
     def read() -> Iterator[Row]:
         return chain.from_iterable(

@@ -2,8 +2,8 @@
 """Which form a record of data has, by its fields.
 
 Owns the names of forms, which fields each uses, which records are refused by name, and
-what a reading of a source has come across (`Seen`). Does not own how a record becomes a
-row (`rows.py`).
+what a reading of a source has come across (`FormsSeen`). Does not own how a record
+becomes a row (`rows.py`).
 """
 
 import re
@@ -52,7 +52,7 @@ class Form:
 
 
 @dataclass(slots=True)
-class Seen:
+class FormsSeen:
     """What a reading has come across: forms, the first row, and fields not used."""
 
     forms: dict[str, str] = field(default_factory=dict)  # with the field of each

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hetjax.data.forms import Seen
+from hetjax.data.forms import FormsSeen
 from hetjax.data.record_files import decoded, opened, records
 from hetjax.data.rows import Completion, Conversation, Row, row_of
 from hetjax.errors import BadInput
@@ -67,7 +67,7 @@ def text_files(path: Path, option: str = PATH) -> list[Path]:
 
 
 def rows(
-    path: Path, column: str, format: str | None = None, seen: Seen | None = None
+    path: Path, column: str, format: str | None = None, seen: FormsSeen | None = None
 ) -> Iterator[Row]:
     """Yield the rows of a file; of a `.txt` file its documents, whatever the column.
 
@@ -111,7 +111,7 @@ def documents(lines: Iterable[str]) -> Iterator[str]:
     yield "".join(held[:-num_blank] if num_blank >= 2 else held).strip("\n")
 
 
-def recognised(seen: Seen) -> list[str]:
+def recognised(seen: FormsSeen) -> list[str]:
     """Say what rows were taken for, with the first, and which fields are not used."""
     lines = []
     if seen.forms:

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hetjax.data.forms import EXTRAS, KNOWN, Seen, bad_row, form_of_fields, no_form
+from hetjax.data.forms import EXTRAS, KNOWN, FormsSeen, bad_row, form_of_fields, no_form
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed, json_value
 from hetjax.files.reading import opened as plain_file
@@ -34,7 +34,7 @@ Record = tuple[str, Any]  # where it is, and what it is
 
 
 def records(
-    path: Path, kind: str, column: str, format: str | None, seen: Seen | None
+    path: Path, kind: str, column: str, format: str | None, seen: FormsSeen | None
 ) -> Iterator[Record]:
     """Yield the records of a file that is read by the suffix `kind`."""
     if kind == ".parquet":
@@ -258,7 +258,7 @@ def _check_size(num_bytes: int, where: str) -> None:
 
 
 def _parquet_records(
-    path: Path, column: str, format: str | None, seen: Seen | None
+    path: Path, column: str, format: str | None, seen: FormsSeen | None
 ) -> Iterator[Record]:
     arrow, parquet = _arrow(path)
     try:

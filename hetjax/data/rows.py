@@ -15,7 +15,7 @@ from hetjax.data.forms import (
     EXTRAS,
     PROMPTS,
     Form,
-    Seen,
+    FormsSeen,
     bad_row,
     check_beside_messages,
     check_characters,
@@ -62,7 +62,7 @@ def row_of(
     where: str,
     *,
     format: str | None = None,
-    seen: Seen | None = None,
+    seen: FormsSeen | None = None,
 ) -> Row:
     """Read one record; BadInput says where it is and what is wrong with it.
 

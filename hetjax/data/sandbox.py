@@ -35,7 +35,7 @@ class TemplateIsBroken(Exception):
     """It is not Jinja."""
 
 
-class Template:
+class SandboxedTemplate:
     """A compiled template, with the names of special tokens.
 
     `before_render` is called each time; a text of more than `most_chars` is refused.

@@ -17,7 +17,7 @@ from math import ceil
 from typing import Any
 
 from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import Template, TemplateIsBroken, TemplateRefuses
+from hetjax.data.sandbox import SandboxedTemplate, TemplateIsBroken, TemplateRefuses
 from hetjax.data.turns import written
 
 MEMORY_BYTES = 1 << 30
@@ -32,7 +32,9 @@ def main() -> None:
         _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     source, special_tokens, special = json.loads(sys.stdin.buffer.readline())
     try:
-        template = Template(source, special_tokens, before_render=_give_seconds)
+        template = SandboxedTemplate(
+            source, special_tokens, before_render=_give_seconds
+        )
     except TemplateIsBroken as error:
         _answer({"broken": str(error)})
         return
@@ -44,7 +46,7 @@ def main() -> None:
 
 
 def _answers(
-    template: Template, request: Mapping[str, Any], special: list[str]
+    template: SandboxedTemplate, request: Mapping[str, Any], special: list[str]
 ) -> Iterator[dict[str, Any]]:
     for chat in request.get("chats", ()):
         yield _guarded(lambda chat=chat: _written(template, chat, special))
@@ -62,7 +64,7 @@ def _guarded(answer: Any) -> dict[str, Any]:
 
 
 def _written(
-    template: Template, given: Mapping[str, Any], special: list[str]
+    template: SandboxedTemplate, given: Mapping[str, Any], special: list[str]
 ) -> dict[str, Any]:
     chat = Conversation(
         tuple(given["messages"]), tuple(given["tools"]), given["template_arguments"]
@@ -75,7 +77,9 @@ def _written(
     return {"written": [[one.text, one.spans, one.num_open] for one in texts]}
 
 
-def _rendered(template: Template, request: Mapping[str, Any]) -> dict[str, Any]:
+def _rendered(
+    template: SandboxedTemplate, request: Mapping[str, Any]
+) -> dict[str, Any]:
     messages, prompt = request["messages"], request["prompt"]
     return {"text": template.render(messages, add_generation_prompt=prompt)[0]}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hetjax.data.messages import Message, is_learnt, turn
 from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import Span, Template, TemplateRefuses
+from hetjax.data.sandbox import SandboxedTemplate, Span, TemplateRefuses
 from hetjax.files.parsing import Malformed, json_value
 
 # Stands for the end of a message while it is looked for; no template changes a word
@@ -44,7 +44,7 @@ class _WritesAnother(TemplateRefuses):
 
 
 def written(
-    template: Template, chat: Conversation, special: Sequence[str] = ()
+    template: SandboxedTemplate, chat: Conversation, special: Sequence[str] = ()
 ) -> list[Written]:
     """Give the texts that teach the answers of a conversation: mostly a single one.
 
@@ -141,7 +141,7 @@ def _check_written(found: list[Written], chat: Conversation) -> None:
 
 
 def _check_answers(
-    template: Template, found: list[Written], chat: Conversation
+    template: SandboxedTemplate, found: list[Written], chat: Conversation
 ) -> None:
     """Refuse texts that lack what an answer says; a template may escape or trim it."""
     said = "".join(one.text[a:b] for one in found for a, b in one.spans)
@@ -169,7 +169,7 @@ def _function(call: Any) -> Mapping[str, Any]:
 
 
 def _written(
-    template: Template, chat: Conversation, special: Sequence[str]
+    template: SandboxedTemplate, chat: Conversation, special: Sequence[str]
 ) -> list[Written]:
     wanted = [i for i, m in enumerate(chat.messages) if is_learnt(m)]
     if template.has_blocks:
@@ -178,7 +178,7 @@ def _written(
 
 
 def _by_blocks(
-    template: Template, chat: Conversation, wanted: Sequence[int]
+    template: SandboxedTemplate, chat: Conversation, wanted: Sequence[int]
 ) -> Written:
     """The blocks of the text, without those of answers that are not to be learnt."""
     rendered = _Rendered(template, chat)
@@ -197,7 +197,7 @@ def _by_blocks(
 class _Rendered:
     """What the template writes of the first messages; each once."""
 
-    def __init__(self, template: Template, chat: Conversation) -> None:
+    def __init__(self, template: SandboxedTemplate, chat: Conversation) -> None:
         self._template, self._chat = template, chat
         self.whole = cache(self._whole)
 
@@ -223,7 +223,7 @@ class _Turns:
     """The answers of a conversation under a template without generation blocks."""
 
     def __init__(
-        self, template: Template, chat: Conversation, special: Sequence[str]
+        self, template: SandboxedTemplate, chat: Conversation, special: Sequence[str]
     ) -> None:
         self._rendered = _Rendered(template, chat)
         self._messages, self._special = chat.messages, tuple(special)

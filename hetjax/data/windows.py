@@ -81,7 +81,7 @@ class RowWindows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class WindowParts:
     """Documents, or parts of them: `lengths_N` positions from a place on.
 
     The last token of one is a target alone, so a position has a target in its own.
@@ -97,7 +97,7 @@ class PackedWindows:
     """Several documents to a window, numbered from 1, then padding, which is 0."""
 
     tokens_T: np.ndarray
-    parts: Parts
+    parts: WindowParts
     packs: Packs
     seq_len: int
 
@@ -141,12 +141,12 @@ def _packed_windows(tokens: Tokens, seq_len: int, split: str) -> PackedWindows:
         rows = tokens.rows
         chosen = _chosen_rows(rows, seq_len, split)
         lengths = np.minimum(np.diff(rows.starts_R)[chosen] - 1, seq_len)
-        parts = Parts(rows.starts_R[chosen], lengths, rows.learnt_T)
+        parts = WindowParts(rows.starts_R[chosen], lengths, rows.learnt_T)
     packs = packed(parts.lengths_N, seq_len)
     return PackedWindows(tokens.tokens_T, parts, packs, seq_len)
 
 
-def _text_parts(tokens: Tokens, seq_len: int) -> Parts:
+def _text_parts(tokens: Tokens, seq_len: int) -> WindowParts:
     """Documents end with their marker; one that is too long goes on in another part,
     whose first input is the last target of the part before."""
     ends = np.flatnonzero(tokens.tokens_T == tokens.end)
@@ -157,7 +157,9 @@ def _text_parts(tokens: Tokens, seq_len: int) -> Parts:
     within = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     skipped = within * seq_len
     left = np.repeat(lengths, numbers) - skipped
-    return Parts(np.repeat(starts, numbers) + skipped, np.minimum(left, seq_len), None)
+    return WindowParts(
+        np.repeat(starts, numbers) + skipped, np.minimum(left, seq_len), None
+    )
 
 
 def _chosen_rows(rows: Rows, seq_len: int, split: str) -> np.ndarray:

@@ -22,7 +22,7 @@ Box = tuple[tuple[int, int], ...]  # per dim: start, stop
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReshardPiece:
     """A box of the global array that one device sends to another."""
 
     source: jax.Device
@@ -42,7 +42,7 @@ def shard_boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, 
 @cache
 def pieces(
     shape: tuple[int, ...], source: Sharding, target: Sharding
-) -> dict[jax.Device, tuple[Piece, ...]]:
+) -> dict[jax.Device, tuple[ReshardPiece, ...]]:
     """Per target device the pieces that tile its shard, each from one holder.
 
     Of the devices that hold the same box, target devices take turns, so that the
@@ -53,7 +53,7 @@ def pieces(
         holders.setdefault(box, []).append(device)
     return {
         device: tuple(
-            Piece(owners[turn % len(owners)], device, common)
+            ReshardPiece(owners[turn % len(owners)], device, common)
             for held, owners in holders.items()
             if (common := _intersection(box, held)) is not None
         )

@@ -20,7 +20,7 @@ from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.serving import logits_after, row_losses
-from hetjax.runtime.execution.serving import Piece
+from hetjax.runtime.execution.serving import TextPiece
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.serving.decoding import ChunkedText, filled, room_for
 from hetjax.serving.scoring import Window, filled_batch
@@ -72,7 +72,7 @@ class TextOnPlan(ChunkedText):
         self._room = room_for(num_positions)
 
     def forward(self, tokens: Sequence[int], start: int) -> np.ndarray:
-        piece = Piece(
+        piece = TextPiece(
             tokens=filled(tokens)[0].tolist(),
             last=len(tokens) - 1,
             start=start,

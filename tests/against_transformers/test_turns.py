@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import Template, TemplateRefuses
+from hetjax.data.sandbox import SandboxedTemplate, TemplateRefuses
 from hetjax.data.turns import written
 from tests.data.chat_templates import MARKED, PLAIN
 from tests.data.test_turns import CHATS, EOS, SPECIAL, learnt
@@ -78,10 +78,10 @@ def test_answers_are_those_of_trls_training_templates(name: str, chat: str):
     training = (FOLDER / f"{name}_training.jinja").read_text()
     if name in SEEING:
         with pytest.raises(TemplateRefuses):
-            written(Template(source, special), CHATS[chat], ENDS)
+            written(SandboxedTemplate(source, special), CHATS[chat], ENDS)
         return
     _, expected = _marked(training, CHATS[chat], special)
-    found = learnt(written(Template(source, special), CHATS[chat], ENDS))
+    found = learnt(written(SandboxedTemplate(source, special), CHATS[chat], ENDS))
     theirs, ours = _without_blanks(expected), _without_blanks(found)
     at = 0
     for one in found:  # in their order, and the last to the end
@@ -105,7 +105,9 @@ def test_calls_without_content_are_learnt_as_trl_learns_empty_ones(name: str):
     training = (FOLDER / f"{name}_training.jinja").read_text()
     theirs = _without_blanks(_marked(training, CHATS["empty"], special)[1])
     for content in ("empty", "null", "missing"):
-        found = learnt(written(Template(source, special), CHATS[content], ENDS))
+        found = learnt(
+            written(SandboxedTemplate(source, special), CHATS[content], ENDS)
+        )
         assert len(found) == 2
         at = 0
         for one in map(_without_blanks, ([text] for text in found)):
@@ -121,5 +123,5 @@ def test_small_templates_are_rendered_as_transformers_renders_them(form, chat):
         text, expected = _marked(MARKED[form], CHATS[chat], EOS)
     except Exception:
         pytest.skip("transformers knows one way to say a call alone")
-    (ours,) = written(Template(MARKED[form], EOS), CHATS[chat], SPECIAL)
+    (ours,) = written(SandboxedTemplate(MARKED[form], EOS), CHATS[chat], SPECIAL)
     assert (ours.text, learnt([ours])) == (text, expected)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.format import AttemptNames, to_text
-from hetjax.checkpoint.lease import Fence, Held, Lease, LeaseLost, look, take
+from hetjax.checkpoint.lease import Fence, Lease, LeaseHeld, LeaseLost, look, take
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.storage import lease_folder
 from hetjax.checkpoint.stored_steps import (
@@ -74,7 +74,7 @@ def test_a_lease_that_was_renewed_since_it_was_seen_is_held(store: Store):
         elsewhere(store, 1)
         seen = look(store)
         time.sleep(SOON_S)
-        with pytest.raises(Held):
+        with pytest.raises(LeaseHeld):
             take(store, "it", seen=seen, lease_s=SOON_S)
 
 
@@ -91,7 +91,7 @@ def test_one_that_renews_keeps_it_however_long(store: Store):
         elsewhere(store, 1)
         told: list[str] = []
         for _ in range(2):
-            with pytest.raises(Held, match=f"in use by process {os.getpid()} on"):
+            with pytest.raises(LeaseHeld, match=f"in use by process {os.getpid()} on"):
                 take(store, "it", told.append, lease_s=3 * SOON_S)
         assert "waiting up to 1.8 s" in told[0]
         lease.fence.check()
@@ -130,12 +130,12 @@ def test_one_that_has_given_it_back_is_not_waited_for(store: Store):
 def test_of_many_that_want_it_at_once_one_has_it(store: Store):
     silent(store, 1)
     found: list[Lease] = []
-    refused: list[Held] = []
+    refused: list[LeaseHeld] = []
 
     def want() -> None:
         try:
             found.append(taken(store))
-        except Held as held:
+        except LeaseHeld as held:
             refused.append(held)
 
     threads = [threading.Thread(target=want) for _ in range(6)]
@@ -157,7 +157,7 @@ def test_where_there_are_no_links_one_is_first_all_the_same(
     monkeypatch.setattr(os, "link", refused)
     with taken(lease_folder(tmp_path)) as lease:
         elsewhere(lease_folder(tmp_path), 1)
-        with pytest.raises(Held):
+        with pytest.raises(LeaseHeld):
             taken(lease_folder(tmp_path))
         assert lease.number == 1
 

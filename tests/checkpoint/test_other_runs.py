@@ -25,7 +25,14 @@ from hetjax.checkpoint.format import (
     start_of,
     to_text,
 )
-from hetjax.checkpoint.lease import Fence, Held, LeaseLost, holder_of, last_number, take
+from hetjax.checkpoint.lease import (
+    Fence,
+    LeaseHeld,
+    LeaseLost,
+    holder_of,
+    last_number,
+    take,
+)
 from hetjax.checkpoint.lease_holder import Holder
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.replication import PeerReplication
@@ -227,9 +234,9 @@ def test_one_run_at_a_time_has_a_folder_whatever_its_workers_are_called(
 ):
     first = held(tmp_path, "here 1 /one", ONE)
     for worker in ("a", "b"):
-        with pytest.raises(Held, match=r"checkpoint folder .*\(run 1111\)"):
+        with pytest.raises(LeaseHeld, match=r"checkpoint folder .*\(run 1111\)"):
             held(tmp_path, "here 2 /two", TWO, worker)
-        with pytest.raises(Held, match=r"checkpoint folder .*\(run 1111\)"):
+        with pytest.raises(LeaseHeld, match=r"checkpoint folder .*\(run 1111\)"):
             held(tmp_path, "here 2 /copy", ONE, worker)  # a copy is another one, too
     others = held(tmp_path, "here 1 /one", ONE, "b")
     again = held(tmp_path, "here 1 /one", ONE)  # the worker was started once more

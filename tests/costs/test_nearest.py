@@ -8,7 +8,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.network.nearest import (
-    End,
+    LinkEnd,
     least_shared_card_bytes_per_s,
     nearest,
 )
@@ -47,7 +47,7 @@ def node(name: str, shape: tuple[int, int], card: float, zone: str) -> Node:
     )
 
 
-def places(source: End, target: End) -> Iterator[tuple[tuple[int, ...], ...]]:
+def places(source: LinkEnd, target: LinkEnd) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Devices of both stages, in every order that could matter."""
     for out in combinations(range(source.node.count), source.num_devices):
         left = range(target.node.count)
@@ -69,7 +69,7 @@ def test_no_places_are_nearer_than_the_nearest_and_some_are_as_near(
     rates = trunks(cluster)
     for (one, other), cuts in product(((a, b), (a, a)), product(CUTS, repeat=2)):
         source, target = (
-            End(node=n, num_devices=num, tensor=tensor)
+            LinkEnd(node=n, num_devices=num, tensor=tensor)
             for n, (num, tensor) in zip((one, other), cuts, strict=True)
         )
         found = nearest(cluster, rates, source, target)

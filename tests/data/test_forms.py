@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetjax.data.forms import KNOWN, Seen
+from hetjax.data.forms import KNOWN, FormsSeen
 from hetjax.data.messages import is_learnt
 from hetjax.data.readers import recognised, rows
 from hetjax.data.rows import Completion, Conversation, canonical, row_of
@@ -180,7 +180,7 @@ def test_each_field_is_used_or_named_once_as_not_used(tmp_path: Path, suffix: st
         record = {"messages": CHAT, name: "0"}
         path = tmp_path / f"a.{suffix}"
         _write(path, [record, record])
-        seen = Seen()
+        seen = FormsSeen()
         try:
             found = list(rows(path, "text", seen=seen))
         except BadInput as refused:
@@ -203,7 +203,7 @@ def _write(path: Path, records: list[dict[str, Any]]) -> None:
 def test_the_log_says_what_was_recognised_with_an_example(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     _write(path, [{"messages": CHAT, "id": 1, "source": "x"}] * 2)
-    seen = Seen()
+    seen = FormsSeen()
     list(rows(path, "text", seen=seen))
     assert recognised(seen) == [
         "rows: messages in 'messages'; the first: user '2+2?', assistant '4'",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import Template, TemplateRefuses
+from hetjax.data.sandbox import SandboxedTemplate, TemplateRefuses
 from hetjax.data.turns import Written, written
 from tests.data.chat_templates import ENDLESS, FORGETFUL, MARKED, PLAIN
 
@@ -54,7 +54,7 @@ def learnt(found: list[Written]) -> list[str]:
 
 
 def _written(source: str, chat: Conversation) -> list[Written]:
-    return written(Template(source, EOS), chat, SPECIAL)
+    return written(SandboxedTemplate(source, EOS), chat, SPECIAL)
 
 
 @pytest.mark.parametrize("chat", CHATS)

@@ -20,7 +20,7 @@ import numpy as np
 from hetjax.api.trained_sources import find_trained
 from hetjax.checkpoint.disk import read_manifest
 from hetjax.checkpoint.fetching import fetch_newest
-from hetjax.checkpoint.lease import Held, take
+from hetjax.checkpoint.lease import LeaseHeld, take
 from hetjax.checkpoint.reader import Checkpoint, newest, partial_checkpoints, steps
 from hetjax.checkpoint.stored_steps import committed_lease, in_store
 from hetjax.checkpoint.stores.local import FileStore
@@ -210,7 +210,7 @@ def _read_lease(folder: Path) -> Any:
     """Whose it is: taken over, or refused by name."""
     try:
         take(FileStore(folder / "store"), "it", lease_s=0.02, renew_s=9.0).release()
-    except Held as held:
+    except LeaseHeld as held:
         return held.got
     finally:
         shutil.rmtree(folder / "store/lease/0000000002", ignore_errors=True)

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.network.nearest import End, Nearest
+from hetjax.costs.network.nearest import LinkEnd, Nearest
 from hetjax.costs.network.routes import ring_card_bytes_per_s, route
 from hetjax.costs.network.wire_bytes import lane_share
 from hetjax.planner.model import terms
@@ -31,7 +31,7 @@ def _first_two_nodes(
 
 
 def _first_devices(
-    network: Cluster, rates: Mapping[str, float], source: End, target: End
+    network: Cluster, rates: Mapping[str, float], source: LinkEnd, target: LinkEnd
 ) -> Nearest | None:
     same = source.node.name == target.node.name
     begin = source.num_devices if same else 0

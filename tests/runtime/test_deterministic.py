@@ -14,7 +14,7 @@ import pytest
 
 from hetjax.runtime.execution import compiler_options as options
 from hetjax.runtime.execution.compiler_options import compiler_options
-from hetjax.runtime.execution.serving import Piece, ServingStages
+from hetjax.runtime.execution.serving import ServingStages, TextPiece
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_compiler_options import mesh_of
@@ -81,7 +81,7 @@ def test_all_programs_of_a_deterministic_model_in_use_are(compiled: list[Any]):
     runtime.row_losses(0, *BATCH[:2])
     tokens = BATCH[0][0].tolist()
     for start in (0, 4):
-        piece = Piece(
+        piece = TextPiece(
             tokens=tokens[start : start + 4], last=3, start=start, num_positions=8
         )
         runtime.next_logits(start + 1, piece)

@@ -74,7 +74,7 @@ def test_breaking_off_waits_for_nothing_and_is_not_answered():
     lost = Lost(worker="b", reason="left")
     assert after(Requested(7, TRAIN), Requested(7, breaking), Answered(lost)) == [
         Begin(7, TRAIN),
-        duties.BreakOff(breaking),
+        duties.BreakOffDuty(breaking),
         Reply(7, Lost(worker="b", reason="left", epoch=0)),
     ]
 

@@ -21,8 +21,8 @@ from hetjax.plans.worker_map import EMBEDDED
 from hetjax.training.directory.identity import (
     Claim,
     OtherRun,
-    Place,
     SavedRun,
+    SavePlace,
     decide,
     provisional,
     saved_runs,
@@ -296,8 +296,8 @@ def test_the_words_of_a_list_are_typed_one_by_one():
 
 def test_saves_are_of_runs_by_their_newest_start_and_step():
     places = {
-        "disk": Place(name="/local", in_run_dir=True),
-        "cloud": Place(name="gs://store"),
+        "disk": SavePlace(name="/local", in_run_dir=True),
+        "cloud": SavePlace(name="gs://store"),
     }
     found = saved_runs(
         [
@@ -357,7 +357,7 @@ def test_what_a_directory_from_before_tells_of_ends_with_its_metrics(tmp_path: P
 def test_settings_that_are_no_table_are_refused(told: Any):
     save = replace(snapshot("aaa", 6, 1, "disk"), host={"run": told})
     with pytest.raises(BadInput, match="run in step 6 in /local"):
-        saved_runs([save], lambda _: Place(name="/local"))
+        saved_runs([save], lambda _: SavePlace(name="/local"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.lease import Held, LeaseLost, take
+from hetjax.checkpoint.lease import LeaseHeld, LeaseLost, take
 from hetjax.checkpoint.reader import DamagedCheckpoint, steps
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.training.directory import leases
@@ -51,7 +51,7 @@ def test_a_run_that_another_machine_has_is_refused(
         there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
         other = take(lease_folder(run_dir / LEASE), "it", renew_s=0.1)
     with other:
-        with pytest.raises(Held, match=f"is in use by process {os.getpid()} on"):
+        with pytest.raises(LeaseHeld, match=f"is in use by process {os.getpid()} on"):
             run(preset.config, preset, MODEL)
         assert {path.name for path in run_dir.iterdir()} <= {LEASE, ".lock"}
         other.fence.check()

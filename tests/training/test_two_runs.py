@@ -16,7 +16,7 @@ import pytest
 from hetjax.api.exporting import open_checkpoint, run_config
 from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.checkpoint.format import MANIFEST, from_text, to_text
-from hetjax.checkpoint.lease import Held
+from hetjax.checkpoint.lease import LeaseHeld
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import LEASES, lease_folder, open_store
 from hetjax.checkpoint.stored_steps import COMMIT, committed_run
@@ -221,7 +221,7 @@ def test_of_two_runs_at_once_the_later_is_refused(tmp_path: Path, place: str):
     preset = trains(tmp_path, "second", places=(place,), stop_after=1)
     end = live(preset, tmp_path / "first")
     try:
-        with pytest.raises(Held, match=r"is in use by process .*\(run another\)"):
+        with pytest.raises(LeaseHeld, match=r"is in use by process .*\(run another\)"):
             begin(preset)
         assert not (preset.config.run_dir / CONFIG).exists()
     finally:
@@ -234,7 +234,7 @@ def test_a_copy_of_a_directory_whose_run_is_live_is_refused(tmp_path: Path):
     end = live(preset, tmp_path / "first")
     try:
         shutil.copytree(tmp_path / "first" / LEASE, tmp_path / "copy" / LEASE)
-        with pytest.raises(Held) as refused:
+        with pytest.raises(LeaseHeld) as refused:
             begin(preset)
         assert "(run another)" in refused.value.got
     finally:

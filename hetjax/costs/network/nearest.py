@@ -18,7 +18,7 @@ from hetjax.costs.network.wire_bytes import least_copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class End:
+class LinkEnd:
     """A stage of which only the node is known, and how it is cut."""
 
     node: Node
@@ -35,7 +35,7 @@ class Nearest:
 
 
 def nearest(
-    network: Cluster, rates: Mapping[str, float], source: End, target: End
+    network: Cluster, rates: Mapping[str, float], source: LinkEnd, target: LinkEnd
 ) -> Nearest | None:
     """Return what a message takes at least; None if a node has no room for both stages.
 
@@ -68,7 +68,7 @@ def least_shared_card_bytes_per_s(
 
 
 def _ways(
-    network: Cluster, rates: Mapping[str, float], source: End, target: End
+    network: Cluster, rates: Mapping[str, float], source: LinkEnd, target: LinkEnd
 ) -> Iterator[Nearest]:
     """The kinds of ways that there may be, each with as many lanes as can be."""
     a, b = source.node, target.node
@@ -94,7 +94,7 @@ def _ways(
 def _way(
     network: Cluster,
     rates: Mapping[str, float],
-    ends: tuple[End, End],
+    ends: tuple[LinkEnd, LinkEnd],
     into: tuple[int, ...],
     lanes: int,
 ) -> Nearest:

@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Link, Node, part_of
 from hetjax.costs.measured.layer_profile import DTYPES
-from hetjax.costs.network.nearest import End, nearest
+from hetjax.costs.network.nearest import LinkEnd, nearest
 from hetjax.costs.network.routes import trunks
 from hetjax.costs.network.wire_bytes import GRADIENT_BYTES, WIRE_BYTES
 from hetjax.costs.stage_memory import hidden_size
@@ -117,8 +117,8 @@ def most_sum_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Flo
     return np.array(rates)
 
 
-def _lone(node: Node) -> End:
-    return End(node=node, num_devices=1, tensor=1)
+def _lone(node: Node) -> LinkEnd:
+    return LinkEnd(node=node, num_devices=1, tensor=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,7 +148,7 @@ class _Ways:
             classes=classes, network=network, rates=trunks(network), pairs=pairs
         )
 
-    def nearest(self, source: End, target: End):
+    def nearest(self, source: LinkEnd, target: LinkEnd):
         """Return the least of a message; None if there is no place for both."""
         return nearest(self.network, self.rates, source, target)
 
@@ -160,8 +160,8 @@ def _hop(
     least; `of_one` are the bytes of a sequence that a node sends, by its name."""
     latency_s, mean_s, least_s = np.inf, np.inf, np.inf
     for one, other in _nodes(ways, a.device_class, b.device_class):
-        first = End(node=one, num_devices=a.num_devices, tensor=a.tensor)
-        second = End(node=other, num_devices=b.num_devices, tensor=b.tensor)
+        first = LinkEnd(node=one, num_devices=a.num_devices, tensor=a.tensor)
+        second = LinkEnd(node=other, num_devices=b.num_devices, tensor=b.tensor)
         there, back = ways.nearest(first, second), ways.nearest(second, first)
         if there is None or back is None:
             continue

@@ -8,7 +8,7 @@ Owns putting together what several of them tell. Does not own how workers got th
 import numpy as np
 
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.serving import Piece
+from hetjax.runtime.execution.serving import TextPiece
 from hetjax.runtime.rpc.serving_schema import GoOn, Score, array_text, text_array
 
 
@@ -29,7 +29,7 @@ def row_losses(
     return losses_G
 
 
-def logits_after(controller: Controller, piece: Piece) -> np.ndarray:
+def logits_after(controller: Controller, piece: TextPiece) -> np.ndarray:
     """logits_V (fp32) of what follows a piece of a text."""
     request = GoOn(piece=piece, turn=controller.next_turn())
     told = controller.connections.ask(dict.fromkeys(controller.workers, request))

@@ -29,7 +29,7 @@ RowLosses = tuple[int, Sequence[float]]  # number of the first row, and theirs i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class TextPiece:
     """Tokens of a text from position `start` on, and where among them the last one is.
 
     What comes after that fills a length. The text has room for `num_positions`.
@@ -92,7 +92,7 @@ class ServingStages(StageRuntime):
             if leads(self.stages[action.key].programs.mesh)
         ]
 
-    def next_logits(self, number: int, piece: Piece) -> np.ndarray | None:
+    def next_logits(self, number: int, piece: TextPiece) -> np.ndarray | None:
         """logits_V (fp32) of what follows the piece, from the worker that leads the
         last stage of the first replica.
 
@@ -115,7 +115,7 @@ class ServingStages(StageRuntime):
         return found[0] if found else None
 
     def _passed(
-        self, key: StageKey, state: StageState, x: Any, piece: Piece
+        self, key: StageKey, state: StageState, x: Any, piece: TextPiece
     ) -> jax.Array:
         """A stage's output for a piece; what the next one needs is kept."""
         programs, run = state.programs, self._text_programs(key, piece.num_positions)

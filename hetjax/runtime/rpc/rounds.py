@@ -25,7 +25,7 @@ Trouble = tuple[str, str]  # which worker is lost, and why
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class WorkerStarted:
     """A worker is being started; what was started before it counts no more."""
 
     worker: str
@@ -83,7 +83,9 @@ class TimePassed:
     """Nothing has happened: a limit may have passed."""
 
 
-Event: TypeAlias = Started | Called | Ended | Heard | Asked | TakenForLost | TimePassed
+Event: TypeAlias = (
+    WorkerStarted | Called | Ended | Heard | Asked | TakenForLost | TimePassed
+)
 
 # --- actions
 
@@ -195,7 +197,7 @@ def react(event: Event, state: Rounds, now_s: float) -> Reaction:
 
 
 @react.register
-def _started(event: Started, state: Rounds, now_s: float) -> Reaction:
+def _started(event: WorkerStarted, state: Rounds, now_s: float) -> Reaction:
     started = {**state.started, event.worker: event.start}
     state = replace(state, started=started)
     if event.worker not in state.there:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.runtime.execution.serving import Piece, RowLosses
+from hetjax.runtime.execution.serving import RowLosses, TextPiece
 from hetjax.runtime.rpc.message import Message, Request
 
 
@@ -52,5 +52,5 @@ class Score(Request[Scored], minutes=120, what="compile for a batch, and score i
 class GoOn(Request[Continued], minutes=120, what="compile for a text, and go on"):
     """Tell the logits of what follows a piece of a text, after those before it."""
 
-    piece: Piece
+    piece: TextPiece
     turn: int

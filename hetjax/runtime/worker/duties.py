@@ -50,10 +50,10 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakOff:
+class BreakOffDuty:
     """Let what is being done wait no longer for another worker."""
 
-    request: schema.BreakOff
+    request: schema.BreakOffDuty
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class End:
     reason: str = ""
 
 
-Action: TypeAlias = Begin | BreakOff | Reply | End
+Action: TypeAlias = Begin | BreakOffDuty | Reply | End
 
 # --- state
 
@@ -102,8 +102,8 @@ def _requested(event: Requested, state: Duties) -> Reaction:
         reason = f"sent epoch {request.epoch} after epoch {state.epoch}"
         return _ended(state, reason)
     state = replace(state, epoch=request.epoch)
-    if isinstance(request, schema.BreakOff):
-        return state, (BreakOff(request),)
+    if isinstance(request, schema.BreakOffDuty):
+        return state, (BreakOffDuty(request),)
     waiting = (*state.waiting, (number, request))
     return _next(replace(state, waiting=waiting))
 

@@ -30,7 +30,7 @@ from hetjax.runtime.worker.duties import (
     Action,
     Answered,
     Begin,
-    BreakOff,
+    BreakOffDuty,
     ControllerGone,
     Duties,
     Event,
@@ -121,7 +121,7 @@ class WorkerServer:
 
     def _hear(self, number: int, request: AnyRequest) -> None:
         """Called by another thread: breaking off cannot wait for the step's end."""
-        if not isinstance(request, schema.BreakOff):
+        if not isinstance(request, schema.BreakOffDuty):
             self._service.host_group.begin(number, type(request))
         self._take(Requested(number, request))
 
@@ -137,12 +137,12 @@ class WorkerServer:
             self._begun.put(action)
         elif isinstance(action, Reply):
             self._connection.send(action.number, action.message)
-        elif isinstance(action, BreakOff):
+        elif isinstance(action, BreakOffDuty):
             self._break_off(action.request)
         elif action.reason:
             self._die(action.reason)
 
-    def _break_off(self, request: schema.BreakOff) -> None:
+    def _break_off(self, request: schema.BreakOffDuty) -> None:
         if request.is_late:
             with suppress(OSError):
                 print(f"told to break off: {request.reason}", file=sys.stderr)

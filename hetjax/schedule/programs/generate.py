@@ -25,7 +25,11 @@ from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.programs.action import Action, Op, StageKey
-from hetjax.schedule.programs.list_schedule import Pipeline, Rounds, list_schedule
+from hetjax.schedule.programs.list_schedule import (
+    MicrobatchRounds,
+    Pipeline,
+    list_schedule,
+)
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
 
@@ -141,7 +145,7 @@ def lanes_of(replica: Replica) -> list[int]:
     return [devices.index(place) for place in places]
 
 
-def rounds_of(replica: Replica) -> Rounds | None:
+def rounds_of(replica: Replica) -> MicrobatchRounds | None:
     """Return the rounds of a replica, None if its stages do not go round and round."""
     lanes = lanes_of(replica)
     num_lanes, num_stages = max(lanes) + 1, len(lanes)
@@ -151,7 +155,7 @@ def rounds_of(replica: Replica) -> Rounds | None:
     aheads = [stage.launch_ahead for stage in replica.stages]
     earlier, last = aheads[:-num_lanes], aheads[-num_lanes:]
     size = min(num_lanes, _in_rounds(min(earlier)))
-    return Rounds(
+    return MicrobatchRounds(
         size=size,
         most_in_flight=tuple((chunks - 1) * size + _in_rounds(ahead) for ahead in last),
     )

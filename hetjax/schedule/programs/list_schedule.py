@@ -49,7 +49,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rounds:
+class MicrobatchRounds:
     """Microbatches by the round, and by lane the forwards that may be in flight."""
 
     size: int
@@ -60,7 +60,7 @@ def list_schedule(
     pipeline: Pipeline,
     launch_ahead: Sequence[int],
     kept: Sequence[int],
-    rounds: Rounds | None = None,
+    rounds: MicrobatchRounds | None = None,
 ) -> list[list[Slot]]:
     """Return the compute order of every lane; both limits are by stage, 1 or more."""
     return _Run(pipeline, launch_ahead, kept, rounds).orders()
@@ -72,7 +72,7 @@ class _Run:
         pipeline: Pipeline,
         launch_ahead: Sequence[int],
         kept: Sequence[int],
-        rounds: Rounds | None,
+        rounds: MicrobatchRounds | None,
     ) -> None:
         assert min(*launch_ahead, *kept) >= 1
         num_stages, m = len(pipeline.forward_s), pipeline.num_microbatches

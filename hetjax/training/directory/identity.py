@@ -81,7 +81,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class SavePlace:
     """Where a save is, as errors call it, and whether that is the run directory."""
 
     name: str
@@ -131,7 +131,8 @@ def provisional(claim: Claim) -> RunIdentity:
 
 
 def saved_runs(
-    snapshots: Iterable[PartialSnapshot], place_of: Callable[[PartialSnapshot], Place]
+    snapshots: Iterable[PartialSnapshot],
+    place_of: Callable[[PartialSnapshot], SavePlace],
 ) -> list[SavedRun]:
     """The runs of these saves, in the order of their oldest ones; raises BadInput."""
     by_run: dict[RunId, list[PartialSnapshot]] = {}
@@ -143,7 +144,7 @@ def saved_runs(
 def _saved_run(
     run: RunId,
     saves: Sequence[PartialSnapshot],
-    place_of: Callable[[PartialSnapshot], Place],
+    place_of: Callable[[PartialSnapshot], SavePlace],
 ) -> SavedRun:
     """The run of these saves, of which the last is the newest."""
     placed = [(one.save[0], start_of(one.save[1]), place_of(one)) for one in saves]
@@ -160,7 +161,7 @@ def _saved_run(
     )
 
 
-def _settings_of(save: PartialSnapshot, place: Place) -> Mapping[str, Any]:
+def _settings_of(save: PartialSnapshot, place: SavePlace) -> Mapping[str, Any]:
     where = f"run in step {save.save[0]} in {place.name}"
     return as_kind(save.host.get("run", {}), "a table", where=where)
 

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from hetjax.checkpoint.lease import (
-    Held,
     Lease,
+    LeaseHeld,
     Sighting,
     await_end,
     holder_of,
@@ -56,7 +56,7 @@ def _check_is_no_copy(
     number: int,
     holder: Holder,
 ) -> None:
-    """Raise IsCopy or Held where the run went on, or goes on, in another directory.
+    """Raise IsCopy or LeaseHeld where the run went on, or goes on, in another directory.
 
     That is the one whose lease, `number` by `holder`, was copied with this one, as long
     as it can be seen. One that was moved is not there any more.
@@ -82,9 +82,9 @@ def _check_is_no_copy(
         )
     try:
         await_end(there, f"{what}, which", told, held_for=held_for)
-    except Held as held:
+    except LeaseHeld as held:
         fix = f"wait for it or stop it, and go on there (--run-dir {path})"
-        raise Held(got=held.got, allowed=held.allowed, fix=fix) from held
+        raise LeaseHeld(got=held.got, allowed=held.allowed, fix=fix) from held
 
 
 def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
@@ -97,7 +97,7 @@ def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
 
 
 class Leases:
-    """What a run holds until `stack` is closed; raises Held, and as stores do.
+    """What a run holds until `stack` is closed; raises LeaseHeld, and as stores do.
 
     `told` hears of a lease that may be over, and has to be waited for. IsCopy is raised
     for the copy of a directory in which the run went on, unless it `takes_over`.

@@ -23,7 +23,7 @@ from hetjax.plans.worker_map import EMBEDDED, file_name, node_of
 from hetjax.training.directory.identity import (
     Claim,
     OtherRun,
-    Place,
+    SavePlace,
     decide,
     saved_runs,
 )
@@ -77,13 +77,13 @@ def identify(
     return decision.run
 
 
-def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> Place:
+def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> SavePlace:
     if snapshot.tier == "cloud":
-        return Place(name=str(storage.cloud))
+        return SavePlace(name=str(storage.cloud))
     name = str(storage.at(snapshot.worker))
     if snapshot.worker != EMBEDDED:
         name += f" on {node_of(snapshot.worker)}"
-    return Place(name=name, in_run_dir=not storage.is_local)
+    return SavePlace(name=name, in_run_dir=not storage.is_local)
 
 
 def _refuse_unread(
