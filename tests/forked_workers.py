@@ -4,7 +4,7 @@
 Importing is a fifth of what a short run on workers computes. A forked worker has a log,
 an environment, a standard input and a session of its own, as one that is started has
 them. Does not own the process that forks (the standard library's), nor starts as users
-have them, of which `tests/launch/` and `tests/runtime/test_islands.py` make many.
+have them, of which `tests/launchers/` and `tests/runtime/test_islands.py` make many.
 """
 
 import multiprocessing
@@ -20,8 +20,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TextIO
 
-from hetjax.launch.launching import Processes
-from hetjax.launch.spares import Command
+from hetjax.launchers.local_processes import Processes
+from hetjax.launchers.warm_standby import WorkerCommand
 
 MODULE = "hetjax.training.worker"
 
@@ -63,7 +63,7 @@ class ForkedWorker:
 
 
 def started(
-    processes: Processes, worker: str, command: Command
+    processes: Processes, worker: str, command: WorkerCommand
 ) -> ForkedWorker | subprocess.Popen[str]:
     """Fork a worker, in place of `Processes._started`; start it where it differs from
     the process that forks in what cannot be changed later."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from hetjax import train
 from hetjax.checkpoint.stores import store
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import LIMITS, START, AnyRequest, Limit

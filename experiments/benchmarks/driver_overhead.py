@@ -29,7 +29,7 @@ import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.data.batches import Batch
-from hetjax.launch.in_process import InProcessConnections
+from hetjax.launchers.in_process import InProcessConnections
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.worker_map import EMBEDDED

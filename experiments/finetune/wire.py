@@ -25,7 +25,8 @@ from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.comm.wire import SUMS
 from hetjax.data.dataset import prepare
 from hetjax.data.settings import Ingredients
-from hetjax.launch.launching import OnThisMachine, started
+from hetjax.launchers.launcher import start_workers
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.finetuning import LoraConfig
 from hetjax.models.hugging_face.configs import CONFIG
@@ -121,7 +122,7 @@ def step_bytes(folder: Path, config: LlamaConfig, lora: LoraConfig, wire: Wire) 
         launcher = OnThisMachine(
             folder / "logs", stack, module="experiments.finetune.counting_worker"
         )
-        controller = started(launcher, plan)
+        controller = start_workers(launcher, plan)
         controller.build(settings | {FOLDER: str(folder)})
         controller.connect()
         controller.compile()

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import jax
 
-from hetjax.launch.isolation import memory_share
+from hetjax.launchers.isolation import memory_share
 
 Value = TypeVar("Value")
 

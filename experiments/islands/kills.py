@@ -28,8 +28,8 @@ from typing import Any
 from experiments.islands import models
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.launch.launching import Processes
-from hetjax.launch.spares import Command
+from hetjax.launchers.local_processes import Processes
+from hetjax.launchers.warm_standby import WorkerCommand
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
@@ -70,7 +70,9 @@ class Lab:
             silence_s=self._silence_s,
         )
         module = "experiments.islands.worker"
-        self.processes.start(bootstrap, Command(module=module, environment=os.environ))
+        self.processes.start(
+            bootstrap, WorkerCommand(module=module, environment=os.environ)
+        )
 
     def replace(self, node: str) -> None:
         """End what is left of the worker for good, and start another."""

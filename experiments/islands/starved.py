@@ -31,7 +31,8 @@ from experiments.islands.unequal import cluster_of
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import part_of
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.launch.launching import OnThisMachine, Place, started
+from hetjax.launchers.launcher import start_workers
+from hetjax.launchers.local_processes import OnThisMachine, WorkerPlace
 from hetjax.models.presets import model_preset
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -72,7 +73,7 @@ def compiled(
         folder / "logs",
         stack,
         places={
-            node: Place(
+            node: WorkerPlace(
                 prefix=tuple(testbed.prefix(node)), address=testbed.address(node)
             )
             for node in nodes
@@ -89,7 +90,7 @@ def compiled(
         data=replace(config.data, cache_dir=folder / "cache"),
     )
     cluster = cluster_toml(part_of(cluster_of(testbed.hosts), nodes))
-    controller = started(launcher, plan)
+    controller = start_workers(launcher, plan)
     controller.build(worker_settings(own, cluster, plan, dataset))
     controller.connect()
     controller.compile()

@@ -40,7 +40,8 @@ from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.measured.layer_profile import Profile, check_values, read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
-from hetjax.launch.launching import OnThisMachine, Place, started
+from hetjax.launchers.launcher import start_workers
+from hetjax.launchers.local_processes import OnThisMachine, WorkerPlace
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import compared
@@ -190,7 +191,7 @@ class Running:
             folder / "logs",
             stack,
             places={
-                host.name: Place(
+                host.name: WorkerPlace(
                     # outside its quota, to compile at full speed
                     prefix=tuple(testbed.network_prefix(host.name)),
                     address=testbed.address(host.name),
@@ -200,7 +201,7 @@ class Running:
             address=testbed.controller_address,
             module="experiments.islands.worker",
         )
-        self._fleet = started(launcher, plan)
+        self._fleet = start_workers(launcher, plan)
         own = replace(config, global_batch=plan.global_batch)
         self._fleet.build(worker_settings(own, cluster_toml(cluster), plan, dataset))
         self._fleet.connect()

@@ -36,7 +36,8 @@ from experiments.recovery.disks import KINDS, Disks, Kind, Part
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
-from hetjax.launch.launching import OnThisMachine, started
+from hetjax.launchers.launcher import start_workers
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery import Restored, in_memory, on_disk, restore
 from hetjax.runtime.rpc.schema import Initialise, TellNeeds
@@ -111,7 +112,7 @@ def lab(folder: Path) -> Iterator[Lab]:
     with ExitStack() as stack:
         module = "experiments.recovery.witness"
         launcher = OnThisMachine(folder / "logs", stack, module=module)
-        controller = started(launcher, witness.witness_plan())
+        controller = start_workers(launcher, witness.witness_plan())
         witnessed = folder / "witnessed"
         witnessed.mkdir()
         controller.build(witness.witness_settings(witnessed))

@@ -36,7 +36,7 @@ from experiments.recovery.trial import TrialContext
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.data.dataset import Dataset
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica
 from hetjax.runtime.control.controller import Controller
@@ -54,7 +54,7 @@ MODEL = "gpt-2x64"
 FACTOR = 1.6  # of the issue: over what the throughput that is left allows
 _STEPS = 4  # before the kill; the first one is not counted
 _LONGEST_S = 300.0  # until the lost one is back
-_SPARE_S = 1.0  # until spare workers are started
+_STANDBY_S = 1.0  # until standby workers are started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Trial:
             folder / LOGS,
             stack,
             module="experiments.recovery.sleeping_worker",
-            spare_after_s=_SPARE_S,
+            standby_after_s=_STANDBY_S,
         )
         driver_config = DriverConfig(
             context=TrialContext(config, dataset),

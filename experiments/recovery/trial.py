@@ -28,7 +28,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
-from hetjax.launch.launching import OnThisMachine, Place
+from hetjax.launchers.local_processes import OnThisMachine, WorkerPlace
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.training.directory.rundir import LOGS
@@ -46,7 +46,7 @@ Recovery = Literal["local-first", "cloud-only"]
 _INTO_STEP_S = 0.3
 _SAVED = 3  # the step of the checkpoint
 _SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and until that is compiled
-_SPARE_S = 5.0  # until spare workers are started
+_STANDBY_S = 5.0  # until standby workers are started
 _UPLOAD_S = 300.0
 
 
@@ -148,7 +148,7 @@ class Trial:
             self._folder / LOGS,
             stack,
             places={
-                name: Place(
+                name: WorkerPlace(
                     prefix=tuple(site.testbed.prefix(name)),
                     address=site.testbed.address(name),
                 )
@@ -156,7 +156,7 @@ class Trial:
             },
             address=site.testbed.controller_address,
             module="experiments.islands.worker",
-            spare_after_s=_SPARE_S,
+            standby_after_s=_STANDBY_S,
         )
         cluster = load_cluster(self._file)
         driver_config = DriverConfig(

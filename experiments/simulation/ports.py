@@ -67,7 +67,7 @@ class SimConnections:
         self._take(rounds.Called(name, incarnation, incarnation))
 
     def expect(self, worker: str, incarnation: int) -> None:
-        self._take(rounds.WorkerStarted(worker, incarnation))
+        self._take(rounds.Spawned(worker, incarnation))
 
     def wait_for(self, workers: Sequence[str], alive: Callable[[], None]) -> None:
         begun_s = self._site.world.now_s

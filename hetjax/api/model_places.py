@@ -23,7 +23,7 @@ from hetjax.cluster.discovery import device_name
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
-from hetjax.launch.looking import accelerators_here
+from hetjax.launchers.device_probe import accelerators_here
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.process_setup import keep_compiled
 from hetjax.plans.precision import Dtype, node_precision

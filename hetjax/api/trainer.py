@@ -14,6 +14,7 @@ from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import Batch
+from hetjax.launchers.table import LAUNCHERS, LOCAL_PROCESSES
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan
 from hetjax.report.journals import Events, Metrics
@@ -158,8 +159,7 @@ class Trainer:
     def workers(self) -> Mapping[str, int]:
         """Process ids by worker, of those on this machine; starts them if need be.
 
-        Where the launcher is "embedded" that is this process. Ray's workers are not in
-        it.
+        Without worker processes that is this process.
         """
         return self._call(lambda session, shown: session.workers(shown))
 
@@ -215,10 +215,9 @@ class Trainer:
     def _open(self) -> Session:
         """Hold the run directory until `close`, or as long as there is a trainer."""
         config = self.config
-        if config.launcher == "embedded" and not has_room(
-            config, self._preset, self._cluster
-        ):
-            config = replace(config, launcher="processes")
+        is_alone = not LAUNCHERS[config.launcher].has_worker_processes
+        if is_alone and not has_room(config, self._preset, self._cluster):
+            config = replace(config, launcher=LOCAL_PROCESSES)
         session = Session(
             config,
             self._preset,

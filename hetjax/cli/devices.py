@@ -2,7 +2,7 @@
 """The command `devices`: what the catalogue has, and what this machine has.
 
 Owns its options and its table. Does not own the catalogue (`cluster/catalogue.py`) nor
-looking at this machine (`launch/looking.py`).
+looking at this machine (`launchers/device_probe.py`).
 """
 
 import json
@@ -94,7 +94,7 @@ def _here() -> Mapping[str, int]:
     """How many accelerators of each kind this machine has."""
     with working("looking"):
         from hetjax.cluster.discovery import discover
-        from hetjax.launch.looking import accelerators_here
+        from hetjax.launchers.device_probe import accelerators_here
 
         here = accelerators_here(os.environ)
     nodes = discover(here).nodes if here else ()

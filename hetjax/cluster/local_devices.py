@@ -3,9 +3,9 @@
 
 Owns what is known of each before JAX starts, which of NVIDIA's the user's own
 CUDA_VISIBLE_DEVICES shows, and the cluster that they make: a node for each kind. Starts
-nothing and imports no JAX. Does not own asking (`hetjax/launch/looking.py`,
+nothing and imports no JAX. Does not own asking (`hetjax/launchers/device_probe.py`,
 `hetjax/mesh/driver.py`), nor what a worker gets to see of them
-(`hetjax/launch/isolation.py`).
+(`hetjax/launchers/isolation.py`).
 """
 
 import json

@@ -5,7 +5,7 @@ Owns how what Ray tells of its nodes is read: kinds and numbers of accelerators,
 nobody has looked there, and the custom resource `hetjax_node_NAME`, which says that a
 machine is a cluster file's node NAME, or one of its hosts; their order is that of their
 addresses. Imports no Ray: its nodes come in as it describes them. Does not own starting
-anything there (`hetjax/launch/on_ray.py`).
+anything there (`hetjax/launchers/on_ray.py`).
 """
 
 import warnings

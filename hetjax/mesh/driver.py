@@ -2,7 +2,7 @@
 """What NVIDIA's driver says of its cards, without JAX.
 
 Owns the question and how its answer is read. Does not own what follows from it
-(`hetjax/diagnosis/`, `hetjax/profiling/`, `hetjax/launch/`).
+(`hetjax/diagnosis/`, `hetjax/profiling/`, `hetjax/launchers/`).
 """
 
 import subprocess

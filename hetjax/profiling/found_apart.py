@@ -4,8 +4,8 @@
 Each node with a kind that nobody knows is looked at by a process of its own, which sees
 that node's devices alone, as its worker will. `python -m hetjax.profiling.found_apart`
 is that process. Owns the question and its answer. Does not own which devices a process
-sees (`launch/isolation.py`), nor how one is run on another machine
-(`launch/on_ray.py`).
+sees (`launchers/isolation.py`), nor how one is run on another machine
+(`launchers/launcher.py`).
 """
 
 import json

@@ -2,7 +2,8 @@
 """The log of a run: a file that has what the screen shows, for when nobody is there.
 
 Owns the form of its lines, each with the time in UTC. Does not own the lines on a
-screen (`progress.py`), nor what worker processes print (`hetjax/launch/launching.py`).
+screen (`progress.py`), nor what worker processes print
+(`hetjax/launchers/local_processes.py`).
 """
 
 import traceback

@@ -20,7 +20,8 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
-from hetjax.launch.launching import Launcher
+from hetjax.launchers.launcher import Launcher
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.worker_map import EMBEDDED, node_of
@@ -102,7 +103,7 @@ def start_driver(
 def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
     """What `events.jsonl` says about the state to start from."""
     origin = {"bytes": restored.num_bytes, "seconds": restored.seconds}
-    if config.launcher != EMBEDDED:
+    if LAUNCHERS[config.launcher].has_worker_processes:
         return origin
     directory = checkpoint_storage(config).at(EMBEDDED)
     origin["checkpoint"] = str(step_directory(directory, restored.step))
@@ -138,7 +139,8 @@ def _driver_config(
     # who asks whether there is a plan asks for it next
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
     # no compiling ahead beside the step that trains in this very process
-    ahead_s = 0.0 if config.launcher == EMBEDDED else config.foresee_after_s
+    has_workers = LAUNCHERS[config.launcher].has_worker_processes
+    ahead_s = config.foresee_after_s if has_workers else 0.0
     return DriverConfig(
         context=context,
         loss_scaling=LossScaling(

@@ -12,6 +12,7 @@ from statistics import median
 
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.errors import RunFailed
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
@@ -74,8 +75,7 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
             "see that it can be reached from here",
         ) from error
     except WorkerLost as lost:  # it is gone, and could not be brought back
-        ray = config.launcher == "ray"
-        logs = "Ray's logs" if ray else f"the logs in {config.run_dir / LOGS}"
+        logs = LAUNCHERS[config.launcher].logs.format(logs=config.run_dir / LOGS)
         allowed = f"all workers of the plan; {len(lost.reports)} others were fine"
         raise _failed(lost, allowed, f"see {logs}") from lost
     except OSError as error:

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which launcher a run gets, and what its workers see and are told of the network.
+"""The launcher that a run's settings name, and what it is given of them.
 
-Does not own the launchers themselves (`hetjax/launch/`).
+Does not own launchers, nor which there are (`hetjax/launchers/`).
 """
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 
-from hetjax.cluster.cluster import Cluster
 from hetjax.comm.tls import Tls
-from hetjax.launch.in_process import InThisProcess
-from hetjax.launch.isolation import hidden_devices, worker_environments
-from hetjax.launch.launching import Launcher, OnThisMachine, StartTerms
-from hetjax.launch.on_ray import OnRay
-from hetjax.mesh.process_setup import keep_compiled
-from hetjax.plans.worker_map import EMBEDDED
+from hetjax.launchers.bootstraps import StartTerms
+from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.schema import Json
 from hetjax.runtime.worker.service import Work
 from hetjax.training.directory.rundir import LOGS
@@ -36,30 +30,28 @@ def launcher_of(
     `number` is greater with each start of the run; `work` is what the worker of this
     process works on. BadInput where it cannot be.
     """
-    if config.launcher == EMBEDDED:
-        keep_compiled(config.data.cache_dir.expanduser())
-        return InThisProcess(hardware.cluster, work, stack)
-    terms = StartTerms(
+    request = LaunchRequest(
+        cluster=hardware.cluster,
+        discovered=hardware.discovered,
+        here=hardware.here,
+        only_cpu=is_virtual(config),
+        simulate=config.simulate,
+        logs=config.run_dir / LOGS,
+        cache_dir=config.data.cache_dir.expanduser(),
+        work=work,
+        standby_after_s=0.0 if config.recovery == "none" else config.foresee_after_s,
+        terms=_start_terms(config, number),
+    )
+    return launcher_file(config.launcher).open_launcher(request, stack)
+
+
+def _start_terms(config: RunConfig, number: int) -> StartTerms:
+    has_links = LAUNCHERS[config.launcher].has_worker_processes
+    return StartTerms(
         number=number,
         patience=config.patience,
         watchdog_factor=config.watchdog_factor,
-        tls=_tls_of(config),
-    )
-    if config.launcher == "ray":
-        return OnRay(
-            hardware.cluster,
-            stack,
-            simulate=config.simulate,
-            discovered=hardware.discovered,
-            terms=terms,
-        )
-    return OnThisMachine(
-        config.run_dir / LOGS,
-        stack,
-        terms=terms,
-        cluster=hardware.cluster,
-        environments=partial(_environments, config, hardware),
-        spare_after_s=0.0 if config.recovery == "none" else config.foresee_after_s,
+        tls=_tls_of(config) if has_links else None,
     )
 
 
@@ -71,12 +63,3 @@ def _tls_of(config: RunConfig) -> Tls | None:
     found = Tls(*(str(path.absolute()) for path in (given.cert, given.key, given.ca)))
     found.check()
     return found
-
-
-def _environments(
-    config: RunConfig, hardware: Hardware, cluster: Cluster
-) -> dict[str, dict[str, str]]:
-    """What is set for workers on this machine, so that each sees its own devices."""
-    if is_virtual(config):
-        return hidden_devices(cluster)
-    return worker_environments(cluster, hardware.here, os.environ)

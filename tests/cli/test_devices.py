@@ -19,7 +19,8 @@ CARD = LocalDevice(
 @pytest.fixture(autouse=True)
 def two_cards_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "hetjax.launch.looking.accelerators_here", lambda environment: [CARD, CARD]
+        "hetjax.launchers.device_probe.accelerators_here",
+        lambda environment: [CARD, CARD],
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
-from hetjax.launch.in_process import InProcessConnections
+from hetjax.launchers.in_process import InProcessConnections
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime

@@ -26,8 +26,8 @@ from hetjax.costs.costs import Costs
 from hetjax.costs.network.wire_bytes import Transport
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
-from hetjax.launch.launching import Processes
-from hetjax.launch.spares import Command
+from hetjax.launchers.local_processes import Processes
+from hetjax.launchers.warm_standby import WorkerCommand
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Listen, Lost, TransportName
@@ -83,7 +83,7 @@ def started(
                     secret=secret,
                     silence_s=SILENCE_S,
                 )
-                command = Command(
+                command = WorkerCommand(
                     module="tests.runtime.worker_process", environment=environment
                 )
                 processes.start(bootstrap, command)

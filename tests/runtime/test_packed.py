@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetjax.data.batches import Batch, aux_weight, num_targets
-from hetjax.launch.in_process import InProcessConnections
+from hetjax.launchers.in_process import InProcessConnections
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime

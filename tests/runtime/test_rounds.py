@@ -22,9 +22,9 @@ from hetjax.runtime.rpc.rounds import (
     Heard,
     Rounds,
     Send,
+    Spawned,
     TakenForLost,
     TimePassed,
-    WorkerStarted,
 )
 from hetjax.runtime.rpc.schema import (
     AwaitSaved,
@@ -137,14 +137,14 @@ def test_a_newer_start_loses_the_older_in_the_round_that_it_was_asked_in():
 
 def test_of_two_starts_under_way_only_the_one_that_was_started_last_is_let_in():
     events = (
-        WorkerStarted("a", 7),
-        WorkerStarted("a", 8),
+        Spawned("a", 7),
+        Spawned("a", 8),
         Called("a", 1, 7),
         Called("a", 2, 8),
     )
     state, actions = after(*events)
     assert actions == [Close("a", 1)] and state.there == {"a": 2}
-    state, actions = after(*events, WorkerStarted("a", 9))
+    state, actions = after(*events, Spawned("a", 9))
     assert actions[1:] == [Close("a", 2)] and not state.there
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetjax.data.batches import UNCOUNTED, Batch
-from hetjax.launch.in_process import InProcessConnections
+from hetjax.launchers.in_process import InProcessConnections
 from hetjax.models.model import Model, apply, bind
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.control.controller import Controller

@@ -110,7 +110,7 @@ def process_of(run_dir: Path, worker: str) -> int | None:
 
 
 def kill(run_dir: Path, worker: str) -> None:
-    """Once it writes to its log, if it was a spare that still imports."""
+    """Once it writes to its log, if it was on standby and still imports."""
     wait_until(lambda: process_of(run_dir, worker), STARTED_S)
     pid = process_of(run_dir, worker)
     assert pid is not None

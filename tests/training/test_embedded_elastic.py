@@ -17,7 +17,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.batches import samples
 from hetjax.data.tokens import Tokens
-from hetjax.launch.in_process import InProcessConnections
+from hetjax.launchers.in_process import InProcessConnections
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json, read_plan
 from hetjax.plans.worker_map import EMBEDDED

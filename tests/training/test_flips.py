@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hetjax.errors import RunFailed
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.plans.plan import Plan, Replica
 from hetjax.train import main
 from hetjax.training.recovery.driver import Driver

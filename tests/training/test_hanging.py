@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.runtime.rpc.message import LIMITS, START, Limit
 from hetjax.runtime.rpc.schema import (
     AwaitSaved,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.launch.launching import OnThisMachine, Place
+from hetjax.launchers import local_processes
+from hetjax.launchers.local_processes import OnThisMachine, WorkerPlace
 from hetjax.train import main
-from hetjax.training import launchers
 from hetjax.training.directory.rundir import LOGS
 from tests.training.pair import (
     EVERY,
@@ -53,9 +53,9 @@ def machines(
             clouds[worker], host = stack.enter_context(serving_google())
             script = f'GCE_METADATA_HOST={host} "$@"; echo "ended with code $?"'
             prefix = ("sh", "-c", script, "sh")
-            places[worker] = Place(prefix=prefix, address=address)
+            places[worker] = WorkerPlace(prefix=prefix, address=address)
         launcher = partial(OnThisMachine, places=places)
-        patched.setattr(launchers, "OnThisMachine", launcher)
+        patched.setattr(local_processes, "OnThisMachine", launcher)
         yield clouds
 
 
@@ -133,9 +133,9 @@ def test_a_node_whose_worker_does_not_start_again_is_left_out(
 ):
     run_dir, broken = tmp_path / "run", tmp_path / "broken"
     script = f'[ -e {broken} ] && exit 1; exec "$@"'
-    places = {"right": Place(prefix=("sh", "-c", script, "sh"))}
+    places = {"right": WorkerPlace(prefix=("sh", "-c", script, "sh"))}
     launcher = partial(OnThisMachine, places=places)
-    monkeypatch.setattr(launchers, "OnThisMachine", launcher)
+    monkeypatch.setattr(local_processes, "OnThisMachine", launcher)
 
     def break_down() -> None:
         broken.touch()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc import rounds
 from hetjax.runtime.rpc.rounds import Rounds

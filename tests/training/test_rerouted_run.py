@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
@@ -139,7 +139,8 @@ def test_a_run_may_end_before_the_worker_is_back(
 ):
     run_dir = tmp_path / "run"
     monkeypatch.setattr(
-        "hetjax.launch.launching.OnThisMachine.are_there", lambda launcher, some: False
+        "hetjax.launchers.local_processes.OnThisMachine.are_there",
+        lambda launcher, some: False,
     )
     before: Before = {1: lambda driver: kill(run_dir, "right")}
     rerouted_run(run_dir, cache, monkeypatch, before)

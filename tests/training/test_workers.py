@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.launch.launching import Processes
+from hetjax.launchers.local_processes import Processes
 from hetjax.train import main
 from hetjax.training.directory.rundir import LOGS
 from tests import forked_workers, jax_settings

@@ -23,7 +23,7 @@ from hetjax.cluster.local_devices import LocalDevice
 from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
 from hetjax.costs.measured.layer_profile import Profile, check_values, read_profile
 from hetjax.diagnosis.peers import answer, ask
-from hetjax.launch.launching import LOOPBACK
+from hetjax.launchers.local_processes import LOOPBACK
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.profiling.found_apart import as_found_apart, run_here
 

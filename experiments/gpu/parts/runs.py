@@ -23,8 +23,8 @@ from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.discovery import device_name
 from hetjax.cluster.memory_budget import node_plan_bytes
-from hetjax.launch.isolation import gpu_share
-from hetjax.launch.looking import accelerators_here
+from hetjax.launchers.device_probe import accelerators_here
+from hetjax.launchers.isolation import gpu_share
 from hetjax.mesh.driver import Card, driver_cards
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan

@@ -47,8 +47,9 @@ from hetjax.cluster.discovery import device_name
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.costs.measured.layer_profile import Profile, measured
 from hetjax.data.dataset import Dataset
-from hetjax.launch.launching import OnThisMachine, started
-from hetjax.launch.looking import accelerators_here
+from hetjax.launchers.device_probe import accelerators_here
+from hetjax.launchers.launcher import start_workers
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
@@ -328,7 +329,7 @@ def _started(
         cluster=job.cluster,
         environments=lambda _: {s.name: s.environment for s in job.shares},
     )
-    controller = started(launcher, plan)
+    controller = start_workers(launcher, plan)
     settings = worker_settings(job.config(), cluster_toml(job.cluster), plan, dataset)
     controller.build(settings)
     controller.connect()

@@ -3,7 +3,7 @@
 
 Owns epochs, turns, and the step as its caller sees it. Out of the data path:
 activations, gradients, batches and checkpoints never come here. Does not own how worker
-processes are started (`launch/`), nor what they do (`runtime/worker/`).
+processes are started (`launchers/`), nor what they do (`runtime/worker/`).
 """
 
 import time

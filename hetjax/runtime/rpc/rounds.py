@@ -25,7 +25,7 @@ Trouble = tuple[str, str]  # which worker is lost, and why
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class Spawned:
     """A worker is being started; what was started before it counts no more."""
 
     worker: str
@@ -83,9 +83,7 @@ class TimePassed:
     """Nothing has happened: a limit may have passed."""
 
 
-Event: TypeAlias = (
-    WorkerStarted | Called | Ended | Heard | Asked | TakenForLost | TimePassed
-)
+Event: TypeAlias = Spawned | Called | Ended | Heard | Asked | TakenForLost | TimePassed
 
 # --- actions
 
@@ -197,7 +195,7 @@ def react(event: Event, state: Rounds, now_s: float) -> Reaction:
 
 
 @react.register
-def _started(event: WorkerStarted, state: Rounds, now_s: float) -> Reaction:
+def _started(event: Spawned, state: Rounds, now_s: float) -> Reaction:
     started = {**state.started, event.worker: event.start}
     state = replace(state, started=started)
     if event.worker not in state.there:

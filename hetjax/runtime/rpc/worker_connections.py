@@ -171,7 +171,7 @@ class SocketConnections:
 
     def expect(self, worker: str, incarnation: int) -> None:
         """Let no earlier start of the worker in any more: this one is on its way."""
-        self._events.put(rounds.WorkerStarted(worker, incarnation))
+        self._events.put(rounds.Spawned(worker, incarnation))
 
     def wait_for(
         self,

@@ -2,7 +2,7 @@
 """What a worker process is told by whoever starts it, before it can call anybody.
 
 Owns these words and their form on a pipe. Does not own who says them
-(`launch/launching.py`).
+(`launchers/bootstraps.py`).
 """
 
 import json

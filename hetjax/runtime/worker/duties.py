@@ -53,7 +53,7 @@ class Begin:
 class BreakOffDuty:
     """Let what is being done wait no longer for another worker."""
 
-    request: schema.BreakOffDuty
+    request: schema.BreakOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _requested(event: Requested, state: Duties) -> Reaction:
         reason = f"sent epoch {request.epoch} after epoch {state.epoch}"
         return _ended(state, reason)
     state = replace(state, epoch=request.epoch)
-    if isinstance(request, schema.BreakOffDuty):
+    if isinstance(request, schema.BreakOff):
         return state, (BreakOffDuty(request),)
     waiting = (*state.waiting, (number, request))
     return _next(replace(state, waiting=waiting))

@@ -3,9 +3,9 @@
 
 Owns the worker's parts (its stages, its data, its connections to peers, what it saves,
 what it salvages, what it compiles ahead) and one handler for each request. What goes
-wrong is raised. Does not own how requests come (`serving.py`, `launch/in_process.py`),
-nor anything that is of the whole process. What a worker works on is made by a room
-above.
+wrong is raised. Does not own how requests come (`serving.py`,
+`launchers/in_process.py`), nor anything that is of the whole process. What a worker
+works on is made by a room above.
 """
 
 import time

@@ -121,7 +121,7 @@ class WorkerServer:
 
     def _hear(self, number: int, request: AnyRequest) -> None:
         """Called by another thread: breaking off cannot wait for the step's end."""
-        if not isinstance(request, schema.BreakOffDuty):
+        if not isinstance(request, schema.BreakOff):
             self._service.host_group.begin(number, type(request))
         self._take(Requested(number, request))
 
@@ -142,7 +142,7 @@ class WorkerServer:
         elif action.reason:
             self._die(action.reason)
 
-    def _break_off(self, request: schema.BreakOffDuty) -> None:
+    def _break_off(self, request: schema.BreakOff) -> None:
         if request.is_late:
             with suppress(OSError):
                 print(f"told to break off: {request.reason}", file=sys.stderr)

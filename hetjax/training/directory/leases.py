@@ -56,7 +56,7 @@ def _check_is_no_copy(
     number: int,
     holder: Holder,
 ) -> None:
-    """Raise IsCopy or LeaseHeld where the run went on, or goes on, in another directory.
+    """Raise IsCopy or LeaseHeld where the run went on, or goes on, elsewhere.
 
     That is the one whose lease, `number` by `holder`, was copied with this one, as long
     as it can be seen. One that was moved is not there any more.

@@ -15,6 +15,7 @@ from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, steps
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.errors import BadInput
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
@@ -45,7 +46,7 @@ def checkpoint_storage(
 
 def identified_here(config: RunConfig, claim: Claim, shown: Display) -> Claim:
     """The claim, and of which run it is where all that was saved is seen from here."""
-    if config.launcher != EMBEDDED:
+    if LAUNCHERS[config.launcher].has_worker_processes:
         return claim
     storage = checkpoint_storage(config)
     found = saved_here(storage, EMBEDDED)
@@ -57,14 +58,14 @@ def read_progress(
 ) -> tuple[int | None, bool]:
     """Return the newest step that the run has saved, if any, and whether it is done.
 
-    Of the embedded launcher it is what is complete, and what is newer or missing here
-    is fetched; of others what workers have written, who find it when they are there.
+    Without worker processes it is what is complete, and what is newer or missing here
+    is fetched; else what workers have written, who find it when they are there.
     Raises BadInput where more steps are done than the run is to have.
     """
-    if config.launcher == EMBEDDED:
-        saved = _newest_step(config, run, shown)
-    else:
+    if LAUNCHERS[config.launcher].has_worker_processes:
         saved = last_saved(read_journal(config.run_dir / rundir.EVENTS))
+    else:
+        saved = _newest_step(config, run, shown)
     if saved is not None:
         check_reached(saved, config)
     return saved, saved == config.steps and saved in evaluated(config.run_dir)

@@ -28,14 +28,15 @@ from hetjax.cluster.local_devices import (
 )
 from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
 from hetjax.errors import BadInput
-from hetjax.launch.isolation import (
+from hetjax.launchers.device_probe import accelerators_here, may_be_unlike
+from hetjax.launchers.isolation import (
     gpu_share,
     memory_share,
     visible_devices,
     worker_environments,
 )
-from hetjax.launch.looking import accelerators_here, may_be_unlike
-from hetjax.launch.on_ray import ray_cluster, run_on_ray
+from hetjax.launchers.launcher import remote_launcher_file
+from hetjax.launchers.table import LAUNCHERS, LOCAL_PROCESSES
 from hetjax.mesh.accelerators import (
     check_accelerator_usable,
     check_accelerator_used,
@@ -75,7 +76,7 @@ def choose_hardware(
     May start JAX. BadInput if devices are missing and may not be simulated, also where
     JAX does not use this machine's accelerator and --platform does not ask for the CPU.
     """
-    if config.launcher != "embedded":
+    if LAUNCHERS[config.launcher].has_worker_processes:
         return _of_workers(config, preset, given)
     if config.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -113,12 +114,12 @@ def with_needed_launcher(
     A process has GPUs of one kind at most. Where the run is to have one kind of those
     that are here, this process gets to see no other. To be called before JAX starts.
     """
-    if config.launcher != "embedded" or is_virtual(config):
+    if LAUNCHERS[config.launcher].has_worker_processes or is_virtual(config):
         return config
     here, cluster = _unlike_gpus(), _named(given or config.cluster)
     wanted = [d for d in here if cluster is None or _is_of(cluster, d)]
     if not is_one_kind(wanted):
-        return replace(config, launcher="processes")
+        return replace(config, launcher=LOCAL_PROCESSES)
     os.environ.update(visible_devices(wanted, here) if wanted else {})
     return config
 
@@ -171,9 +172,9 @@ def _source(config: RunConfig, given: Cluster | None) -> str:
 
 
 def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
-    """The cluster of a file, or Ray's, or of this machine's accelerators."""
-    if config.launcher == "ray":
-        return _of_ray(config, preset, given)
+    """The cluster of a file, or of the launcher's machines, or of what is here."""
+    if not LAUNCHERS[config.launcher].workers_are_here:
+        return _of_remote_workers(config, preset, given)
     here = () if is_virtual(config) else accelerators_here(os.environ)
     asked = given or config.cluster or (None if here else preset.cluster)
     cluster = _named(asked) or (cluster_of_devices(here) if here else None)
@@ -194,16 +195,19 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
     return Hardware(cluster=cluster, devices={}, source=source, here=here)
 
 
-def _of_ray(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
+def _of_remote_workers(
+    config: RunConfig, preset: Preset, given: Cluster | None
+) -> Hardware:
     """What is there of a file's cluster, the workers will see."""
     asked = given or config.cluster or (preset.cluster if config.simulate else None)
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     named = _named(asked)
-    cluster = named or ray_cluster()
+    launcher = remote_launcher_file(config.launcher)
+    cluster = named or launcher.find_cluster()
     if not is_virtual(config):
-        run = run_on_ray(cluster)
+        run = launcher.run_on_nodes(cluster)
         cluster = as_found_apart(cluster, run, config.data.cache_dir)
-    source = _source(config, given) if named else "Ray's"
+    source = _source(config, given) if named else LAUNCHERS[config.launcher].finder
     return Hardware(
         cluster=cluster, devices={}, source=source, discovered=named is None
     )

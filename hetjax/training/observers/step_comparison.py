@@ -13,10 +13,10 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model
 from hetjax.planner.model.costing import checked_costs, memory_from, times_from
 from hetjax.plans.plan import Plan
-from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.binding import Binding, binding, largest_term
 from hetjax.report.metrics import ms
 from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu
@@ -38,6 +38,7 @@ def predict_step(
     BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
     profile, path = read_run_profile(config, model)
+    has_workers = LAUNCHERS[config.launcher].has_worker_processes
     costs = checked_costs(
         plan,
         model,
@@ -46,7 +47,7 @@ def predict_step(
         dtype=config.dtype,
         attention=config.attention,
         optimizer=optimizer_init(config),
-        transport="in-process" if config.launcher == EMBEDDED else config.transport,
+        transport=config.transport if has_workers else "in-process",
         gradient_wire=config.gradient_wire,
         compiled=read_run_compiled(config),
     )

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetjax.launch.launching import Launcher
+from hetjax.launchers.launcher import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.control.controller import Controller

@@ -5,8 +5,8 @@ Owns what is done about a lost worker: a step that one survivor has committed is
 finished by all, the lost ones are started again or, if their node is gone, another plan
 is made, and everybody gets what it lacks from the nearest place that has it. The same
 where nodes come or leave in good order. Does not own who starts workers
-(`launch/launching.py`), who holds what (`hetjax/runtime/control/recovery.py`), nor the
-loop, which hears of `RolledBack`.
+(`launchers/launcher.py`), who holds what (`hetjax/runtime/control/recovery.py`), nor
+the loop, which hears of `RolledBack`.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.cluster.cluster import Cluster
-from hetjax.launch.launching import Launcher
+from hetjax.launchers.launcher import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery

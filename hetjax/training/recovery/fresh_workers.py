@@ -2,14 +2,14 @@
 """Workers that have nothing yet: to be started, built, given programs.
 
 Owns which of a run's workers these are, and what each of them needs before state can
-come. Does not own who is lost (`driver.py`), starting (`hetjax/launch/`), nor what a
+come. Does not own who is lost (`driver.py`), starting (`hetjax/launchers/`), nor what a
 worker is built from (`current_plan.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hetjax.launch.launching import Launcher
+from hetjax.launchers.launcher import Launcher
 from hetjax.runtime.control.controller import Controller
 from hetjax.training.recovery.driver_config import DriverConfig
 from hetjax.training.recovery.recovered import Clock

@@ -2,8 +2,8 @@
 """Which nodes a run has now: those of its cluster file that are there and stay.
 
 Owns noticing that the file has changed while the run goes on, and who is about to
-leave. Does not own which machines are there (`launch/on_ray.py`), notices that a node
-is about to leave (`notices.py`), nor what follows from a change (`driver.py`).
+leave. Does not own which machines are there (`launchers/launcher.py`), notices that a
+node is about to leave (`notices.py`), nor what follows from a change (`driver.py`).
 """
 
 import threading

@@ -13,6 +13,12 @@ from typing import Any
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
 from hetjax.errors import BadInput
+from hetjax.launchers.table import (
+    LAUNCHERS,
+    LOCAL_PROCESSES,
+    with_own_disks,
+    with_worker_processes,
+)
 from hetjax.models.finetuning import check_finetuning
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.optimizer_checks import optimizer_problems
@@ -118,11 +124,11 @@ def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
     """All that is taken from the store alone is what workers have lost."""
     if config.recovery != "cloud-only":
         return
-    if config.launcher == "embedded":
+    if not LAUNCHERS[config.launcher].has_worker_processes:
         yield BadInput(
             got="--recovery cloud-only without workers that could be lost",
-            allowed="cloud-only with --launcher processes or ray",
-            fix="add --launcher processes, or leave --recovery out",
+            allowed=f"cloud-only with --launcher {with_worker_processes()}",
+            fix=f"add --launcher {LOCAL_PROCESSES}, or leave --recovery out",
         )
     if config.checkpoint.cloud is None:
         yield BadInput(
@@ -134,11 +140,11 @@ def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
 
 def _reroute_problems(config: RunConfig) -> Iterator[BadInput]:
     """Others can go on where there are others, who have the state."""
-    if config.reroute and config.launcher == "embedded":
+    if config.reroute and not LAUNCHERS[config.launcher].has_worker_processes:
         yield BadInput(
             got="--reroute without workers that could be lost",
-            allowed="--reroute with --launcher processes or ray",
-            fix="add --launcher processes, or leave --reroute out",
+            allowed=f"--reroute with --launcher {with_worker_processes()}",
+            fix=f"add --launcher {LOCAL_PROCESSES}, or leave --reroute out",
         )
     if config.reroute and config.recovery != "local-first":
         yield BadInput(
@@ -151,12 +157,13 @@ def _reroute_problems(config: RunConfig) -> Iterator[BadInput]:
 def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
     """Copies need other disks than a worker's own."""
     copies, local = config.checkpoint.copies, config.checkpoint.local
-    one_disk = config.launcher == "processes" and "{worker}" not in str(local)
-    if copies > 1 and (config.launcher == "embedded" or one_disk):
+    launcher = LAUNCHERS[config.launcher]
+    one_disk = launcher.shares_disk and "{worker}" not in str(local)
+    if copies > 1 and (one_disk or not launcher.has_worker_processes):
         yield BadInput(
             got=f"--checkpoint.copies {copies}, and all in one folder of this machine",
-            allowed="copies on the disks of several nodes: with --launcher ray, or "
-            "with a folder for each worker",
+            allowed="copies on the disks of several nodes: with --launcher "
+            f"{with_own_disks()}, or with a folder for each worker",
             fix="add --checkpoint.local '/disk/{worker}', or leave copies out",
         )
 

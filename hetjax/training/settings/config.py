@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetjax.data.settings import DataConfig
+from hetjax.launchers.table import LauncherName
 from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan import OffloadChoice
@@ -164,8 +165,7 @@ class RunConfig:
     as planner hetjax finds best (auto)."""
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
-    launcher: Literal["embedded", "processes", "ray"] = "embedded"
-    """Where workers run: in this process, in processes here, or on Ray's machines."""
+    launcher: LauncherName = "embedded"
     transport: Literal["sockets", "transfer"] = "sockets"
     """What carries activations between workers; transfer: JAX's own server."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"
@@ -179,7 +179,7 @@ class RunConfig:
     go on while it is started again; losses are then the same to rounding."""
     foresee_after_s: float = 60.0
     """Seconds of training until plans for the loss of each node are made and compiled
-    in the background, where workers are processes or Ray's; 0: never."""
+    in the background, where workers are processes of their own; 0: never."""
     patience: float = 1.0
     """Multiplies all limits on waiting for a worker (30 minutes for a step), after
     which it counts as lost."""

@@ -10,7 +10,7 @@ import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.errors import RunFailed
-from hetjax.launch.launching import OnThisMachine
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.train import main
 from hetjax.training.recovery.driver import Driver

@@ -11,21 +11,21 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.errors import BadInput
-from hetjax.launch.isolation import (
+from hetjax.launchers.device_probe import may_be_unlike
+from hetjax.launchers.isolation import (
     gpu_share,
     passed_on,
     visible_devices,
     worker_environments,
 )
-from hetjax.launch.launching import OnThisMachine
-from hetjax.launch.looking import may_be_unlike
+from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.training.layout import hardware
 from hetjax.training.layout.hardware import (
     choose_hardware,
     cluster_of,
     with_needed_launcher,
 )
-from tests.launch.cards import UUIDS, put_cards
+from tests.launchers.cards import UUIDS, put_cards
 from tests.training.small import but, small_preset
 
 SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -125,7 +125,7 @@ def test_two_kinds_of_gpu_are_two_nodes_in_processes_that_see_one_card_each(
         launcher = OnThisMachine(
             tmp_path / "logs",
             stack,
-            module="tests.launch.telling_worker",
+            module="tests.launchers.telling_worker",
             cluster=found.cluster,
             environments=lambda c: worker_environments(c, found.here, {}),
         )

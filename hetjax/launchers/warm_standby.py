@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker processes that are started before they are needed, one for each worker.
 
-Starting a worker is mostly importing: a spare has done that (`waiting.py`) and takes
-the place of one that is lost at once. Owns when spares are started, and their end. Does
-not own workers that were told who they are (`launching.py`).
+Starting a worker is mostly importing: a process on standby has done that
+(`standby_process.py`) and takes the place of one that is lost at once. Owns when they
+are started, and their end. Does not own workers that were told who they are
+(`local_processes.py`).
 """
 
 import subprocess
@@ -12,10 +13,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_STANDBY = "hetjax.launchers.standby_process"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """How a worker process is started: words before its own, its module, variables."""
+class WorkerCommand:
+    """How a worker process is started: words before its own (`WorkerPlace.prefix`),
+    its module, variables."""
 
     prefix: tuple[str, ...] = ()
     module: str
@@ -26,27 +30,26 @@ class Command:
         return [*self.prefix, sys.executable, "-m", self.module]
 
     @property
-    def waiting(self) -> list[str]:
+    def on_standby(self) -> list[str]:
         """The same for one that waits first."""
-        python = [*self.prefix, sys.executable, "-m", "hetjax.launch.waiting"]
-        return [*python, self.module]
+        return [*self.prefix, sys.executable, "-m", _STANDBY, self.module]
 
 
-class Spares:
-    """A spare for each worker, `after_s` from when it was asked for; 0: none.
+class WarmStandby:
+    """A process for each worker, `after_s` from when it was asked for; 0: none.
 
-    One that was not needed costs memory, but no device. What it says before it is taken
-    is lost: one that cannot even wait is none.
+    One that was not needed costs memory, but no device. What it says before it is
+    claimed is lost: one that cannot even wait is none.
     """
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._lock = threading.Lock()
-        self._ready: dict[str, tuple[Command, subprocess.Popen[str]]] = {}
+        self._ready: dict[str, tuple[WorkerCommand, subprocess.Popen[str]]] = {}
         self._timers: dict[str, threading.Timer] = {}
         self._is_over = False
 
-    def keep(self, worker: str, command: Command) -> None:
+    def prepare(self, worker: str, command: WorkerCommand) -> None:
         """Have one for the worker in a while, in the background."""
         with self._lock:
             if self._after_s and not self._is_over:
@@ -56,16 +59,18 @@ class Spares:
                 self._timers[worker] = begin
                 begin.start()
 
-    def take(self, worker: str, command: Command) -> subprocess.Popen[str] | None:
-        """The worker's spare, if there is one that was started by this command."""
+    def claim(
+        self, worker: str, command: WorkerCommand
+    ) -> subprocess.Popen[str] | None:
+        """The worker's process, if there is one that was started by this command."""
         with self._lock:
             self._stop_timer(worker)
-            made, spare = self._ready.pop(worker, (None, None))
-        if spare is None:
+            made, process = self._ready.pop(worker, (None, None))
+        if process is None:
             return None
-        if made == command and spare.poll() is None:
-            return spare
-        _end(spare)
+        if made == command and process.poll() is None:
+            return process
+        _end(process)
         return None
 
     def end(self) -> None:
@@ -74,17 +79,17 @@ class Spares:
             self._is_over = True
             for worker in [*self._timers]:
                 self._stop_timer(worker)
-            waiting = [spare for _, spare in self._ready.values()]
+            waiting = [process for _, process in self._ready.values()]
             self._ready.clear()
-        for spare in waiting:
-            _end(spare)
+        for process in waiting:
+            _end(process)
 
-    def _begin(self, worker: str, command: Command) -> None:
+    def _begin(self, worker: str, command: WorkerCommand) -> None:
         with self._lock:
             if self._is_over or worker in self._ready:
                 return
             child = subprocess.Popen(
-                command.waiting,
+                command.on_standby,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -99,8 +104,8 @@ class Spares:
             timer.cancel()
 
 
-def _end(spare: subprocess.Popen[str]) -> None:
-    spare.kill()
-    spare.wait()
-    assert spare.stdin is not None
-    spare.stdin.close()
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking for this machine's accelerators, without starting JAX in this process.
+"""What accelerators this machine has, without starting JAX in this process.
 
 JAX takes hold of all that it sees, and of several kinds in one process it may mistake
 one for another. So NVIDIA's own command is asked, which takes part of a second; where
 that cannot tell, JAX is, in a process of its own that ends. Every wait has a limit.
 Does not own how the command is asked (`hetjax/mesh/driver.py`), which of its cards CUDA
 shows (`hetjax/cluster/local_devices.py`), nor which of them a worker gets
-(`isolation.py`). `python -m hetjax.launch.looking` prints what is here.
+(`isolation.py`). `python -m hetjax.launchers.device_probe` prints what is here.
 """
 
 import os
@@ -31,7 +31,7 @@ from hetjax.mesh.accelerators import amd_nodes, visible_accelerator
 from hetjax.mesh.driver import driver_cards
 
 _JAX_S = 120.0  # a TPU takes tens of seconds to start
-_ASK_JAX = "from hetjax.launch.looking import print_devices; print_devices()"
+_ASK_JAX = "from hetjax.launchers.device_probe import print_devices; print_devices()"
 # take no memory but what is needed, and tell of all that there is
 _WHOLE = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -48,9 +48,9 @@ def accelerators_here(environment: Mapping[str, str]) -> list[LocalDevice]:
     """
     if environment.get("JAX_PLATFORMS", "").partition(",")[0] == "cpu":
         return []
-    told = _told_by_driver(environment)
-    if told is not None:
-        return told
+    reported = _reported_by_driver(environment)
+    if reported is not None:
+        return reported
     if visible_accelerator() is None:
         return []
     return _by_jax(environment)
@@ -85,7 +85,7 @@ def _platform(device: jax.Device) -> str:
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
-def _told_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | None:
+def _reported_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | None:
     """What NVIDIA's command says; None where it cannot tell, or is not there."""
     cards = driver_cards()
     return nvidia_devices(cards, environment) if cards else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in one process: its worker is here, and so are its devices.
+"""The launcher `embedded`: the run is one process, which is the worker, too.
 
 Owns the connection to the worker (a request is the message itself, its handler is
 called on the caller's thread, and what that raises reaches the caller), which nodes of
@@ -14,11 +14,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.launchers.launcher import Launcher, LaunchRequest
+from hetjax.mesh.process_setup import keep_compiled
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.rpc.message import answer_of
 from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, Request
 from hetjax.runtime.rpc.worker_connections import Answer, Progress
 from hetjax.runtime.worker.service import Work, WorkerService
+
+
+def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
+    """Make the launcher `embedded`."""
+    keep_compiled(request.cache_dir)
+    return InThisProcess(request.cluster, request.work, stack)
 
 
 class InThisProcess:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hetjax.launch import on_ray
-from hetjax.launch.on_ray import OnRay, ray_cluster, run_on_ray
+from hetjax.launchers import on_ray
+from hetjax.launchers.on_ray import OnRay, find_cluster, run_on_nodes
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
-from tests.launch.cards import UUIDS, put_cards
+from tests.launchers.cards import UUIDS, put_cards
 
 SEEN = "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_DEBUG"
 FOLDER = "RAY_TEST_CARDS"  # a variable
@@ -48,14 +48,14 @@ def test_the_cards_of_a_machine_are_two_nodes_whose_workers_see_one_each(
     machine = Cluster(initialize_head=True, head_node_args=head)
     try:
         monkeypatch.setenv("RAY_ADDRESS", str(machine.address))
-        cluster = ray_cluster()
+        cluster = find_cluster()
         assert [(n.device, n.count) for n in cluster.nodes] == [
             ("GeForce-RTX-3090", 1),
             ("GeForce-RTX-4090", 1),
         ]
-        run = run_on_ray(cluster)
+        run = run_on_nodes(cluster)
         told = [
-            json.loads(run(node, "tests.launch.telling_variables", "", 60.0).stdout)
+            json.loads(run(node, "tests.launchers.telling_variables", "", 60.0).stdout)
             for node in cluster.nodes
         ]
         assert [variables[SEEN[0]] for variables in told] == [*UUIDS]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.launch.waiting MODULE`: a worker process that is not needed yet.
+"""`python -m hetjax.launchers.standby_process MODULE`: a worker that is not needed yet.
 
 Imports the module of workers, which takes most of the time of a start, and waits. Its
 standard input first says where its log is; from there on it is as `python -m MODULE`,
 which reads the rest. Touches no device before, and ends with its controller, which
-holds the other end. Does not own who waits for which worker (`spares.py`).
+holds the other end. Does not own who waits for which worker (`warm_standby.py`).
 """
 
 import os
@@ -20,8 +20,8 @@ def main() -> None:
     if not log:
         return  # the controller has ended, and never needed this one
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for told in (1, 2):
-        os.dup2(file, told)
+    for output in (1, 2):
+        os.dup2(file, output)
     os.close(file)
     del sys.modules[name]  # what it imports stays
     runpy.run_module(name, run_name="__main__", alter_sys=True)

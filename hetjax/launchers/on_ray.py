@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers on the machines of a Ray cluster, an actor each.
+"""The launcher `ray`: workers on the machines of a Ray cluster, an actor each.
 
 Owns placing, starting and watching them, and which machines are there; Ray gathers what
 they print. Nothing of a step passes through Ray: controller and workers talk over links
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import compress
@@ -34,9 +34,10 @@ from hetjax.cluster.ray_nodes import (
     with_known_figures,
 )
 from hetjax.errors import BadInput
-from hetjax.launch.isolation import memory_share, passed_on, visible_devices
-from hetjax.launch.launching import FIRST_START, Bootstraps, StartTerms
-from hetjax.launch.looking import accelerators_here
+from hetjax.launchers.bootstraps import FIRST_START, Bootstraps, StartTerms
+from hetjax.launchers.device_probe import accelerators_here
+from hetjax.launchers.isolation import memory_share, passed_on, visible_devices
+from hetjax.launchers.launcher import Launcher, LaunchRequest, RunOnNode
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.bootstrap import read_bootstrap
@@ -48,14 +49,23 @@ _SEEN_S = 60.0  # for a look at the GPUs of new machines, all at once
 _ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to give it up
 
 
-def ray_cluster() -> Cluster:
+def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
+    """Make the launcher `ray`; BadInput if a node has no machine, or too few."""
+    return OnRay(
+        request.cluster,
+        stack,
+        simulate=request.simulate,
+        discovered=request.discovered,
+        terms=request.terms,
+    )
+
+
+def find_cluster() -> Cluster:
     """Return the cluster that Ray's machines make; joins or starts Ray."""
     return cluster_of_ray(_Machines().now())
 
 
-def run_on_ray(
-    cluster: Cluster,
-) -> Callable[[Node, str, str, float], subprocess.CompletedProcess[str]]:
+def run_on_nodes(cluster: Cluster) -> RunOnNode:
     """Give what runs `python -m MODULE ARGUMENT` on a node's machine, with its devices.
 
     It raises TimeoutExpired after so many seconds, and BadInput if a node has no
@@ -134,7 +144,7 @@ class OnRay:
             actor = _actor(node, machine, self._simulate)
             self._stack.callback(ray.kill, actor)
             self._actors[worker], self._begun_s[worker] = actor, time.monotonic()
-            bootstrap = self._bootstraps.of(worker, machine.address).text()
+            bootstrap = self._bootstraps.bootstrap_for(worker, machine.address).text()
             self._running[worker] = actor.work.remote(
                 _ENTRY, bootstrap, _visible(node, machine, self._simulate)
             )
@@ -275,10 +285,12 @@ class _Machines:
 
     def now(self) -> list[RayNode]:
         """Those that are alive; joins or starts Ray."""
-        told = _joined().nodes()
-        new = [raw for raw in told if has_gpus(raw) and raw["NodeID"] not in self._seen]
+        reported = _joined().nodes()
+        new = [
+            raw for raw in reported if has_gpus(raw) and raw["NodeID"] not in self._seen
+        ]
         self._look(new)
-        return ray_nodes(told, self._seen)
+        return ray_nodes(reported, self._seen)
 
     def _look(self, new: Sequence[Mapping[str, Any]]) -> None:
         """Ask these machines; what does not answer is what Ray says, with a warning."""

@@ -4,7 +4,7 @@
 Owns by which variables each platform hides devices, how much of a GPU's memory a worker
 takes, and which of the user's variables go to workers on other machines. All of it pure
 functions: an environment comes in, what is to be added comes out. Does not own which
-devices are there (`looking.py`), nor who starts the process.
+devices are there (`device_probe.py`), nor who starts the process.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all workers of one start of a run are told when they are started.
+
+Owns the secret that they share and their incarnations. Does not own the form of what
+they are told (`runtime/worker/bootstrap.py`) nor how it gets to them (launchers).
+"""
+
+import secrets
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+
+from hetjax.comm.tls import Tls
+from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
+from hetjax.runtime.rpc.worker_connections import SocketConnections
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
+
+_STARTS = 2**32  # of workers by one controller, at most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartTerms:
+    """What one start of a run has for all of its workers, wherever they are started.
+
+    `number` is greater with each start. Limits of what workers are asked are multiplied
+    by `patience`; `watchdog_factor` times as long as expected, and a worker hangs.
+    `tls` is what encrypts, if something does.
+    """
+
+    number: int = 0
+    patience: float = 1.0
+    watchdog_factor: float = WATCHDOG_FACTOR
+    tls: Tls | None = None
+
+
+FIRST_START = StartTerms()
+
+
+class Bootstraps:
+    """What workers are told when they are started; they call its `connections`.
+
+    Those that are not at the controller's `address` watch their machines; it watches
+    its own. Incarnations of workers grow with the number of the start, and with each
+    that is started.
+    """
+
+    def __init__(self, address: str, stack: ExitStack, terms: StartTerms) -> None:
+        self._secret, self._own = secrets.token_bytes(32), address
+        self._tls, self._incarnations = terms.tls, count(terms.number * _STARTS + 1)
+        self.connections = SocketConnections(
+            f"{address}:0",
+            self._secret,
+            patience=terms.patience,
+            watchdog_factor=terms.watchdog_factor,
+            tls=terms.tls,
+        )
+        stack.callback(self.connections.close)
+
+    def bootstrap_for(self, worker: str, address: str) -> WorkerBootstrap:
+        """The bootstrap of a worker that others reach at this address.
+
+        What was started before it under its name is let in no more.
+        """
+        incarnation = next(self._incarnations)
+        self.connections.expect(worker, incarnation)
+        return WorkerBootstrap(
+            worker=worker,
+            controller=self.connections.address,
+            listen=f"{address}:0",
+            secret=self._secret,
+            watches=address != self._own,
+            incarnation=incarnation,
+            tls=self._tls,
+        )

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers that a run may name, and what follows from the name alone.
+
+Owns the table of launchers: a row here and the file that it names are all that a
+launcher needs. Does not own what such a file defines (`launcher.py`). Imports nothing
+that takes time: help shows the table.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typing_extensions import Doc
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LauncherRow:
+    """What others ask of a launcher before, or without, starting anything by it."""
+
+    summary: str
+    """Where its workers run, for help."""
+    module: str
+    """Its file, as it is imported; that happens when a run uses it."""
+    has_worker_processes: bool = True
+    """Whether workers are processes of their own: they can be lost, are started again,
+    and send each other what a step needs. Else the process of the run is the only
+    worker, has all devices and sees all that was saved."""
+    workers_are_here: bool = False
+    """Whether workers are on this machine, and have its devices. Else the launcher's
+    file finds machines (`RemoteLauncherFile`)."""
+    shares_disk: bool = False
+    """Whether workers write to one disk, on which copies of each other's state are of
+    no use, unless every worker has a folder of its own."""
+    finder: str = ""
+    """Whose word counts for which machines there are where no cluster file is given;
+    empty where workers are here."""
+    logs: str = "the logs in {logs}"
+    """Where people find what workers have printed; {logs} is the run's folder for it,
+    in which there is nothing where the launcher's own system keeps it."""
+
+
+LAUNCHERS: Mapping[str, LauncherRow] = {
+    "embedded": LauncherRow(
+        summary="in this process",
+        module="hetjax.launchers.in_process",
+        has_worker_processes=False,
+        workers_are_here=True,
+        shares_disk=True,
+    ),
+    "processes": LauncherRow(
+        summary="in processes here",
+        module="hetjax.launchers.local_processes",
+        workers_are_here=True,
+        shares_disk=True,
+    ),
+    "ray": LauncherRow(
+        summary="on Ray's machines",
+        module="hetjax.launchers.on_ray",
+        finder="Ray's",
+        logs="Ray's logs",
+    ),
+}
+LOCAL_PROCESSES = "processes"  # what a run gets that cannot be in one process
+_HELP = ", ".join(f"{row.summary} ({name})" for name, row in LAUNCHERS.items())
+
+if TYPE_CHECKING:
+    LauncherName = str  # a type checker takes no names out of a table
+else:
+    LauncherName = Annotated[Literal[*LAUNCHERS], Doc(f"Where workers run: {_HELP}.")]
+
+
+def with_worker_processes() -> str:
+    """Return the names of launchers whose workers can be lost, for people.
+
+    >>> with_worker_processes()
+    'processes or ray'
+    """
+    return _either(n for n, row in LAUNCHERS.items() if row.has_worker_processes)
+
+
+def with_own_disks() -> str:
+    """Return the names of launchers whose workers have disks of their own, for people.
+
+    >>> with_own_disks()
+    'ray'
+    """
+    return _either(n for n, row in LAUNCHERS.items() if not row.shares_disk)
+
+
+def _either(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
