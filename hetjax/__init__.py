@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hetjax.cluster.cluster import Link as Link
     from hetjax.cluster.cluster import Node as Node
     from hetjax.plans.plan import Plan as Plan
+    from hetjax.training.observers.observer import Observer as Observer
     from hetjax.training.observers.run_reports import report_of as report_of
     from hetjax.training.settings.config import RunConfig as RunConfig
 
@@ -36,6 +37,7 @@ _MODULES = {
     "Cluster": "cluster.cluster",
     "Link": "cluster.cluster",
     "Node": "cluster.cluster",
+    "Observer": "training.observers.observer",
     "Plan": "plans.plan",
     "RunConfig": "training.config",
     "TrainedModel": "api.trained_model",

@@ -5,7 +5,7 @@ Owns the settings that it starts from, and that a run stays open between calls. 
 own the run (`training/session.py`), which is that of `python -m hetjax.train`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.ending import clear_ends
 from hetjax.training.layout.hardware import has_room
+from hetjax.training.observers.loading import GivenObserver, observer_sources
 from hetjax.training.observers.run_reports import report_of
 from hetjax.training.run_model import run_model
 from hetjax.training.session import Session
@@ -42,6 +43,9 @@ class Trainer:
     `config` is a preset's name or a `RunConfig`. Keywords change its settings, groups
     by mappings: `Trainer("tiny", steps=20, optimizer={"learning_rate": 1e-3})`.
     `cluster` and `plan` are values, or files or names as in `--cluster` and `--plan`.
+    `observers` look on: objects or classes of `hetjax.Observer`, functions that give
+    one, or names as in `--observer`. They are no settings of the run, and are given
+    again when it resumes.
 
     Devices and workers are there from the first use of the state until `close`, or the
     end of `with`; until then no other process can use the run directory. State is saved
@@ -69,6 +73,7 @@ class Trainer:
         *,
         cluster: Cluster | str | Path | None = None,
         plan: Plan | str | Path | None = None,
+        observers: Sequence[GivenObserver] = (),
         **changes: Any,
     ) -> None:
         if isinstance(config, str):
@@ -83,6 +88,7 @@ class Trainer:
         self.config = replace(changed, model=TypedName(changed.model))
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
+        self._observers = observer_sources(observers)
         self._model = run_model(self.config)
         self._session: Session | None = None
 
@@ -225,6 +231,7 @@ class Trainer:
             cluster=self._cluster,
             plan=self._plan,
             again="fit()",
+            observers=self._observers,
         )
         with clear_ends(config):
             session.enter_context(rundir.locked(config.run_dir))

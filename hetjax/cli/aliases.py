@@ -66,7 +66,10 @@ _DEVICES = (
     "a run takes the devices that are here, or those of a cluster file",
     ("leave it out, or give --cluster FILE"),
 )
-_TRACKED = "every step is a line of metrics.jsonl in the run directory", "leave it out"
+_STEPS = "every step is a line of metrics.jsonl in the run directory"
+_TRACKED = f"{_STEPS}, which trackers of train are given, too"
+_WANDB = _TRACKED, "--observer wandb"
+_TENSORBOARD = _TRACKED, "--observer tensorboard"
 _RESUMES = "the same command goes on from the last checkpoint", "leave it out"
 _MODEL = (
     "the model comes first, without an option",
@@ -117,14 +120,15 @@ _UNLIKE = {
         "the newest checkpoints are kept, and beside them the best",
         "--checkpoint.keep N",
     ),
-    "wandb": _TRACKED,
-    "wandb-project": _TRACKED,
-    "use-wandb": _TRACKED,
-    "report-to": _TRACKED,
-    "tensorboard": _TRACKED,
-    "metrics.enable-wandb": _TRACKED,
-    "logging-steps": _TRACKED,
-    "logging-dir": _TRACKED,
+    "wandb": _WANDB,
+    "wandb-project": (_TRACKED, "--observer wandb, with WANDB_PROJECT in its place"),
+    "use-wandb": _WANDB,
+    "report-to": _WANDB,
+    "tensorboard": _TENSORBOARD,
+    "metrics.enable-wandb": _WANDB,
+    "metrics.enable-tensorboard": _TENSORBOARD,
+    "logging-steps": (_STEPS, "leave it out"),
+    "logging-dir": _TENSORBOARD,
     "resume": _RESUMES,
     "resume-from-checkpoint": _RESUMES,
     "load-in-4bit": _FROZEN,

@@ -29,6 +29,7 @@ from hetjax.training.settings.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")
 _LISTS = ConstructorRegistry()
+_IS_REPEATED = tyro.conf.UseAppendAction
 _NUM_NEAREST = 3  # options that are named for one that there is not
 _LIKENESS = 0.7  # 1: equal; below it a guess is a riddle
 _SHORT, _ALL = ("-h", "--help"), "--help-all"
@@ -173,7 +174,7 @@ def _unknown(argument: str, options: list[str], program: str) -> BadInput:
 @_LISTS.primitive_rule
 def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How a field that is a tuple of any length is typed."""
-    if get_origin(info.type) is not tuple:
+    if get_origin(info.type) is not tuple or _IS_REPEATED in info.markers:
         return None
     (kind, *_) = get_args(info.type)
     if kind is int:

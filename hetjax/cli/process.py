@@ -66,6 +66,9 @@ def process_main(run: _Run, name: str | None = None) -> Main:
         finally:
             sys.stdout.flush()
             signals.exit_code = code if isinstance(code, int) else 1
+        if _ends_at_once:
+            sys.stderr.flush()
+            os._exit(signals.exit_code)
         return code
 
     return main
@@ -78,6 +81,16 @@ def signals_say(how: str) -> None:
     """From now on, a signal that ends the process says that it was ended like this."""
     global _said
     _said = how
+
+
+_ends_at_once = False
+
+
+def end_at_once() -> None:
+    """Let the process end after its command, whatever threads and libraries still do,
+    as one that hangs would keep it from its end."""
+    global _ends_at_once
+    _ends_at_once = True
 
 
 class _Signals:

@@ -6,15 +6,20 @@ nor the run (`training/session.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+import tyro
 
 from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import HELP, parse_options, preset_first, preset_lines
-from hetjax.cli.process import signals_say
+from hetjax.cli.process import end_at_once, signals_say
 from hetjax.data.settings import ingredients
 from hetjax.models.named import TypedName
 from hetjax.report.progress import working
 from hetjax.training.directory.rundir import check_start
+from hetjax.training.observers.dispatch import has_busy_observers
+from hetjax.training.observers.loading import observer_sources
 from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
@@ -27,9 +32,19 @@ _COMMON = (
 _GOES_ON = "goes on from the last checkpoint"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions(RunConfig):
+    """The settings of a run, and what is not kept with them: typed at every start."""
+
+    observer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Who looks on, once for each: tensorboard, wandb, prometheus, or a class or
+    function of yours, package.module:name. Typed again when a run resumes."""
+
+
 def train(arguments: Sequence[str]) -> int:
     """Train as the arguments say; the exit code is 0, or 4 if the run was stopped."""
-    config, preset = parse(arguments)
+    options, preset = _parsed(arguments)
+    config = _settings(options)
     check_config(config)
     check_inputs(
         cluster=config.cluster,
@@ -39,16 +54,36 @@ def train(arguments: Sequence[str]) -> int:
         model=config.model,
     )
     check_start(config)
+    observers = observer_sources(options.observer)
     with working("starting"):  # JAX takes seconds to import
         from hetjax.training.run_model import run_model
         from hetjax.training.session import run
     model = run_model(config)
     signals_say(f"at once; the same command {_GOES_ON}")
-    return run(config, preset, model)
+    try:
+        return run(config, preset, model, observers)
+    finally:
+        if has_busy_observers():
+            end_at_once()
 
 
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     """Return the settings and the preset that they started from.
+
+    Raises as reading options does.
+    """
+    options, chosen = _parsed(arguments)
+    return _settings(options), chosen
+
+
+def _settings(options: TrainOptions) -> RunConfig:
+    """What is kept; the model's name is a person's."""
+    values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
+    return replace(RunConfig(**values), model=TypedName(options.model))
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[TrainOptions, Preset]:
+    """Return the options that are in force, and the preset that they started from.
 
     BadInput for an unknown preset or option and for a value of the wrong type.
     SystemExit after help, which is printed.
@@ -57,14 +92,16 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
         print(_help())
         raise SystemExit(0 if arguments else 2)
     name, chosen, rest = preset_first(arguments, program=_PROGRAM)
-    config = parse_options(
-        chosen.config,
+    config = chosen.config
+    default = {each.name: getattr(config, each.name) for each in fields(RunConfig)}
+    options = parse_options(
+        TrainOptions(**default),
         rest,
         program=f"{_PROGRAM} {name}",
         description=chosen.summary,
         common=_COMMON,
     )
-    return replace(config, model=TypedName(config.model)), chosen
+    return options, chosen
 
 
 def _help() -> str:

@@ -9,23 +9,17 @@ such a file, or of a TOML with the same fields. One with a colon is a function,
 own presets (`presets.py`), nor what is in files (`hugging_face/`).
 """
 
-import inspect
-import pkgutil
-import re
-import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetjax.errors import BadInput
+from hetjax.files.importing import NamedCode, names_code
 from hetjax.models.configs import DecoderConfig
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.presets import model_config
 
 if TYPE_CHECKING:
     from hetjax.models.model import Model
-
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class TypedName(str):
@@ -69,7 +63,7 @@ def check_model_name(name: str) -> None:
     Imports no JAX.
     """
     if is_function(name):
-        _check_is_no_standard_module(name, name.partition(":")[0])
+        _function(name).check_name()
     else:
         named_config(name)
 
@@ -86,7 +80,7 @@ def is_path(name: str) -> bool:
 
 def is_function(name: str) -> bool:
     """Whether the name is that of a function."""
-    return _FUNCTION.fullmatch(name) is not None
+    return names_code(name)
 
 
 def portable(name: str) -> str:
@@ -104,40 +98,17 @@ def _called(name: str) -> object:
             fix=f"if you trust that code: --allow-model-code {name} (in Python: "
             f"allow_model_code={name!r})",
         )
-    function = _imported(name)
-    innermost = function
-    while isinstance(innermost, partial):
-        innermost = innermost.func
-    module = getattr(innermost, "__module__", None) or ""
-    _check_is_no_standard_module(name, module)
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError) as error:
-        raise BadInput(
-            got=f"model {name}: {error}",
-            allowed="a function that can be called without arguments",
-            fix="give each argument a default, or name another function",
-        ) from None
-    return function()
+    function = _function(name)
+    found = function.imported()
+    function.check_takes_nothing(found)
+    return found()
 
 
-def _imported(name: str) -> Any:
-    try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(
-            got=f"model {name}: {error}",
-            allowed="package.module:function, of what Python can import on every "
-            "machine of the run",
-            fix="install the package, or add its folder to PYTHONPATH",
-        ) from None
-
-
-def _check_is_no_standard_module(name: str, module: str) -> None:
-    """Raise BadInput for what would do something else than give a model."""
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        raise BadInput(
-            got=f"model {name}, a function of Python's standard library ({module})",
-            allowed="package.module:function, of a package of yours",
-            fix="give a function that returns hetjax.models.model.Model(...)",
-        )
+def _function(name: str) -> NamedCode:
+    return NamedCode(
+        name=name,
+        what="model",
+        kind="function",
+        where="on every machine of the run",
+        fix="give a function that returns hetjax.models.model.Model(...)",
+    )

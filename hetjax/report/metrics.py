@@ -36,12 +36,14 @@ STEP_TIME = Axes(title="Step time (ms)", factor=1e3)
 class Metric:
     """A number of a line of `metrics.jsonl`.
 
-    `label` is its name on pages, `unit` that of the number in the file. Of a run the
+    `label` is its name on pages, `tracker_name` in TensorBoard and the like, in
+    Levanter's groups; `unit` is that of the number in the file. Of a run the
     `headline` number is its last value, or the median over the steps by the plan of
     now. Two metrics at most share `axes`.
     """
 
     key: str
+    tracker_name: str
     label: str
     unit: str
     format: Callable[[float], str]
@@ -58,6 +60,7 @@ class Metric:
 METRICS = (  # in the order in which they are shown
     Metric(
         key="loss",
+        tracker_name="train/loss",
         label="loss",
         unit="nats per token",
         format="{:.4f}".format,
@@ -68,6 +71,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="val_loss",
+        tracker_name="eval/loss",
         label="validation loss",
         unit="nats per token",
         format="{:.4f}".format,
@@ -78,6 +82,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="val_bits_per_byte",
+        tracker_name="eval/bpb",
         label="validation bits per byte",
         unit="bits per byte",
         format="{:.4f}".format,
@@ -86,6 +91,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="grad_norm",
+        tracker_name="grad/norm/total",
         label="gradient norm",
         unit="",
         format="{:.3f}".format,
@@ -94,6 +100,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="learning_rate",
+        tracker_name="optim/learning_rate",
         label="learning rate",
         unit="",
         format="{:.2e}".format,
@@ -102,6 +109,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="loss_scale",
+        tracker_name="optim/loss_scale",
         label="loss scale",
         unit="",
         format="{:g}".format,
@@ -110,6 +118,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="tokens",
+        tracker_name="throughput/tokens",
         label="tokens",
         unit="tokens",
         format="{:,.0f}".format,
@@ -117,6 +126,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="step_time_s",
+        tracker_name="throughput/duration",
         label="step time",
         unit="s",
         format=lambda seconds: f"{ms(seconds)} ms",
@@ -126,6 +136,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="tokens_per_s",
+        tracker_name="throughput/tokens_per_second",
         label="tokens/s",
         unit="tokens/s",
         format="{:,.0f}".format,
@@ -136,6 +147,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="mfu",
+        tracker_name="throughput/mfu",  # a share; percents in Levanter
         label="MFU",
         unit="share",
         format="{:.1%}".format,
@@ -146,6 +158,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="joules_per_token",
+        tracker_name="throughput/joules_per_token",
         label="J/token",
         unit="J/token",
         format="{:.3g}".format,
@@ -168,3 +181,13 @@ def spelled(metrics: Iterable[Metric], values: Mapping[str, Any]) -> Iterator[st
     for metric in metrics:
         if values.get(metric.key) is not None:
             yield f"{metric.key} {metric.format(values[metric.key])}"
+
+
+def tracked(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values under their names in trackers; others are of training.
+
+    >>> tracked({"loss": 2.5, "mfu": 0.4, "rewards": 3.0})
+    {'train/loss': 2.5, 'throughput/mfu': 0.4, 'train/rewards': 3.0}
+    """
+    names = {metric.key: metric.tracker_name for metric in METRICS}
+    return {names.get(k, f"train/{k}"): value for k, value in values.items()}

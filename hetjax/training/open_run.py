@@ -23,7 +23,9 @@ from hetjax.training.directory.leases import Leases
 from hetjax.training.directory.progress import check_reached, checkpoint_storage
 from hetjax.training.directory.removed import rewriting, was_removed
 from hetjax.training.driver_setup import start_driver
+from hetjax.training.observers.dispatch import Dispatcher
 from hetjax.training.observers.goodput import Spent
+from hetjax.training.observers.records import StartRecord
 from hetjax.training.observers.step_comparison import StepComparison
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
@@ -31,6 +33,7 @@ from hetjax.training.recovery.notices import Notice
 from hetjax.training.run_data import run_dataset
 from hetjax.training.settings.presets import Preset
 from hetjax.training.settings.run_settings import PASSING
+from hetjax.training.settings.values import flat_values
 from hetjax.training.start import Start, describe, with_other_plan
 
 Predict = Callable[[Plan, Cluster], Predicted]
@@ -85,6 +88,7 @@ def open_run(
     preset: Preset,
     predict: Predict,
     spent: Spent,
+    observers: Dispatcher,
     shown: Display,
     stack: ExitStack,
 ) -> OpenRun:
@@ -105,6 +109,11 @@ def open_run(
         start, driver = _driver(start, preset, dataset, shown, notices, stack)
     check_reached(driver.at, start.config)
     metrics, events = _begin(start, dataset, driver)
+    observers.begin(_start_record(start, driver), shown.note)
+    metrics.observed = events.observed = observers.see_line
+    driver.on_lost = lambda lost: observers.see_lost(
+        driver.at, lost.worker, lost.reason
+    )
     comparison = StepComparison(predict=predict, is_simulated=start.config.simulate)
     comparison.begin(driver.plan, start.hardware.cluster)
     found = OpenRun(
@@ -157,6 +166,16 @@ def _begin(start: Start, dataset: Dataset, driver: Driver) -> tuple[Journal, Jou
     return (
         Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check),
         Journal(run_dir / rundir.EVENTS, last_step=config.steps, may_write=check),
+    )
+
+
+def _start_record(start: Start, driver: Driver) -> StartRecord:
+    return StartRecord(
+        run=(driver.run or start.run).id,
+        run_dir=start.config.run_dir,
+        step=driver.at,
+        steps=start.config.steps,
+        settings=flat_values(start.config),
     )
 
 

@@ -9,7 +9,7 @@ not own what a start settles (`start.py`), the loop (`loop.py`), what is recorde
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -33,7 +33,9 @@ from hetjax.training.ending import DONE, clear_ends, finish
 from hetjax.training.interrupts import Interrupted, interruptible
 from hetjax.training.layout.hardware import with_needed_launcher
 from hetjax.training.loop import Loop
+from hetjax.training.observers.dispatch import Dispatcher
 from hetjax.training.observers.goodput import Spent
+from hetjax.training.observers.loading import ObserverSource
 from hetjax.training.observers.run_reports import write_report
 from hetjax.training.observers.step_comparison import predict_step
 from hetjax.training.open_run import OpenRun, open_run
@@ -58,7 +60,12 @@ T = TypeVar("T")
 _WORKERS_NOTICES_EVERY_S = 0.1
 
 
-def run(config: RunConfig, preset: Preset, model: Model) -> int:
+def run(
+    config: RunConfig,
+    preset: Preset,
+    model: Model,
+    observers: Sequence[ObserverSource] = (),
+) -> int:
     """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
 
     `preset` gives the cluster and the plan to fall back on. Raises BadInput before
@@ -73,7 +80,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             clear_ends(config),
             rundir.locked(config.run_dir),
             display(config.steps, config.run_dir / rundir.LOG) as shown,
-            Session(config, preset, model) as session,
+            Session(config, preset, model, observers=observers) as session,
         ):
             code = session.fit(shown)
     except Interrupted:
@@ -99,8 +106,10 @@ class Session(ExitStack):
         cluster: Cluster | None = None,
         plan: Plan | None = None,
         again: str = "the same command",
+        observers: Sequence[ObserverSource] = (),
     ) -> None:
         super().__init__()
+        self._observers = self.enter_context(Dispatcher(observers))
         self._config = with_needed_launcher(config, preset, cluster)
         self._preset, self._model = preset, model
         self._cluster, self._plan, self._again = cluster, plan, again
@@ -187,9 +196,15 @@ class Session(ExitStack):
     def _open(self, shown: Display) -> OpenRun:
         """Make the state ready, once, and write what the run goes on with."""
         if self._opened is None:
-            start, predict = self._settle(shown), self._predict
-            args = start, self._preset, predict, self._prepared
-            self._opened = open_run(*args, shown, stack=self)
+            self._opened = open_run(
+                self._settle(shown),
+                self._preset,
+                self._predict,
+                self._prepared,
+                self._observers,
+                shown,
+                stack=self,
+            )
         shown.begun()
         return self._opened
 

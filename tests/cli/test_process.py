@@ -209,3 +209,28 @@ def test_a_signal_at_any_instant_of_a_run_gives_one_line(
     arguments = [*training(trained.folder), "--run-dir", f"{tmp_path}/run"]
     code, error = ended_by(number, events, arguments)
     check_end(number, code, error)
+
+
+_HANGS = """
+import sys, threading
+from hetjax.cli.process import end_at_once, process_main
+
+def run(arguments):
+    threading.Thread(target=threading.Event().wait).start()  # for ever
+    print("done", file=sys.stderr)
+    end_at_once()
+    return 4
+
+sys.exit(process_main(run, "train")())
+"""
+
+
+def test_a_thread_that_hangs_does_not_keep_a_process_from_its_end():
+    done = subprocess.run(
+        [sys.executable, "-c", _HANGS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stderr) == (4, "done\n")

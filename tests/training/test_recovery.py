@@ -13,7 +13,14 @@ import pytest
 
 from hetjax.preempt import main as preempt
 from hetjax.train import main
+from hetjax.training.observers.records import (
+    EndRecord,
+    LostRecord,
+    RecoveredRecord,
+    StepRecord,
+)
 from hetjax.training.recovery.membership import Membership
+from tests.training.observers.seen import MODULE, SEEN, Seen
 from tests.training.pair import (
     NODES,
     ONE_NODE,
@@ -67,10 +74,23 @@ def test_without_a_replica_it_goes_on_from_the_newest_checkpoint(
 ):
     run_dir = tmp_path / "run"
     between_steps(monkeypatch, lambda: kill(run_dir, "left"))
-    assert main(training(run_dir, cache, of=ONE_REPLICA)) == 0
+    observed = ["--observer", f"{MODULE}:SEEN"]
+    assert main(training(run_dir, cache, *observed, of=ONE_REPLICA)) == 0
     assert losses(run_dir) == pytest.approx(whole, rel=1e-5)
     (recovered,) = events(run_dir, "recovered")
     assert recovered["step"] % 2 == 0 and recovered["bytes"].keys() <= {"disk"}
+    assert_saw_a_loss(SEEN, "left", recovered["step"])
+
+
+def assert_saw_a_loss(seen: Seen, worker: str, step: int) -> None:
+    """The loss, then that all were at this step again, then steps after it."""
+    at = seen.methods.index("on_lost")
+    lost, recovered, *rest = seen.records[at:]
+    assert isinstance(lost, LostRecord) and lost.worker == worker and lost.step >= step
+    assert isinstance(recovered, RecoveredRecord) and recovered.step == step
+    again = [each.step for each in rest if isinstance(each, StepRecord)]
+    assert again == [*range(step + 1, len(STEPS) + 1)]
+    assert rest[-1] == EndRecord(step=len(STEPS), outcome="finished")
 
 
 def test_recovery_none_ends_the_run_and_names_the_worker(

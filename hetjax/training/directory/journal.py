@@ -38,6 +38,7 @@ class Journal:
         `may_write` raises where no line may be written, or dropped, any more.
         """
         self._path, self._lock, self._may_write = path, threading.Lock(), may_write
+        self.observed: Callable[[dict[str, Any]], None] = lambda line: None
         may_write()
         self._file, _ = self._without_later(last_step)
 
@@ -81,6 +82,7 @@ class Journal:
             except OSError:
                 self._file.truncate(end)
                 raise
+        self.observed(line)
 
     def close(self) -> None:
         self._file.close()

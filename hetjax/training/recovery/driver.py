@@ -54,9 +54,9 @@ _Answer = TypeVar("_Answer")
 class Driver:
     """The run of a controller whose workers are started by `begin`.
 
-    `plan` and `cluster` are the current ones, `resumed` says where the state is from,
-    `on_recovery` is called after recoveries, and where others take over. Leaving
-    `with` closes `stack`, too.
+    `plan` and `cluster` are the current ones, `resumed` says where the state is from.
+    `on_recovery` is called after recoveries, and where others take over; `on_lost` when
+    a worker is lost. Leaving `with` closes `stack`, too.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Driver:
         self._config, self._at, self._losses = config, 0, Losses()
         self._surviving = SurvivingState(controller, config, self.leave)
         self._degraded = DegradedMode(controller, launcher, config)
-        self._has_begun, self._last_saved = False, None
+        self._has_begun, self._has_given_up, self._last_saved = False, False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
+        self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
         self.must_give_up: Callable[[], bool] = lambda: False
-        self._has_given_up = False
 
     def begin(self) -> recovery.Restored | None:
         """Start all workers; give them the newest state there is, or None: the first.
@@ -257,8 +257,7 @@ class Driver:
                 self._controller.end()
                 self._degraded.dismiss()
         except WorkerLost as lost:
-            text = f"{lost} as the run ended, with its state saved"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(f"{lost} as the run ended, its state saved", stacklevel=2)
         finally:
             self.stack.close()
 
@@ -317,6 +316,7 @@ class Driver:
         """Count a loss; go on without a node that is lost again and again."""
         if lost.has_failed and not self._has_begun:
             raise lost  # it would again
+        self.on_lost(lost)
         node = node_of(lost.worker)
         self._losses = self._losses.with_one_of(node)
         then = verdict(self._losses, node, self._config.recovers)

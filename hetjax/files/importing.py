@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that a person names as package.module:name: a model's function, an observer.
+
+Owns its import, and the refusal of what cannot be imported, is Python's own, or cannot
+be called without arguments. Does not own whose names may be imported: a name in a file
+is none of a person's (`models/named.py`).
+"""
+
+import inspect
+import pkgutil
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hetjax.errors import BadInput
+
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedCode:
+    """A name, what it is the name of, and words for errors about it."""
+
+    name: str
+    what: str  # "model"
+    kind: str  # "function"
+    where: str  # it can be imported: "on every machine of the run"
+    fix: str  # what to give in place of a function that is no such thing
+
+    def check_name(self) -> None:
+        """Raise BadInput for what would do something else, by its name alone."""
+        self._check_module(self.name.partition(":")[0])
+
+    def imported(self) -> Any:
+        """Import it; BadInput if that fails, also if the module's own code does."""
+        self.check_name()
+        try:
+            found = pkgutil.resolve_name(self.name)
+        except Exception as error:
+            is_missing = isinstance(error, ImportError | AttributeError)
+            raised = "" if is_missing else f"{type(error).__name__}: "
+            raise BadInput(
+                got=f"{self.what} {self.name}: {raised}{error}",
+                allowed=f"package.module:{self.kind}, of what Python can import "
+                f"{self.where}",
+                fix="install the package, or add its folder to PYTHONPATH",
+            ) from (None if is_missing else error)
+        self._check_module(_home_module(found))
+        return found
+
+    def check_takes_nothing(self, found: Any) -> None:
+        """Raise BadInput for what cannot be called without arguments."""
+        try:
+            inspect.signature(found).bind()
+        except (TypeError, ValueError) as error:
+            raise BadInput(
+                got=f"{self.what} {self.name}: {error}",
+                allowed=f"a {self.kind} that can be called without arguments",
+                fix=f"give each argument a default, or name another {self.kind}",
+            ) from None
+
+    def _check_module(self, module: str) -> None:
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            raise BadInput(
+                got=f"{self.what} {self.name}, a {self.kind} of Python's standard "
+                f"library ({module})",
+                allowed=f"package.module:{self.kind}, of a package of yours",
+                fix=self.fix,
+            )
+
+
+def names_code(name: str) -> bool:
+    """Whether this is the name of code.
+
+    >>> [names_code(name) for name in ("mine:gpt", "mine.big:gpt", "gpt", "a/b:c")]
+    [True, True, False, False]
+    """
+    return _CODE.fullmatch(name) is not None
+
+
+def _home_module(found: Any) -> str:
+    """The module that it is from, also within `functools.partial`."""
+    while isinstance(found, partial):
+        found = found.func
+    return getattr(found, "__module__", None) or ""

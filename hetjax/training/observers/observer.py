@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of observers: what they may hear of a run, one record at a time.
+
+Owns `Observer` and which record goes to which of its methods. Does not own the records
+(`records.py`), nor the thread that an observer works on (`dispatch.py`).
+"""
+
+from typing import Protocol, runtime_checkable
+
+from hetjax.training.observers.records import (
+    EndRecord,
+    EvaluationRecord,
+    LostRecord,
+    Record,
+    RecoveredRecord,
+    SavedRecord,
+    StartRecord,
+    StepRecord,
+)
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Looks on at a run; subclass it, and override what you need.
+
+    `Trainer(observers=[...])` and `--observer package.module:name` take them. An
+    observer works in the process that controls the run, on a thread of its own, and
+    changes nothing: one that is slow misses records, one that raises is left out. The
+    first record is that of the start, the last one that of the end.
+    """
+
+    def on_start(self, record: StartRecord) -> None:
+        """The run begins, or resumes."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A step is done, and its loss is known."""
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        """The validation loss after a step is known."""
+
+    def on_saved(self, record: SavedRecord) -> None:
+        """A checkpoint is complete."""
+
+    def on_lost(self, record: LostRecord) -> None:
+        """A worker is lost."""
+
+    def on_recovered(self, record: RecoveredRecord) -> None:
+        """Training goes on after a loss, or with other nodes: from an earlier step,
+        perhaps, so that steps come again."""
+
+    def on_end(self, record: EndRecord) -> None:
+        """The run ends; there are ten seconds for what has to be finished."""
+
+
+_METHODS: dict[type[Record], str] = {
+    StartRecord: "on_start",
+    StepRecord: "on_step",
+    EvaluationRecord: "on_evaluation",
+    SavedRecord: "on_saved",
+    LostRecord: "on_lost",
+    RecoveredRecord: "on_recovered",
+    EndRecord: "on_end",
+}
+
+
+def notify(observer: Observer, record: Record) -> None:
+    """Give the observer a record, by the method that is for it."""
+    getattr(observer, _METHODS[type(record)])(record)

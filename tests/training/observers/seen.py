@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observers for tests: one that keeps what it is given, some that behave badly."""
+
+import threading
+
+from hetjax.training.observers.observer import Observer
+from hetjax.training.observers.records import (
+    EndRecord,
+    EvaluationRecord,
+    LostRecord,
+    Record,
+    RecoveredRecord,
+    SavedRecord,
+    StartRecord,
+    StepRecord,
+)
+
+
+class Seen(Observer):
+    """Keeps all records, with the method that each came by, and its thread."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.methods: list[str] = []
+        self.threads: set[threading.Thread] = set()
+
+    def on_start(self, record: StartRecord) -> None:
+        self._keep("on_start", record)
+
+    def on_step(self, record: StepRecord) -> None:
+        self._keep("on_step", record)
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        self._keep("on_evaluation", record)
+
+    def on_saved(self, record: SavedRecord) -> None:
+        self._keep("on_saved", record)
+
+    def on_lost(self, record: LostRecord) -> None:
+        self._keep("on_lost", record)
+
+    def on_recovered(self, record: RecoveredRecord) -> None:
+        self._keep("on_recovered", record)
+
+    def on_end(self, record: EndRecord) -> None:
+        self._keep("on_end", record)
+
+    def _keep(self, method: str, record: Record) -> None:
+        self.methods.append(method)
+        self.records.append(record)
+        self.threads.add(threading.current_thread())
+
+
+class Held(Seen):
+    """Does not come back from its first step until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_in_step, self.may_go = threading.Event(), threading.Event()
+
+    def on_step(self, record: StepRecord) -> None:
+        self.is_in_step.set()
+        self.may_go.wait()
+        super().on_step(record)
+
+
+class Raising(Seen):
+    """Raises in its second step, whatever it is told to."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.error = error or OSError("no space left")
+
+    def on_step(self, record: StepRecord) -> None:
+        if record.step == 2:
+            raise self.error
+        super().on_step(record)
+
+
+class NotMade(Observer):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise ConnectionError("the server is down")
+
+
+def no_observer() -> int:
+    return 7
+
+
+SEEN = Seen()
+MODULE = "tests.training.observers.seen"
