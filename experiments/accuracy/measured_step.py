@@ -50,6 +50,7 @@ from hetjax.costs.plan_costs import costs_of
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.profiling.config import ProfileConfig
@@ -57,7 +58,6 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.action import Action
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 

@@ -40,8 +40,8 @@ from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_mode
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_state import StageState
 
 NUM_BLOCKS = 6
 LEAST, MOST = -0.02, 0.10

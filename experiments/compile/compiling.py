@@ -44,7 +44,7 @@ from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.discovery import Device, device_name
 from hetjax.costs.costs import StageMemory
 from hetjax.costs.stage_memory import stage_memory
-from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.stage.arrays import device_bytes
 
 _SIXTEEN_BITS = {"float16": "f16", "bfloat16": "bf16"}  # as XLA calls them

@@ -37,7 +37,7 @@ from experiments.compile.targets import TARGETS
 from hetjax.mesh.axes import tensor_dim
 from hetjax.models.attention import AttentionConfig
 from hetjax.models.model import ModuleSpec
-from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stage_state import StageState
 
 REDUCES = frozenset({"all-reduce", "reduce-scatter"})  # one is as good as the other
 

@@ -29,7 +29,7 @@ from hetjax.plans.plan import (
     StageKey,
     StageMesh,
 )
-from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
 
 # 11 divides no size of the models, nor of any part or sum of theirs, so that a multiple

@@ -23,7 +23,7 @@ from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import model_config
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageKey, StageMesh
-from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
 
 HOST = "cpu"

@@ -44,6 +44,7 @@ from hetjax.launchers.launcher import start_workers
 from hetjax.launchers.local_processes import OnThisMachine, WorkerPlace
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.models.presets import model_preset
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.baselines.by_name import compared
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
@@ -51,7 +52,6 @@ from hetjax.planner.search.find import LOCAL_WORK, find_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import perfetto
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 

@@ -37,11 +37,12 @@ from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_mo
 from hetjax.models.model import Model, abstract_params, quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.models.quantised import rounded
+from hetjax.optimizers.optimizer import AVERAGES, optimizer
+from hetjax.runtime.execution.evaluated_weights import evaluated_weights
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import best_of, losses_of
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.progress import checkpoint_storage
-from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import first_weights
@@ -149,13 +150,15 @@ def weight_reader(
     dtype: np.dtype = _FLOAT32,
     adapted: bool = True,
 ) -> Read:
-    """Return what gives each parameter by its full path: as saved, or its saved
-    average, or as it has been from the beginning, rounded as it was held, with its
-    adapter added unless they are not to be `adapted`. What is computed is in fp32, all
-    else in the dtype."""
+    """Return what gives each parameter by its full path: as saved, or as its optimizer
+    says it is evaluated, or its saved average, or as it has been from the beginning,
+    rounded as it was held, with its adapter added unless they are not to be `adapted`.
+    What is computed is in fp32, all else in the dtype."""
     model = run_model(config)
     _check_same_model(config, model, checkpoint)
     saved_as = AVERAGES if ema else WEIGHTS
+    init = optimizer(config.optimizer, config.steps).init
+    evaluated = evaluated_weights(model, init, checkpoint.read)
     first = first_weights(config, model, lets_go=True)
     first_written = first_weights(config, model, dtype, lets_go=True)
     adapters = {
@@ -169,6 +172,8 @@ def weight_reader(
     }
 
     def saved(path: str, dtype: np.dtype = _FLOAT32) -> np.ndarray:
+        if evaluated is not None:
+            return evaluated(path).astype(dtype, copy=False)
         return checkpoint.read(checkpoint.entries[f"{saved_as}{path}"], dtype)
 
     def read(path: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -21,6 +21,7 @@ from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.named import allowed_name
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan_files import parse_plan
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
@@ -38,7 +39,6 @@ from hetjax.training.layout.hardware import (
     with_needed_launcher,
 )
 from hetjax.training.layout.plan_choice import precise_plan
-from hetjax.training.optimizer import optimizer
 from hetjax.training.serving_worker import (
     ServingWork,
     model_of,

@@ -27,6 +27,7 @@ from hetjax.errors import BadInput, did_you_mean, placed
 from hetjax.models.finetuning import fine_tuned, warn_of_profile
 from hetjax.models.model import Model
 from hetjax.models.named import TypedName, load_named
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
     all_kinds,
@@ -48,7 +49,6 @@ from hetjax.report.prediction import check_finite
 from hetjax.report.progress import say_at_once, working
 from hetjax.training.layout.hardware import cluster_of
 from hetjax.training.layout.plan_model import check_is_for_model, model_of_plan
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.presets import Preset
 from hetjax.training.settings.presets import preset as preset_of

@@ -12,12 +12,12 @@ from typing import Any
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.measuring import check_choices
 from hetjax.profiling.measuring import measure_profile as measured
 from hetjax.report.measured import MeasuredProfile
 from hetjax.training.layout.hardware import choose_hardware
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.presets import Preset, profile_config
 from hetjax.training.settings.presets import preset as preset_of
 

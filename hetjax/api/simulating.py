@@ -29,6 +29,7 @@ from hetjax.models.finetuning import (
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model
 from hetjax.models.named import TypedName, load_named
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.costing import (
     check_measured,
     checked_costs,
@@ -49,7 +50,6 @@ from hetjax.stage.partition import tied_holders
 from hetjax.training.layout.hardware import cluster_of
 from hetjax.training.layout.plan_choice import check_plan, choose_plan
 from hetjax.training.layout.plan_model import model_of_plan
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.presets import (
     PRESETS,
     Preset,

@@ -8,7 +8,7 @@ powers: steps are fine near 0, as theirs are, and take roots alone to find, wher
 table of codes would be searched.
 
 Owns the codes, the blocks and the state that holds them. Does not own which moments a
-rule has (`hetjax/training/optimizer.py`).
+rule has, nor their mark (`hetjax/optimizers/`).
 """
 
 import math
@@ -22,22 +22,12 @@ import jax.numpy as jnp
 
 from hetjax.mesh.axes import tensor_dim
 from hetjax.models.model import AbstractParam
+from hetjax.optimizers.moments import Moment
 
 LEAST_SIZE = 4096  # elements: what is smaller stays in fp32, as there
 LEAST_ROW = 16  # elements: what has no longer rows does, too; scales would be its most
 _MOST_SIGNED = 127
 _MOST_UNSIGNED = 256  # of 1 to 256: a mean of squares is never rounded to 0
-
-
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["signed"]
-)
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """fp32 values of a moment, by leaf; what a rule sees of it."""
-
-    values: dict[str, Any]
-    signed: bool
 
 
 @partial(

@@ -217,6 +217,13 @@ def stage_parameters(model: Model, ranges: Sequence[LayerRange]) -> StageParamet
     return StageParameters(tuple(stacks), kind, groups)
 
 
+def parameter_alone(module: ModuleSpec, name: str) -> StageParameters:
+    """One parameter of a module, as if a stage held nothing else."""
+    stack = BlockStack((_kind(module),), only=f"{module.name}.{name}")
+    named = NamedStack(stack, ((module.path,),))
+    return StageParameters((named,), StageStacks((stack,)), {})
+
+
 def stage_stacks(model: Model, ranges: Sequence[LayerRange]) -> StageStacks:
     """The same without paths: equal stages have equal stacks."""
     return stage_parameters(model, ranges).kind

@@ -22,6 +22,7 @@ from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.launchers.launcher import Launcher
 from hetjax.launchers.table import LAUNCHERS
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.worker_map import EMBEDDED, node_of
@@ -43,7 +44,6 @@ from hetjax.training.layout.compiled_memory import compile_again, compile_all
 from hetjax.training.layout.hardware import is_virtual
 from hetjax.training.layout.plan_choice import next_plan, precise_plan
 from hetjax.training.layout.planning_process import Planning
-from hetjax.training.optimizer import optimizer
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.driver_config import DriverConfig, RunContext
 from hetjax.training.recovery.loss_scaling import LossScaling

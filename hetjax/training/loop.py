@@ -16,10 +16,10 @@ import numpy as np
 
 from hetjax.costs.utilization import DeviceUse
 from hetjax.data.dataset import Dataset
+from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.observers.tracing import Tracing
-from hetjax.training.optimizer import LearningRates
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.not_finite import MOST_SKIPPED, diverged, skips_all

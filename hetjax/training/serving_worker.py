@@ -14,11 +14,11 @@ from typing import Any
 from hetjax.data.batches import Batch
 from hetjax.models.dropless import unlimited
 from hetjax.models.model import Model
+from hetjax.optimizers.optimizer import AVERAGES
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.runtime.execution.serving import ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import config_values

@@ -21,6 +21,7 @@ from hetjax.costs.utilization import DeviceUse, device_use
 from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
+from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training.directory import rundir
@@ -39,7 +40,6 @@ from hetjax.training.observers.loading import ObserverSource
 from hetjax.training.observers.run_reports import write_report
 from hetjax.training.observers.step_comparison import predict_step
 from hetjax.training.open_run import OpenRun, open_run
-from hetjax.training.optimizer import LearningRates
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notices import (

@@ -34,6 +34,7 @@ from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Model
 from hetjax.models.named import TypedName, load_named
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
@@ -44,7 +45,6 @@ from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.service import Work
 from hetjax.runtime.worker.serving import serve
-from hetjax.training.optimizer import optimizer
 from hetjax.training.recovery.notices import Watch
 from hetjax.training.serving_worker import ServingWork, is_serving, model_of, stages_for
 from hetjax.training.settings.config import RunConfig

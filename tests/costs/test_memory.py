@@ -21,8 +21,8 @@ from hetjax.costs.stage_memory import stage_memory, static_bytes
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageKey, StageMesh
 from hetjax.plans.precision import with_node_precisions
-from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.stage.arrays import OptimizerInit
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 

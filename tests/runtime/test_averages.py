@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hetjax.models.model import Model
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.fine_tuned import BASE, adapted, parts, uneven_plan
 from tests.runtime.oracle import random_batch

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hetjax.optimizers.optimizer import NonElementwise, optimizer
 from hetjax.plans.plan import Group, Stage, StageKey, StageMesh
 from hetjax.runtime.execution.checks import disagreements
 from hetjax.runtime.execution.digests import digests, is_finite, whole
 from hetjax.runtime.execution.groups import CPU, rounds_alike
 from hetjax.runtime.execution.shares import ToldShare, packed_shares, unpacked_shares
-from hetjax.runtime.execution.update import OfWholeLeaves
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import OptimizerConfig
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
@@ -183,5 +182,5 @@ def test_weights_are_compared_where_an_update_rounds_alike(
     kinds: dict[str, str], group: Group, holders: list[Stage], expected: bool
 ):
     assert rounds_alike(ADAMW, kinds, group, holders) == expected
-    assert isinstance(MUON, OfWholeLeaves)
+    assert isinstance(MUON, NonElementwise)
     assert not rounds_alike(MUON, kinds, group, holders)

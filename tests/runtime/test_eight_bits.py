@@ -12,9 +12,10 @@ import pytest
 
 from hetjax.costs.stage_memory import static_bytes
 from hetjax.models.decoders import LlamaConfig, llama_model
+from hetjax.optimizers.decay import matrices
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.optimizer import matrices, optimizer
 from hetjax.training.settings.config import OptimizerConfig
 from tests.jax_settings import as_released
 from tests.runtime.oracle import oracle_gradients, random_batch

@@ -16,10 +16,10 @@ from hetjax.cluster.catalogue import Precision
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model, apply
 from hetjax.models.moe import Routing
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution import programs, stages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import (
     keep_gradients,

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,11 +12,11 @@ import pytest
 
 from hetjax.costs.stage_memory import static_bytes
 from hetjax.models.decoders import LlamaConfig, llama_model
+from hetjax.optimizers.optimizer import NonElementwise, optimizer
+from hetjax.optimizers.table import RULES
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.commit import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.update import OfWholeLeaves
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_same_numbers import random_params
@@ -69,12 +69,12 @@ OPTIMIZERS = {
 }
 WHOLE = {  # what a run makes of the names, and Adafactor as if its matrices were large
     name: optimizer(OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0), 9)
-    for name in get_args(get_type_hints(OptimizerConfig)["name"])
+    for name in RULES
 }
 for name in ("adamw", "muon"):
     averaged = OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0, ema=0.9)
     WHOLE[f"averaged {name}"] = optimizer(averaged, 9)
-WHOLE["factored"] = OfWholeLeaves(*OPTIMIZERS["adafactor"])
+WHOLE["factored"] = NonElementwise(*OPTIMIZERS["adafactor"])
 OPTIMIZERS |= WHOLE
 
 

@@ -87,6 +87,13 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
         ),
         (["small", "--optimizer.beta2", "1"], ["optimizer.beta2 = 1", "<= 0.999999"]),
         (
+            ["small", "--optimizer.name", "sophia"],
+            [
+                "sophia, a rule that needs an estimate of the Hessian",
+                "adamw, adafactor",
+            ],
+        ),
+        (
             ["small", "--optimizer.name", "muon", "--optimizer.state-bits", "8"],
             ["--optimizer.state-bits 8 with", "muon", "adamw, lion and sgd"],
         ),
@@ -451,7 +458,7 @@ def test_the_command_itself_refuses_without_a_traceback(tmp_path: Path):
     )
     assert done.returncode == 2
     assert "'adam'" in done.stderr and "lion" in done.stderr
-    assert "--help" in done.stderr and "Traceback" not in done.stderr
+    assert "did you mean 'adamw'?" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

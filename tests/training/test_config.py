@@ -4,13 +4,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
+from hetjax.optimizers.table import RULES
 from hetjax.plans.precision import Dtype
 from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import (
@@ -43,7 +44,7 @@ PATHS = st.text("abc/.", min_size=1).map(Path)
         evaluation=st.builds(EvaluationConfig, prompt=st.text()),
         optimizer=st.builds(
             OptimizerConfig,
-            name=st.sampled_from(get_args(get_type_hints(OptimizerConfig)["name"])),
+            name=st.sampled_from([*RULES]),
             learning_rate=st.floats(1e-9, 1e6),
             clip_norm=st.just(float("inf")) | st.floats(1e-3, 1e3),
         ),

@@ -11,11 +11,11 @@ from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.models.presets import model_preset
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan_files import read_plan
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.presets import preset
 
 TINY = preset("tiny")

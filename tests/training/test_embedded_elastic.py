@@ -18,6 +18,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.batches import samples
 from hetjax.data.tokens import Tokens
 from hetjax.launchers.in_process import InProcessConnections
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json, read_plan
 from hetjax.plans.worker_map import EMBEDDED
@@ -26,7 +27,6 @@ from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
-from hetjax.training.optimizer import optimizer
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notices import Notice, Watch
 from hetjax.training.session import run

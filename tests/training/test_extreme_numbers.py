@@ -24,13 +24,14 @@ from hetjax.costs.measured.layer_profile import (
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
+from hetjax.optimizers.learning_rate import LearningRates
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.costing import check_times
 from hetjax.plans.plan import Plan, Prediction, Replica
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import check_finite
 from hetjax.schedule.predicted import predict
-from hetjax.training.optimizer import LearningRates, optimizer
 from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import CheckpointConfig, OptimizerConfig, RunConfig
 from hetjax.training.settings.values import config_values, read_config

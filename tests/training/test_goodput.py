@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.report.progress import Display
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.directory.best import BestCheckpoint
@@ -23,7 +24,6 @@ from hetjax.training.observers.goodput import (
     Spent,
     steps_s,
 )
-from hetjax.training.optimizer import LearningRates
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.notices import StopRequest
 from hetjax.training.recovery.recovered import Recovered, RolledBack

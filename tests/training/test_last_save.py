@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from hetjax.errors import RunFailed
+from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.training.directory.best import BestCheckpoint
 from hetjax.training.loop import Loop
 from hetjax.training.observers.goodput import Spent
-from hetjax.training.optimizer import LearningRates
 from hetjax.training.recovery.notices import StopRequest
 from hetjax.training.saving import Saving
 from hetjax.training.settings.config import EvaluationConfig, RunConfig

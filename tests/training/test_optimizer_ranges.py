@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,14 @@ import pytest
 
 from hetjax.errors import BadInput
 from hetjax.models.model import AbstractParam
+from hetjax.optimizers.optimizer import optimizer
+from hetjax.optimizers.table import RULES
 from hetjax.stage import eight_bits
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import OptimizerConfig, RunConfig
 from tests.training.small import small_preset
 
-NAMES = get_args(get_type_hints(OptimizerConfig)["name"])
+NAMES = tuple(RULES)
 SHAPES = {"block.w": (64, 64), "block.q": (16, 4, 2), "norm.scale": (16,)}
 PARAMETERS = {name: AbstractParam(s, (None,) * len(s)) for name, s in SHAPES.items()}
 MOST = 0.999999
@@ -41,6 +42,8 @@ def corners(name: Any, bits: Any) -> Iterator[OptimizerConfig]:
     for values in product(*CORNERS.values()):
         found: dict[str, Any] = dict(zip(CORNERS, values, strict=True))
         ema = MOST if found["weight_decay"] else 0.0
+        if name == "schedule-free":
+            found["schedule"], ema = "constant", 0.0
         yield OptimizerConfig(
             name=name, state_bits=bits, warmup_steps=0, ema=ema, **found
         )

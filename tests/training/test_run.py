@@ -12,12 +12,12 @@ from hetjax.checkpoint.reader import steps
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.tokenizer import load
 from hetjax.errors import BadInput, RunFailed
+from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.plans.plan_files import read_plan
 from hetjax.report.metrics import KEYS
 from hetjax.train import main
 from hetjax.training import session as run_module
 from hetjax.training.observers.tracing import steps_to_trace
-from hetjax.training.optimizer import LearningRates
 from hetjax.training.session import run
 from hetjax.training.settings.config import CheckpointConfig, OptimizerConfig
 from hetjax.training.settings.presets import PRESETS

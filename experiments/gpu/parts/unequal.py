@@ -51,13 +51,13 @@ from hetjax.launchers.device_probe import accelerators_here
 from hetjax.launchers.launcher import start_workers
 from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.models.presets import model_preset
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.schedule.predicted import Predicted
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 

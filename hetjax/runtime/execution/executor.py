@@ -10,7 +10,7 @@ Nothing here waits for a device except NORM, the commit point.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -23,13 +23,11 @@ from hetjax.errors import BadInput
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
 from hetjax.plans.plan import Group, Plan, StageKey, first_sample
-from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.gradient_sync import GradientSync
-from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.shares import StageShare
-from hetjax.runtime.execution.update import UpdatePrograms
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.schedule.programs.action import Action, Op, Program, Programs
 from hetjax.stage.function import Given, LossScales, Packed, Scale
 
@@ -62,42 +60,6 @@ class Observer(Protocol):
     def enqueued(
         self, action: Action, start_s: float, end_s: float, made: Any
     ) -> None: ...
-
-
-@dataclass(slots=True)
-class StageState:
-    """One stage on its devices: programs, and the arrays that outlive a step.
-
-    `is_finite` is that of the masters as UPDATE has left them, or None.
-    """
-
-    programs: StagePrograms
-    updates: UpdatePrograms
-    checks: CheckPrograms
-    masters: Any = None
-    frozen: Any = None
-    opt_state: Any = None
-    params: Any = None
-    acc: Any = None
-    loss: Any = None
-    loss_scale: Any = None
-    is_finite: Any = None
-    gradients: dict[Group, Any] = field(default_factory=dict)
-
-    def skip(self) -> None:
-        """Leave the weights as they are, which is looked at again."""
-        self.opt_state, self.is_finite = self.updates.skipped(self.opt_state), None
-
-    def clear(self) -> None:
-        """Let go of all arrays."""
-        self.masters = self.opt_state = self.params = self.frozen = None
-        self.is_finite = None
-        self.drop_step()
-
-    def drop_step(self) -> None:
-        """Let go of what a step has come to so far."""
-        self.acc = self.loss = None
-        self.gradients.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +176,18 @@ class Executor:
 
     def _evaluate(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
-        x = self._input(action, step)
+        x, params = self._input(action, step), state.evaluation_params()
         if not state.programs.function.last:
-            y = state.programs.evaluate(state.params, x)
+            y = state.programs.evaluate(params, x)
             self._put("y", action, y)
             return y
         targets = self._targets(action, step)
         if step.rows is not None:
-            made = state.programs.row_losses(state.params, x, targets)
+            made = state.programs.row_losses(params, x, targets)
             return step.rows.setdefault(action, made)
         if state.loss is None:
             state.loss = to_mesh(np.float32(0), state.programs.scalar.sharding)
-        state.loss = state.programs.evaluate(state.params, x, targets, state.loss)
+        state.loss = state.programs.evaluate(params, x, targets, state.loss)
         return state.loss
 
     def _send(self, action: Action, step: StepContext) -> Any:
@@ -306,6 +268,7 @@ class Executor:
 
     def _acc(self, state: StageState) -> Any:
         if state.acc is None:
+            state.evaluated = None
             state.acc, state.loss = state.programs.zeros()
         return state.acc
 

@@ -6,15 +6,38 @@ Does not own their sums (`gradient_sync.py`) nor their updates (`update.py`).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import optax
 
+from hetjax.optimizers.optimizer import NonElementwise
 from hetjax.plans.plan import Group, Stage
-from hetjax.runtime.execution.update import GradientGroup, OfWholeLeaves
 from hetjax.schedule.programs.action import StageKey
-from hetjax.stage.partition import PlanPartition
+from hetjax.stage.partition import LeafId, PlanPartition
 
 CPU = "cpu"  # the kind of device whose updates round the same on any mesh
+
+
+@dataclass(frozen=True, slots=True)
+class GradientGroup:
+    """A gradient group of the stage.
+
+    Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
+    needs one data rank and one holder. `owned` by its first holder in each replica, of
+    which one counts it at NORM; `shared` with other holders, on all of which an update
+    `is_exact` if it rounds the same way.
+    """
+
+    name: Group
+    leaf_ids: tuple[LeafId, ...]
+    rows: int
+    owned: bool
+    shared: bool
+    is_exact: bool = True
+
+    def touches(self, index: int) -> bool:
+        """Whether the stack has a leaf of this group."""
+        return any(at == index for at, _ in self.leaf_ids)
 
 
 def rounds_alike(
@@ -30,7 +53,7 @@ def rounds_alike(
     parameter, whose stacks are unlike. What sums over a leaf may take another order
     anywhere.
     """
-    if isinstance(optimizer, OfWholeLeaves):
+    if isinstance(optimizer, NonElementwise):
         return False
     found = {
         kinds.get(stage.node, CPU) if stage.offload == "none" else CPU

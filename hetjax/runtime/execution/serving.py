@@ -19,8 +19,9 @@ from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.plans.plan import StageKey
-from hetjax.runtime.execution.executor import Executor, StageState, StepContext
+from hetjax.runtime.execution.executor import Executor, StepContext
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.state import Read
 from hetjax.runtime.execution.text_programs import TextPrograms, of_size
 from hetjax.schedule.programs.action import Action
@@ -65,6 +66,7 @@ class ServingStages(StageRuntime):
 
         super().restore(read_in)
         for state in self.stages.values():
+            state.params = state.evaluated = state.evaluation_params()
             state.masters = state.opt_state = None
 
     def row_losses(

@@ -3,31 +3,22 @@
 
 A skipped step counts as a step of the run, so counters of steps, which the
 learning-rate schedule reads, go on. It makes no update, so counters of updates, which
-correct averages for their short history, stay, as moments do. The table says which
-counter is which; a state with a number that it does not list is refused, rather than
-left behind. Does not own when a step is skipped (`commit.py`).
+correct averages for their short history, stay, as moments do. Rules say which counter
+is which; a state with a number that none of them lists is refused, rather than left
+behind. Does not own what they say (`hetjax/optimizers/`), nor when a step is skipped
+(`commit.py`).
 """
 
 from collections.abc import Collection, Iterator
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import optax
-from optax.contrib import MuonState
 
 from hetjax.errors import BadInput
-from hetjax.stage.eight_bits import HeldMoment, Moment
-
-# All numbers in Optax's states that are not kept per parameter, by state and field
-NUMBERS: dict[tuple[type, str], Literal["steps", "updates", "constant"]] = {
-    (optax.ScaleByScheduleState, "count"): "steps",  # the learning rate of the step
-    (optax.ScaleByAdamState, "count"): "updates",  # bias correction, lamb's too
-    (optax.ScaleByLionState, "count"): "updates",  # read by nothing
-    (optax.FactoredState, "count"): "updates",  # adafactor's decay, 1 - t**-0.8
-    (MuonState, "count"): "updates",  # bias correction
-    (MuonState, "ns_coeffs"): "constant",  # of the Newton-Schulz iteration
-}
+from hetjax.optimizers.moments import Moment
+from hetjax.optimizers.table import NUMBERS
+from hetjax.stage.eight_bits import HeldMoment
 
 
 def after_skipped_step(state: Any) -> Any:
@@ -41,7 +32,7 @@ def after_skipped_step(state: Any) -> Any:
     fields = dict(zip(type(state)._fields, state, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     after = {
         name: _plus_one(value.sharding)(value)
-        if NUMBERS.get((type(state), name)) == "steps"
+        if NUMBERS.get(f"{type(state).__name__}.{name}") == "steps"
         else after_skipped_step(value)
         for name, value in fields.items()
     }
@@ -49,7 +40,7 @@ def after_skipped_step(state: Any) -> Any:
 
 
 def check_numbers(state: Any, parameters: Collection[str]) -> None:
-    """Raise BadInput for a number in a module's state that NUMBERS does not list.
+    """Raise BadInput for a number in a module's state that no rule lists.
 
     `parameters` are the module's, by which moments are kept.
     """
@@ -57,11 +48,10 @@ def check_numbers(state: Any, parameters: Collection[str]) -> None:
         raise BadInput(
             got=f"an optimizer whose state has {name}, and nothing says whether a "
             "skipped step changes it",
-            allowed="numbers that the table of skipped steps lists: "
-            + ", ".join(sorted({f"{kind.__name__}.{field}" for kind, field in NUMBERS}))
-            + "; and arrays by parameter",
-            fix="list it in NUMBERS of hetjax/runtime/execution/skipped_state.py, or "
-            "use another optimizer",
+            allowed="numbers that the rules of training list: "
+            + f"{', '.join(sorted(NUMBERS))}; and arrays by parameter",
+            fix="list it among the numbers of a rule in hetjax/optimizers/, or use "
+            "another optimizer",
         )
 
 
@@ -72,10 +62,9 @@ def _unlisted(node: Any, parameters: Collection[str], name: str) -> Iterator[str
     if isinstance(node, tuple):
         fields = getattr(node, "_fields", range(len(node)))
         for field, value in zip(fields, node, strict=True):
-            if (type(node), field) not in NUMBERS:
-                yield from _unlisted(
-                    value, parameters, f"{type(node).__name__}.{field}"
-                )
+            inner = f"{type(node).__name__}.{field}"
+            if inner not in NUMBERS:
+                yield from _unlisted(value, parameters, inner)
     elif isinstance(node, dict):
         for key, value in node.items():
             if not (key in parameters and hasattr(value, "dtype")):

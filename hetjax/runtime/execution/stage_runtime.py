@@ -28,14 +28,9 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
 from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
-from hetjax.runtime.execution.executor import (
-    BatchFeed,
-    Executor,
-    Observer,
-    StageState,
-    StepContext,
-)
+from hetjax.runtime.execution.executor import BatchFeed, Executor, Observer, StepContext
 from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, PeerSync
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import Read, Weights
 from hetjax.schedule.programs.action import Programs, StageKey
@@ -241,9 +236,10 @@ class StageRuntime(Stages):
             if programs.is_packed:
                 document_BL = np.ones(x.shape[:2], np.int32)
                 x = Packed(x, to_mesh(document_BL, programs.tokens.sharding))
+            params = state.evaluation_params()
             if not programs.function.last:
-                return programs.evaluate(state.params, x)
-            logits_V = programs.last_logits(state.params, x, position)
+                return programs.evaluate(params, x)
+            logits_V = programs.last_logits(params, x, position)
             if leads(programs.mesh):
                 found.append(logits_V)
             return None

@@ -27,10 +27,11 @@ from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.execution.compiled_bytes import made_bytes, temp_bytes
 from hetjax.runtime.execution.digests import whole
-from hetjax.runtime.execution.executor import StageState, check_runnable
+from hetjax.runtime.execution.executor import check_runnable
 from hetjax.runtime.execution.groups import groups_of, rounds_alike
 from hetjax.runtime.execution.offload import host_mesh
 from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.state import (
     Read,
     Weights,
@@ -262,7 +263,7 @@ class Stages:
         state.masters, state.opt_state, state.frozen = masters, opt_state, frozen
         copies = state.updates.copied(masters)
         state.params = state.updates.with_copies(masters, copies, frozen)
-        state.is_finite = None
+        state.evaluated = state.is_finite = None
 
 
 def _stages(
@@ -387,6 +388,7 @@ def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], obj
         lambda: updates.copies,
         lambda: updates.square_sum,
         lambda: updates.stack_updates,
+        lambda: updates.evaluates_elsewhere and updates.evaluation_weights,
         lambda: checks.is_finite,
         lambda: checks.weight_digests,
         lambda: checks.gradient_digests,

@@ -18,7 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from hetjax.comm.reduction import leaf_of_rows, row_sharding, unpacked_rows
 from hetjax.mesh.axes import replicated
-from hetjax.plans.plan import Group
+from hetjax.optimizers import evaluation
+from hetjax.optimizers.optimizer import NonElementwise
+from hetjax.runtime.execution.groups import GradientGroup
 from hetjax.runtime.execution.leaf_updates import (
     Rule,
     in_eight_bits,
@@ -30,39 +32,13 @@ from hetjax.runtime.execution.offload import moved, on_their_way, whole_on
 from hetjax.runtime.execution.programs import Compiled, StagePrograms
 from hetjax.runtime.execution.skipped_state import after_skipped_step, check_numbers
 from hetjax.stage import arrays, eight_bits
-from hetjax.stage.partition import BlockStack, LeafId
+from hetjax.stage.partition import BlockStack
 
 # The plain emitters round according to shapes, whatever else is said; XLA_FLAGS may
 # have chosen them. JAX 0.11 has no others than the fusion emitters.
 _EMITTERS = (
     {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
 )
-
-
-class OfWholeLeaves(optax.GradientTransformation):
-    """A rule that sums over a leaf, so that how it is cut could change the rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientGroup:
-    """A gradient group of the stage.
-
-    Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
-    needs one data rank and one holder. `owned` by its first holder in each replica, of
-    which one counts it at NORM; `shared` with other holders, on all of which an update
-    `is_exact` if it rounds the same way.
-    """
-
-    name: Group
-    leaf_ids: tuple[LeafId, ...]
-    rows: int
-    owned: bool
-    shared: bool
-    is_exact: bool = True
-
-    def touches(self, index: int) -> bool:
-        """Whether the stack has a leaf of this group."""
-        return any(at == index for at, _ in self.leaf_ids)
 
 
 @dataclass(frozen=True)
@@ -187,6 +163,46 @@ class UpdatePrograms:
             return copies
         return moved(on_their_way(copies), self._copied)
 
+    @cached_property
+    def evaluates_elsewhere(self) -> bool:
+        """Whether evaluation is at other weights than training."""
+        return evaluation.evaluates_elsewhere(self.opt_state)
+
+    @cached_property
+    def evaluation_weights(self) -> Compiled:
+        """(masters, opt_state) -> compute weights to evaluate, of those trained."""
+
+        def found(masters: Any, opt_state: Any) -> Any:
+            return tuple(
+                self._evaluated(index, own, opt_state[index])
+                for index, own in enumerate(masters)
+            )
+
+        trained = self.programs.trained
+        out = whole_on(self.home, trained) if self._is_away else trained
+        given = self.masters, self.opt_state
+        return self.programs.compiled(found, given, out=arrays.shardings(out))
+
+    def evaluated(self, masters: Any, opt_state: Any, frozen: Any) -> Any:
+        """Compute weights to evaluate, on the stage."""
+        found = self.evaluation_weights(masters, opt_state)
+        if self._is_away:
+            found = moved(on_their_way(found), self.programs.trained)
+        return arrays.joined_parts(found, frozen)
+
+    def _evaluated(
+        self, index: int, masters: dict[str, jax.Array], states: dict[str, Any]
+    ) -> dict[str, jax.Array]:
+        stack, like = self._stacks[index], self.programs.trained[index]
+
+        def of_unit(params: Any, state: Any) -> Any:
+            return evaluation.evaluation_weights(eight_bits.seen(state), params)
+
+        found: dict[str, jax.Array] = {}
+        for name, params in arrays.by_module(masters).items():
+            found |= arrays.per_unit(stack, of_unit)(params, states[name])
+        return {leaf: found[leaf].astype(weight.dtype) for leaf, weight in like.items()}
+
     def skipped(self, opt_state: Any) -> Any:
         """The optimizer state after a step that makes no update."""
         return after_skipped_step(opt_state)
@@ -239,7 +255,7 @@ class UpdatePrograms:
         All holders then sum in one order, however they are cut.
         """
         shared = any(g.shared and g.touches(index) for g in self.groups)
-        sums = isinstance(self.optimizer, OfWholeLeaves)
+        sums = isinstance(self.optimizer, NonElementwise)
         return replicated(self.home) if shared and sums else None
 
     def _exact_arithmetic(self, index: int) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from hetjax.costs.measured.compiled import (
 from hetjax.costs.plan_costs import stage_devices
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import Model
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.costing import check_plan_fits
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.runtime.control.controller import Controller
 from hetjax.training.directory.rundir import COMPILED, COMPILED_DETERMINISTIC
 from hetjax.training.layout.hardware import is_virtual
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.config import RunConfig
 
 Progress = Callable[[int, int], None]

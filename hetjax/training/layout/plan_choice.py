@@ -20,6 +20,7 @@ from hetjax.models.finetuning import warn_of_profile
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.costing import (
     all_kinds,
     check_plan_fits,
@@ -40,7 +41,6 @@ from hetjax.training.directory.rundir import PROFILE, Previous
 from hetjax.training.layout.compiled_memory import read_run_compiled
 from hetjax.training.layout.hardware import is_virtual
 from hetjax.training.layout.plan_model import check_is_for_model, is_for_model
-from hetjax.training.optimizer import optimizer
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset

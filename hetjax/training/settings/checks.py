@@ -20,8 +20,9 @@ from hetjax.launchers.table import (
     with_worker_processes,
 )
 from hetjax.models.finetuning import check_finetuning
+from hetjax.optimizers.checks import optimizer_problems
+from hetjax.optimizers.rule import BETA
 from hetjax.training.settings.config import RunConfig
-from hetjax.training.settings.optimizer_checks import optimizer_problems
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
 _UPLOAD = Range(1e-3, 1e9)
@@ -48,13 +49,10 @@ _RANGES = {
     "stop_after": Range(1, _MOST_STEPS),
     "max_hours": Range(1e-4, 1e6),
 }
-_BETA = lambda x: 0 <= x <= 0.999999, "0 <= {} <= 0.999999", "0.9"  # more: 1 in float32
 _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an example
     "optimizer.learning_rate": (lambda x: 0 < x <= 1e6, "0 < {} <= 1e+06", "3e-4"),
     "optimizer.clip_norm": (lambda x: x >= 1e-9, "{} >= 1e-09, inf too", "1.0"),
-    "optimizer.beta1": _BETA,
-    "optimizer.beta2": _BETA,
-    "optimizer.ema": _BETA,
+    "optimizer.ema": BETA,
     "evaluation.temperature": (
         lambda x: not x or 1e-6 <= x <= 1e6,
         "0, or 1e-06 <= {} <= 1e+06",

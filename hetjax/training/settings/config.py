@@ -13,41 +13,10 @@ from typing import Literal
 from hetjax.data.settings import DataConfig
 from hetjax.launchers.table import LauncherName
 from hetjax.models.finetuning import LoraConfig, TrainConfig
+from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan import OffloadChoice
 from hetjax.plans.precision import Dtype
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerConfig:
-    """How gradients become updates; matrices decay, not biases and norms."""
-
-    name: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
-    """The rule; a run keeps the one that it began with, as it has the state for it.
-    muon is for matrices inside blocks, and the rest are adamw's."""
-    state_bits: Literal[32, 8] = 32
-    """Bits of each moment in the state of adamw, lion and sgd: 8 for codes with a scale
-    for each row of a matrix. A run keeps those that it began with."""
-    learning_rate: float = 3e-4
-    """Peak learning rate."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Course of the learning rate from the end of the warm-up to the last step."""
-    warmup_steps: int = 100
-    """Steps of linear rise to the peak, but at most half of all steps."""
-    final_fraction: float = 0.1
-    """Learning rate of the last step as a fraction of the peak (not for constant)."""
-    weight_decay: float = 0.1
-    """Weight decay, which is multiplied by the learning rate."""
-    beta1: float = 0.9
-    """Decay of the mean of gradients (momentum of sgd and muon); adafactor has none."""
-    beta2: float = 0.95
-    """Decay of the mean of squared gradients; of lion: of its mean of gradients.
-    adafactor has a course of its own. adamw and muon need beta1 squared or more."""
-    clip_norm: float = 1.0
-    """Limit of the global gradient norm; inf for none."""
-    ema: float = 0.0
-    """Decay of an average of the weights, as in 0.999, which is kept beside them and
-    can be exported; 0: none. A run keeps the one that it began with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.files.tables import as_kind
+from hetjax.optimizers.table import rule_named
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import flat_values
 
@@ -50,7 +51,8 @@ def kept_names(config: RunConfig) -> tuple[str, ...]:
     What is frozen is not saved, but comes again from where the run began.
     """
     is_whole = config.train.only is None and not config.lora.rank
-    return KEPT if is_whole else (*KEPT, "init")
+    by_rule = (f"optimizer.{name}" for name in rule_named(config.optimizer.name).kept)
+    return (*KEPT, *by_rule) if is_whole else (*KEPT, *by_rule, "init")
 
 
 def check_identity(

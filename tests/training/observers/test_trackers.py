@@ -78,7 +78,9 @@ def test_tensorboard_has_each_step_once_also_after_a_recovery_and_a_resume(
     assert found["throughput/tokens_per_second"] == {1: 128.0, 2: 128.0}
     assert found["throughput/mfu"][1] == 0.125
     assert found["eval/loss"] == {0: 6.5, 3: 4.0} and found["eval/bpb"] == {0: 3.5}
-    assert found["throughput/joules_per_token"][2] == 2.0  # which has no name of its own
+    assert (
+        found["throughput/joules_per_token"][2] == 2.0
+    )  # which has no name of its own
 
     assert watched(tmp_path, "tensorboard", [{"step": 2, "loss": 9.0}], step=1) == []
     assert scalars(tmp_path / "tensorboard")["train/loss"] == {1: 5.0, 2: 9.0}

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One stage on its devices: programs, and the arrays that outlive a step.
+
+Owns which arrays these are, and when the weights to evaluate are made. Does not own the
+programs (`programs.py`, `update.py`) nor when they run (`executor.py`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetjax.plans.plan import Group
+from hetjax.runtime.execution.check_programs import CheckPrograms
+from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.update import UpdatePrograms
+
+
+@dataclass(slots=True)
+class StageState:
+    """One stage on its devices: programs, and the arrays that outlive a step.
+
+    `is_finite` says whether the masters are, since UPDATE, or None. `evaluated` are
+    weights to evaluate, if they are not `params` and were asked for since.
+    """
+
+    programs: StagePrograms
+    updates: UpdatePrograms
+    checks: CheckPrograms
+    masters: Any = None
+    frozen: Any = None
+    opt_state: Any = None
+    params: Any = None
+    evaluated: Any = None
+    acc: Any = None
+    loss: Any = None
+    loss_scale: Any = None
+    is_finite: Any = None
+    gradients: dict[Group, Any] = field(default_factory=dict)
+
+    def evaluation_params(self) -> Any:
+        """Compute weights to evaluate.
+
+        If they are not those that are trained they stay until the next step needs
+        their memory for its sums of gradients, which are as large at least.
+        """
+        if not self.updates.evaluates_elsewhere:
+            return self.params
+        if self.evaluated is None:
+            self.evaluated = self.updates.evaluated(
+                self.masters, self.opt_state, self.frozen
+            )
+        return self.evaluated
+
+    def skip(self) -> None:
+        """Skip the update; the finite check reruns next step."""
+        self.opt_state, self.is_finite = self.updates.skipped(self.opt_state), None
+
+    def clear(self) -> None:
+        """Let go of all arrays."""
+        self.masters = self.opt_state = self.params = self.frozen = None
+        self.evaluated = self.is_finite = None
+        self.drop_step()
+
+    def drop_step(self) -> None:
+        """Let go of what a step has made so far."""
+        self.acc = self.loss = None
+        self.gradients.clear()
