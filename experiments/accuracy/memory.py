@@ -37,8 +37,8 @@ from hetjax.costs.costs import StageMemory
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import Model
-from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.stage_state import StageState

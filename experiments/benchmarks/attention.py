@@ -26,7 +26,7 @@ import numpy as np
 
 from experiments.machine import machine
 from hetjax.mesh.process_setup import simulate_devices
-from hetjax.models.attention import AttentionForm, attend
+from hetjax.models.attention.attention import AttentionForm, attend
 
 COMMAND = "python -m experiments.benchmarks.attention"
 LENGTHS = (128, 256, 512, 1_024, 2_048)  # positions of a sequence

@@ -32,8 +32,9 @@ import numpy as np
 from experiments.machine import machine
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.decoders import model_of
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.tensors import FolderWeights
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.model import abstract_params, apply, bind, parameter_count
 from hetjax.models.named import load_named
 from hetjax.models.presets import TINY

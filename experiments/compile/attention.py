@@ -27,7 +27,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments.compile.compiling import commit, start_jax
 from experiments.compile.targets import TARGETS, Host, Target, installed
-from hetjax.models.attention import AttentionForm, attend
+from hetjax.models.attention.attention import AttentionForm, attend
 
 DEVICES: dict[str, Target] = {**TARGETS, Host().name: Host()}
 LENGTHS = (2_048, 8_192, 32_768)  # positions

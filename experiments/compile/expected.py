@@ -35,7 +35,7 @@ from typing import Any
 from experiments.compile.cells import Cell
 from experiments.compile.targets import TARGETS
 from hetjax.mesh.axes import tensor_dim
-from hetjax.models.attention import AttentionConfig
+from hetjax.models.attention.attention import AttentionConfig
 from hetjax.models.model import ModuleSpec
 from hetjax.runtime.execution.stage_state import StageState
 

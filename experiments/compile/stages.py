@@ -15,7 +15,7 @@ import optax
 from experiments.compile.cells import Cell
 from experiments.compile.targets import TARGETS
 from hetjax.cluster.discovery import discover
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import HALVES, model_config

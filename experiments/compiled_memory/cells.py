@@ -18,7 +18,7 @@ from experiments.compile.cells import MESHES, REMATS, Place, covered
 from experiments.compile.stages import OPTIMIZER
 from experiments.compile.targets import TARGETS, Gpu
 from hetjax.cluster.catalogue import Backend, Precision
-from hetjax.models.attention import AttentionForm
+from hetjax.models.attention.attention import AttentionForm
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import model_config

@@ -35,8 +35,9 @@ from experiments.machine import machine
 from hetjax.api.exporting import export_model
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.models.configs import LlamaConfig
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.stored_tensors import WHOLE
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.written import write_model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.directory.rundir import LOGS

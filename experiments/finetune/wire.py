@@ -30,7 +30,7 @@ from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.finetuning import LoraConfig
 from hetjax.models.hugging_face.configs import CONFIG
-from hetjax.models.hugging_face.written import fields_of
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings

@@ -28,15 +28,16 @@ from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.checkpoint.stores.store import Store
 from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
 from hetjax.errors import BadInput
-from hetjax.models.adapters import merged_weight
 from hetjax.models.configs import FrozenForm
 from hetjax.models.hugging_face.adapter_config import has_adapters
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
-from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import DTYPES, Read, write_model
+from hetjax.models.linear.adapters import merged_weight
+from hetjax.models.linear.quantised import rounded
 from hetjax.models.model import Model, abstract_params, quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
-from hetjax.models.quantised import rounded
 from hetjax.optimizers.optimizer import AVERAGES, optimizer
 from hetjax.runtime.execution.evaluated_weights import evaluated_weights
 from hetjax.training.directory import rundir

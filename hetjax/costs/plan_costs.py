@@ -44,7 +44,7 @@ from hetjax.costs.network.wire_bytes import (
 from hetjax.costs.precisions import stage_precisions
 from hetjax.costs.stage_memory import adam_state, hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.model import Model
 from hetjax.plans.attention import Attention, with_attentions
 from hetjax.plans.plan import Plan, reduce_groups

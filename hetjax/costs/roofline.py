@@ -20,7 +20,7 @@ from hetjax.costs.graph.values import Cuts, Graph, Operation
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
 from hetjax.costs.stage_memory import StaticBytes
-from hetjax.models.kernel_attention import BACKWARD, FORWARD
+from hetjax.models.attention.kernel_attention import BACKWARD, FORWARD
 from hetjax.plans.plan import StageMesh
 
 # Products of an attention kernel: scores and output; in the backward the scores again,

@@ -3,7 +3,7 @@
 
 Owns the configs of whole models and what configs refuse, so that a name or a size that
 cannot be is told at once. Does not own the modules that configs describe (`layers.py`,
-`moe.py`) nor sizes that have a name (`presets.py`).
+`experts/`) nor sizes that have a name (`presets.py`).
 """
 
 import math
@@ -148,24 +148,30 @@ class LlamaConfig(DecoderConfig):
 
     `windowed` says of which blocks positions see the last `window` ones alone, from the
     first block on, over and over. Those turn by `window_rope_theta`, if there is one,
-    without scaling. With norms "around" what attention and MLP add is normalised, too.
+    without scaling. `rope_blocks` says in the same way in which blocks positions turn
+    at all. With norms "around" what attention and MLP add is normalised, too; then it
+    is multiplied by `residual_scale`.
     """
 
     inner_size: int
     num_kv_heads: int
     head_size: int | None = None  # None: hidden_size / num_heads
-    biases: Literal["none", "qkv"] = "none"
+    biases: Literal["none", "qkv", "all"] = "none"  # of attention
+    mlp_biases: bool = False
     qk_norm: bool = False
     query_scale: float | None = None  # None: 1 / sqrt(head_size)
     window: int | None = None
     windowed: tuple[bool, ...] = (True,)
     rope_theta: float = 10_000.0
+    rope_blocks: tuple[bool, ...] = (True,)
     rope_scaling: RopeScaling | None = None
     window_rope_theta: float | None = None
     activation: Literal["silu", "gelu"] = "silu"
     norm: NormConfig = NormConfig(kind="rms", eps=1e-5)
     norms: Literal["before", "around"] = "before"
-    scaled_embedding: bool = False  # by sqrt(hidden_size)
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
     routing: Routing | None = None  # None: one dense MLP per block
 
     def __post_init__(self) -> None:
@@ -179,6 +185,22 @@ class LlamaConfig(DecoderConfig):
                 allowed="an even number: positions turn them in pairs",
                 fix=f"set head_size to {self.size_of_heads + 1}",
             )
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        """BadInput for what experts do not have."""
+        asked = {
+            "norms 'around'": self.norms == "around",
+            "mlp_biases": self.mlp_biases,
+            "a residual_scale": self.residual_scale != 1,
+        }
+        found = [name for name, is_asked in asked.items() if is_asked]
+        if self.routing is not None and found:
+            raise BadInput(
+                got=f"{self.name}: experts with {' and '.join(found)}",
+                allowed="experts without, or one dense MLP per block",
+                fix=f"set routing to None, or leave {' and '.join(found)} out",
+            )
 
     @property
     def size_of_heads(self) -> int:
@@ -187,3 +209,22 @@ class LlamaConfig(DecoderConfig):
     def has_window(self, block: int) -> bool:
         """Whether positions see a part of what is before them in that block."""
         return self.window is not None and self.windowed[block % len(self.windowed)]
+
+    def has_rope(self, block: int) -> bool:
+        """Whether positions turn queries and keys in that block."""
+        return self.rope_blocks[block % len(self.rope_blocks)]
+
+
+# what changes no number that a model gives for its weights
+_NO_NUMBERS = {"name", "max_seq_len", "vocab_size", "vocab_multiple", "grain"}
+
+
+def numbers(config: DecoderConfig) -> dict[str, Any]:
+    """What a model's numbers depend on besides weights, as far as it is told."""
+    found = {field.name: getattr(config, field.name) for field in fields(config)}
+    if isinstance(config, LlamaConfig):
+        blocks = range(config.num_blocks)
+        found["windowed"] = tuple(config.has_window(block) for block in blocks)
+        found["rope_blocks"] = tuple(config.has_rope(block) for block in blocks)
+        found["head_size"] = config.size_of_heads
+    return {name: found[name] for name in found.keys() - _NO_NUMBERS}

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hetjax.models import layers
-from hetjax.models.attention import Attention, AttentionConfig
+from hetjax.models.attention.attention import Attention, AttentionConfig
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, NormConfig
-from hetjax.models.dropless import DroplessMoe
+from hetjax.models.experts.dropless import DroplessMoe
+from hetjax.models.experts.moe import Moe, MoeConfig
 from hetjax.models.head import Head, HeadConfig, padded
 from hetjax.models.model import Layer, Model, ModuleSpec
-from hetjax.models.moe import Moe, MoeConfig
 
 
 def model_of(config: DecoderConfig) -> Model:
@@ -47,11 +47,13 @@ def gpt_model(config: GPTConfig) -> Model:
 
 def llama_model(config: LlamaConfig) -> Model:
     """RoPE, RMSNorm, gated MLP or experts, grouped queries."""
-    around: dict[str, Any] = {"post_norm": config.norms == "around"}
-    common = _common(config, config.norm) | around
+    common = _common(config, config.norm) | {
+        "post_norm": config.norms == "around",
+        "residual_scale": config.residual_scale,
+    }
 
     def attention(block: int) -> AttentionConfig:
-        windowed = config.has_window(block)
+        windowed, has_rope = config.has_window(block), config.has_rope(block)
         own_theta = config.window_rope_theta if windowed else None
         return AttentionConfig(
             **common,
@@ -62,20 +64,24 @@ def llama_model(config: LlamaConfig) -> Model:
             qk_norm=config.norm if config.qk_norm else None,
             query_scale=config.query_scale,
             window=config.window if windowed else None,
-            rope_theta=own_theta or config.rope_theta,
-            rope_scaling=None if own_theta else config.rope_scaling,
+            rope_theta=own_theta or config.rope_theta if has_rope else None,
+            rope_scaling=config.rope_scaling if has_rope and not own_theta else None,
         )
 
     widths: dict[str, Any] = common | {
         "inner_size": config.inner_size,
         "activation": config.activation,
     }
+    ends: dict[str, Any] = {
+        "embedding_scale": config.embedding_scale,
+        "logit_divisor": config.logit_divisor,
+    }
     if config.routing is None:
-        mlp = layers.MlpConfig(**widths)
-        return _decoder(config, attention, ("mlp", layers.GatedMlp, mlp))
+        mlp = layers.MlpConfig(**widths, biases=config.mlp_biases)
+        return _decoder(config, attention, ("mlp", layers.GatedMlp, mlp), **ends)
     experts = MoeConfig(**widths, routing=config.routing)
     kind = Moe if config.routing.capacity_factor else DroplessMoe
-    return _decoder(config, attention, ("moe", kind, experts))
+    return _decoder(config, attention, ("moe", kind, experts), **ends)
 
 
 def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
@@ -88,7 +94,10 @@ def _decoder(
     config: DecoderConfig,
     attention: Callable[[int], AttentionConfig],  # by block
     feed_forward: tuple[str, type, layers.MlpConfig],  # name, class, config
+    *,
     num_positions: int = 0,
+    embedding_scale: float = 1.0,
+    logit_divisor: float = 1.0,
 ) -> Model:
     """Lay out embedding, blocks and head; module paths do not depend on grain."""
     padded_size = padded(config.vocab_size, config.vocab_multiple)
@@ -96,13 +105,14 @@ def _decoder(
         padded_vocab_size=padded_size,
         hidden_size=config.hidden_size,
         num_positions=num_positions,
-        scaled=isinstance(config, LlamaConfig) and config.scaled_embedding,
+        scale=embedding_scale,
     )
     head = HeadConfig(
         vocab_size=config.vocab_size,
         padded_vocab_size=padded_size,
         hidden_size=config.hidden_size,
         norm=attention(0).norm,
+        logit_divisor=logit_divisor,
     )
     found = [
         Layer("embedding", (ModuleSpec("embedding", layers.Embedding, embedding),))

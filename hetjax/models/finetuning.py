@@ -3,7 +3,8 @@
 
 Owns the settings, and how they make of a model one that says what of it is frozen, and
 what its head adds to the loss: all else (plans, costs, stages, checkpoints) reads that
-from the model. Does not own what an adapter (`adapters.py`) or the loss (`head.py`) is.
+from the model. Does not own what an adapter (`linear/adapters.py`) or the loss
+(`head.py`) is.
 """
 
 import math
@@ -160,7 +161,7 @@ def trained_in_part(model: "Model", regex: str) -> "Model":
 
 def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
     """Give the model frozen, and with adapters, which alone are trained."""
-    from hetjax.models.adapters import Adapter
+    from hetjax.models.linear.adapters import Adapter
     from hetjax.models.model import abstract_params
 
     pattern = _compiled("lora.targets", lora.targets or "")
@@ -188,8 +189,8 @@ def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
 
 
 def _quantised(spec: "ModuleSpec", form: FrozenForm) -> "ModuleSpec":
+    from hetjax.models.linear.quantised import can_quantise
     from hetjax.models.model import quantised_weights
-    from hetjax.models.quantised import can_quantise
 
     found = replace(spec, frozen_as=form)
     for name, weight in quantised_weights(found).items():

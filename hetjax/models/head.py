@@ -15,7 +15,7 @@ from flax import nnx
 from hetjax.errors import BadInput
 from hetjax.models.configs import NormConfig, require_positive
 from hetjax.models.cross_entropy import LossTerms, cross_entropy, masked
-from hetjax.models.layers import Norm, normal
+from hetjax.models.layers import Norm, normal, scaled
 from hetjax.models.model import Layer, Model, ModuleSpec
 
 
@@ -26,12 +26,14 @@ def padded(vocab_size: int, multiple: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
-    """Rows of the table from `vocab_size` on are padding; `LossTerms` has the rest."""
+    """Rows of the table from `vocab_size` on are padding; logits are divided by
+    `logit_divisor`; `LossTerms` has the rest."""
 
     vocab_size: int
     padded_vocab_size: int
     hidden_size: int
     norm: NormConfig
+    logit_divisor: float = 1.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 
@@ -60,12 +62,17 @@ class Head(nnx.Module):
         """Give the loss summed over tokens, in nats (fp32 scalar)."""
         of = self.config
         terms = LossTerms(of.vocab_size, of.label_smoothing, of.z_loss)
-        return cross_entropy(self.norm(x_BLD), self.table[...], targets_BL, terms=terms)
+        y_BLD = self._normed(x_BLD)
+        return cross_entropy(y_BLD, self.table[...], targets_BL, terms=terms)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Give fp32 logits_BLV; those of padding are -inf."""
-        logits_BLV = jnp.einsum("bld,vd->blv", self.norm(x_BLD), self.table[...])
+        logits_BLV = jnp.einsum("bld,vd->blv", self._normed(x_BLD), self.table[...])
         return masked(logits_BLV, self.config.vocab_size)
+
+    def _normed(self, x_BLD: jax.Array) -> jax.Array:
+        """What the table is multiplied by: divided here, logits need not be."""
+        return scaled(self.norm(x_BLD), 1 / self.config.logit_divisor)
 
 
 def with_loss(model: Model, *, label_smoothing: float, z_loss: float) -> Model:

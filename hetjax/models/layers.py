@@ -5,7 +5,7 @@ the embedding.
 Legend: B sequences, L positions, D residual width, F inner width, V padded vocabulary,
 S longest sequence, N = B x L tokens.
 Owns these modules with their configs and the initial values of all (as GPT-2). Does
-not own attention (`attention.py`), the head (`head.py`), experts (`moe.py`), configs
+not own attention (`attention/`), the head (`head.py`), experts (`experts/`), configs
 of whole models and what configs refuse (`configs.py`), which modules make up a model,
 nor what is tied to what (`decoders.py`: the `table` of a tied head is the embedding's).
 """
@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.models.adapters import linear
 from hetjax.models.configs import NormConfig, require_positive
+from hetjax.models.linear.adapters import linear
 from hetjax.models.model import PositionWise
 from hetjax.models.positions import positions_within
 
@@ -70,6 +70,11 @@ def residual_std(num_blocks: int) -> float:
     return STD / math.sqrt(2 * num_blocks)
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """Multiply by a number, in fp32: in few digits it would be another one."""
+    return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
+
+
 class Norm(nnx.Module):
     """Normalise the last dim; mapped in fp32, given back in the dtype of the input."""
 
@@ -100,7 +105,8 @@ def _along_last(parameter: nnx.Param, num_dims: int) -> jax.Array:
 class MlpConfig:
     """Widths of either MLP, and of a gated one what its gate goes through.
 
-    With `post_norm` what is added to the residual stream is normalised by `norm`.
+    With `post_norm` what is added to the residual stream is normalised by `norm`; then
+    it is multiplied by `residual_scale`. GPT-2's has biases whatever `biases` says.
     """
 
     hidden_size: int
@@ -108,7 +114,9 @@ class MlpConfig:
     norm: NormConfig
     output_std: float = STD
     activation: Literal["silu", "gelu"] = "silu"
+    biases: bool = False
     post_norm: bool = False
+    residual_scale: float = 1.0
 
     def __post_init__(self) -> None:
         require_positive("mlp", self)
@@ -145,15 +153,24 @@ class GatedMlp(PositionWise):
         self.gate = linear_weight(rngs, (D, F), (None, "mlp"))
         self.up = linear_weight(rngs, (D, F), (None, "mlp"))
         self.down = linear_weight(rngs, (F, D), ("mlp", None), config.output_std)
+        self.gate_bias = zeros((F,), ("mlp",)) if config.biases else None
+        self.up_bias = zeros((F,), ("mlp",)) if config.biases else None
+        self.down_bias = zeros((D,), (None,)) if config.biases else None
         self.post_norm = Norm(config.norm, D) if config.post_norm else None
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         y_BLD = self.norm(x_BLD)
-        gate_BLF = linear("bld,df->blf", y_BLD, self.gate)
-        up_BLF = linear("bld,df->blf", y_BLD, self.up)
+        gate_BLF = biased(linear("bld,df->blf", y_BLD, self.gate), self.gate_bias)
+        up_BLF = biased(linear("bld,df->blf", y_BLD, self.up), self.up_bias)
         inner_BLF = activated(gate_BLF, self.config.activation) * up_BLF
-        y_BLD = linear("blf,fd->bld", inner_BLF, self.down)
-        return x_BLD + (y_BLD if self.post_norm is None else self.post_norm(y_BLD))
+        y_BLD = biased(linear("blf,fd->bld", inner_BLF, self.down), self.down_bias)
+        y_BLD = y_BLD if self.post_norm is None else self.post_norm(y_BLD)
+        return x_BLD + scaled(y_BLD, self.config.residual_scale)
+
+
+def biased(y_BLF: jax.Array, bias: nnx.Param | None) -> jax.Array:
+    """Add a bias (F), if there is one."""
+    return y_BLF if bias is None else y_BLF + bias[...][None, None, :]
 
 
 def activated(gate: jax.Array, activation: Literal["silu", "gelu"]) -> jax.Array:
@@ -165,12 +182,12 @@ def activated(gate: jax.Array, activation: Literal["silu", "gelu"]) -> jax.Array
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingConfig:
-    """`num_positions` = 0: no learned positions; `scaled` by sqrt(hidden_size)."""
+    """`num_positions` = 0: no learned positions; words are multiplied by `scale`."""
 
     padded_vocab_size: int
     hidden_size: int
     num_positions: int = 0
-    scaled: bool = False
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         require_positive("embedding", self, exempt=("num_positions",))
@@ -217,8 +234,8 @@ class Embedding(nnx.Module):
     def _words(self, tokens_BL: jax.Array) -> jax.Array:
         table_VD = self.table[...]
         x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
-        if self.config.scaled:  # by a number of the table's precision, as in Gemma
-            x_BLD *= jnp.asarray(math.sqrt(self.config.hidden_size), x_BLD.dtype)
+        if self.config.scale != 1:  # a number of the table's precision, as in Gemma
+            x_BLD *= jnp.asarray(self.config.scale, x_BLD.dtype)
         return x_BLD
 
 

@@ -19,7 +19,7 @@ The protocol of a module class `C` used in a `ModuleSpec`:
   summed over the microbatch's tokens, coefficient included;
 * a linear weight may say how many of its leading dims are its inputs, `num_inputs=1`:
   then it may have an adapter, and be held quantised, if the module multiplies by it
-  with `adapters.linear`; a stack of experts' (`of_experts=True`) has no adapter;
+  with `linear.adapters.linear`; a stack of experts' (`of_experts=True`) has no adapter;
 * a module whose call takes `documents_BL` besides is given, where sequences are packed,
   the number of each position's document (int32; 0: padding): one that lets positions
   see each other parts documents by it, and losses leave padding out;
@@ -39,15 +39,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
-from hetjax.models.adapters import (
+from hetjax.models.configs import FrozenForm
+from hetjax.models.linear.adapters import (
     Adapter,
     Factors,
     Held,
     factor_dims,
     first_factors,
 )
-from hetjax.models.configs import FrozenForm
-from hetjax.models.quantised import DTYPES, SCALES, Quantised, quantised_shapes
+from hetjax.models.linear.quantised import DTYPES, SCALES, Quantised, quantised_shapes
 
 _ADAPTERS = 2**31 - 1  # what keys of adapters are folded with
 

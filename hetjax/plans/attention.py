@@ -2,7 +2,7 @@
 """The form that a stage's attention takes: as it says, as was asked for, or the best.
 
 Owns the order in which these are asked, and what a device, a precision and a model let
-a form compute. Does not own the forms (`models/attention.py`) nor which kernel a kind
+a form compute. Does not own the forms (`models/attention/`) nor which kernel a kind
 of device has (`cluster/devices.toml`).
 """
 

@@ -29,7 +29,7 @@ from hetjax.costs.measured.layer_profile import (
     write_profile,
 )
 from hetjax.errors import BadInput
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.attention import EVERYWHERE, Heads, node_attention
 from hetjax.plans.plan import AttentionForm

@@ -3,7 +3,7 @@
 
 Owns the compiled programs of a layer that continues, the lengths that they are compiled
 for, and what is kept for one text. Does not own which token comes next (`choosing.py`)
-nor how layers look at what is kept (`models/attention.py`).
+nor how layers look at what is kept (`models/attention/attention.py`).
 Legend: B = 1 sequence, L new positions, D residual width, V padded vocabulary.
 """
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from hetjax.errors import BadInput
-from hetjax.models.dropless import without_capacity
+from hetjax.models.experts.dropless import without_capacity
 from hetjax.models.model import (
     Layer,
     Model,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax.models.attention import AttentionForm, in_form
+from hetjax.models.attention.attention import AttentionForm, in_form
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
 from hetjax.stage.arrays import PARTS, joined_parts

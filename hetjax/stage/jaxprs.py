@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.core import primitives as lax
 
-from hetjax.models.kernel_attention import BACKWARD, FORWARD
+from hetjax.models.attention.kernel_attention import BACKWARD, FORWARD
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Var"]
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.mesh.axes import abstract_mesh
-from hetjax.models.attention import KERNELS
+from hetjax.models.attention.attention import KERNELS
 from hetjax.stage.arrays import compute_dtype
 from hetjax.stage.function import (
     Given,

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from hetjax.models.chunked_attention import KEPT
+from hetjax.models.attention.chunked_attention import KEPT
 from hetjax.plans.plan import Remat
 
 # One pass over memory each, which a compiler fuses into what reads them next; of tanh,

@@ -6,10 +6,8 @@ Does not own how models are named (`models/named.py`) nor what fine-tuning makes
 """
 
 import warnings
-from dataclasses import fields
-from typing import Any
 
-from hetjax.models.configs import DecoderConfig, LlamaConfig
+from hetjax.models.configs import numbers
 from hetjax.models.finetuning import fine_tuned
 from hetjax.models.hugging_face.adapter_config import base_folder
 from hetjax.models.hugging_face.configs import read_config
@@ -17,9 +15,6 @@ from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.model import Model
 from hetjax.models.named import is_function, load_named, named_config
 from hetjax.training.settings.config import RunConfig
-
-# what changes no number that a model gives for its weights
-_NO_NUMBERS = {"name", "max_seq_len", "vocab_size", "vocab_multiple", "grain"}
 
 
 def run_model(config: RunConfig) -> Model:
@@ -32,8 +27,8 @@ def warn_of_other_model(config: RunConfig) -> None:
     shapes alone."""
     if config.init is None or is_function(config.model):
         return
-    ours = _numbers(named_config(config.model))
-    theirs = _numbers(read_config(base_folder(local_folder(config.init)))[0])
+    ours = numbers(named_config(config.model))
+    theirs = numbers(read_config(base_folder(local_folder(config.init)))[0])
     differ = [
         f"{name} {theirs.get(name)} (here {ours.get(name)})"
         for name in sorted(ours.keys() | theirs.keys())
@@ -57,13 +52,3 @@ def warn_of_random_base(config: RunConfig) -> None:
             "--init FOLDER, with weights to adapt",
             stacklevel=2,
         )
-
-
-def _numbers(config: DecoderConfig) -> dict[str, Any]:
-    """What a model's numbers depend on besides weights, as far as it is told."""
-    found = {field.name: getattr(config, field.name) for field in fields(config)}
-    if isinstance(config, LlamaConfig):
-        blocks = range(config.num_blocks)
-        found["windowed"] = tuple(config.has_window(block) for block in blocks)
-        found["head_size"] = config.size_of_heads
-    return {name: found[name] for name in found.keys() - _NO_NUMBERS}

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from hetjax.data.batches import Batch
-from hetjax.models.dropless import unlimited
+from hetjax.models.experts.dropless import unlimited
 from hetjax.models.model import Model
 from hetjax.optimizers.optimizer import AVERAGES
 from hetjax.plans.plan import Plan

@@ -3,18 +3,24 @@
 
     python -m tests.against_transformers.families tests/models/hugging_face/fixtures
 
-writes for each a folder as transformers saves it, `tokens.npy`, and `logits.npy`: what
-transformers makes of these tokens, which tests hold our models against where neither it
-nor torch is installed.
+writes for each that has none a folder as transformers saves it, `tokens.npy`, and
+`logits.npy`: what transformers makes of these tokens, which tests hold our models
+against where neither it nor torch is installed.
 """
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
+
+from hetjax.models.families.shared.family import Family
+from hetjax.models.hugging_face.known_families import known_families
 
 SIZES = {
     "vocab_size": 37,
@@ -26,59 +32,23 @@ SIZES = {
     "max_position_embeddings": 64,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,
 }
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-_GEMMA_ROPE = {
-    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-}
-_QWEN3 = {"head_dim": 8, "rope_theta": 1e6}
-CONFIGS: dict[str, Callable[[], hf.PretrainedConfig]] = {
-    "llama2": lambda: hf.LlamaConfig(**SIZES),
-    "llama3": lambda: hf.LlamaConfig(
-        **SIZES, head_dim=8, rope_parameters=_LLAMA3, tie_word_embeddings=True
-    ),
-    "mistral": lambda: hf.MistralConfig(**SIZES, sliding_window=5),
-    "mixtral": lambda: hf.MixtralConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
-    ),
-    "qwen2": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=True),
-    "qwen2_window": lambda: hf.Qwen2Config(
-        **SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1
-    ),
-    "qwen3": lambda: hf.Qwen3Config(**SIZES, **_QWEN3),
-    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
-        **SIZES,
-        **_QWEN3,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=12,
-        norm_topk_prob=True,
-    ),
-    "gemma3": lambda: hf.Gemma3TextConfig(
-        **SIZES,
-        head_dim=8,
-        sliding_window=5,
-        query_pre_attn_scalar=12,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        rope_parameters=_GEMMA_ROPE,
-    ),
-    "gpt2": lambda: hf.GPT2Config(
-        vocab_size=37,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        n_positions=32,
-        bos_token_id=1,
-        eos_token_id=2,
-    ),
+
+
+def _config(family: Family, example: Mapping[str, Any]) -> hf.PretrainedConfig:
+    """Give a config of these fields, and of the sizes that its family calls so."""
+    cls = hf.CONFIG_MAPPING[family.model_type]
+    known = inspect.signature(cls).parameters
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    return cls(**{**sizes, **example})
+
+
+# all families that there are, by the names of their tiny models
+CONFIGS: Mapping[str, Callable[[], hf.PretrainedConfig]] = {
+    name: partial(_config, family, example)
+    for family in known_families().values()
+    for name, example in family.examples.items()
 }
 
 
@@ -106,9 +76,11 @@ def logits(model: hf.PreTrainedModel, tokens_BL: np.ndarray) -> np.ndarray:
 
 
 def main(folder: Path) -> None:
-    """Write all fixtures."""
+    """Write the fixtures that are not there."""
     tokens_BL = random_tokens()
     for family in CONFIGS:
+        if (folder / family).exists():
+            continue
         model = random_model(family)
         model.save_pretrained(folder / family)
         (folder / family / "generation_config.json").unlink(missing_ok=True)

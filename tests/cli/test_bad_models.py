@@ -12,6 +12,7 @@ from hetjax.errors import BadInput
 from hetjax.eval import main as evaluate
 from hetjax.export import main as export
 from hetjax.models.hugging_face import written
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.stored_tensors import INDEX
 from hetjax.sample import main as sample
 from hetjax.train import main as train
@@ -131,7 +132,7 @@ def without_a_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     before, written.FILE_BYTES = written.FILE_BYTES, 4_000
     try:
-        fields = written.fields_of(CONFIG)
+        fields = fields_of(CONFIG)
         written.write_model(folder, CONFIG, fields, drawn, "float32")
     finally:
         written.FILE_BYTES = before

@@ -4,9 +4,9 @@
 from typing import Any
 
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.experts.moe import Routing
 from hetjax.models.finetuning import LoraConfig, with_adapters
 from hetjax.models.model import Model
-from hetjax.models.moe import Routing
 from hetjax.plans.plan import (
     AttentionForm,
     LayerRange,

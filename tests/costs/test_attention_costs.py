@@ -15,7 +15,7 @@ from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, Shares, passes
 from hetjax.costs.stage_memory import adam_state, stage_memory
 from hetjax.costs.stage_times import stage_times
-from hetjax.models import splash_kernel
+from hetjax.models.attention import splash_kernel
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import AttentionForm, Plan, Remat, Replica, Stage, StageMesh

@@ -14,7 +14,7 @@ from hetjax.costs.graph.liveness import Surroundings, peak_bytes
 from hetjax.costs.graph.sums import ALL_REDUCE, REDUCTION, reduced
 from hetjax.costs.graph.turns import breadth_first
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, graph_of
-from hetjax.models.chunked_attention import chunked_attention
+from hetjax.models.attention.chunked_attention import chunked_attention
 
 WHOLE = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
 

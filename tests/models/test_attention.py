@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.models.attention import Attention, AttentionConfig
+from hetjax.models.attention.attention import Attention, AttentionConfig
 from hetjax.models.configs import NormConfig
 from hetjax.models.model import ModuleSpec, Params, abstract_params, apply
 from hetjax.models.positions import rotate

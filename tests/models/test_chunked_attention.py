@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.models.attention import Attention, AttentionConfig
-from hetjax.models.chunked_attention import Visibility, chunked_attention
+from hetjax.models.attention.attention import Attention, AttentionConfig
+from hetjax.models.attention.chunked_attention import Visibility, chunked_attention
 from hetjax.models.configs import NormConfig
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Remat

@@ -11,6 +11,7 @@ from flax import nnx
 
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.models.decoders import model_of
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import (
     AuxLoss,
     Layer,
@@ -21,7 +22,6 @@ from hetjax.models.model import (
     parameter_count,
     tensor_sizes,
 )
-from hetjax.models.moe import Routing
 from hetjax.models.presets import (
     GPT2_124M,
     LLAMA2_7B,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hetjax.models.decoders import GPTConfig, LlamaConfig, model_of
+from hetjax.models.experts.moe import Routing
 from hetjax.models.head import Head
 from hetjax.models.model import Model, Params, abstract_params, apply, bind, init_params
-from hetjax.models.moe import Routing
 
 GPT = GPTConfig(
     name="gpt",
@@ -36,8 +36,19 @@ LLAMA = LlamaConfig(
     vocab_multiple=8,
 )
 MIXTRAL = replace(LLAMA, routing=Routing(num_experts=4, top_k=2))
+SCALED = replace(
+    LLAMA,
+    biases="all",
+    mlp_biases=True,
+    rope_blocks=(True, False),
+    embedding_scale=12.0,
+    residual_scale=0.22,
+    query_scale=0.1,
+    logit_divisor=8.0,
+    tied=True,
+)
 FAMILIES = pytest.mark.parametrize(
-    "config", [GPT, LLAMA, MIXTRAL], ids=["gpt", "llama", "mixtral"]
+    "config", [GPT, LLAMA, MIXTRAL, SCALED], ids=["gpt", "llama", "mixtral", "scaled"]
 )
 
 

@@ -62,7 +62,9 @@ def test_it_is_the_hash_of_paths_names_and_shapes_as_they_are_documented():
         (LLAMA, {"vocab_size": 310}),  # padded to the same 384 rows
         (LLAMA, {"max_seq_len": 64}),  # positions turn: no parameter has its length
         (LLAMA, {"rope_theta": 1e6}),
-        (LLAMA, {"window": 8, "activation": "gelu", "scaled_embedding": True}),
+        (LLAMA, {"window": 8, "activation": "gelu", "embedding_scale": 4.0}),
+        (LLAMA, {"rope_blocks": (True, False), "residual_scale": 0.2}),
+        (LLAMA, {"logit_divisor": 8.0}),
         (MOE, {"routing": Routing(num_experts=4, top_k=1, capacity_factor=None)}),
     ],
 )
@@ -100,6 +102,8 @@ def test_what_changes_layers_or_shapes_changes_it():
         (LLAMA, {"vocab_size": 400}),
         (LLAMA, {"tied": True}),
         (LLAMA, {"biases": "qkv"}),
+        (LLAMA, {"biases": "all"}),
+        (LLAMA, {"mlp_biases": True}),
         (LLAMA, {"qk_norm": True}),
         (LLAMA, {"norms": "around"}),
         (LLAMA, {"grain": "half"}),

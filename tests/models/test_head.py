@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both ends of a model against numpy: look-up, cross-entropy, padding, derivative."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,15 @@ def test_cross_entropy_is_the_sum_over_tokens_without_the_padding():
     )
     assert loss.shape == () and loss.dtype == jnp.float32
     np.testing.assert_allclose(loss, _reference(p, x, targets), rtol=1e-5)
+
+
+def test_divided_logits_have_the_loss_of_a_table_divided():
+    p, x, targets = _case(2)
+    spec = ModuleSpec("head", Head, replace(CONFIG, logit_divisor=6.0))
+    given = jnp.asarray(x, jnp.float32), jnp.asarray(targets)
+    loss, _ = apply(spec, _on_device(p), *given)
+    divided = p | {"table": p["table"] / 6}
+    np.testing.assert_allclose(loss, _reference(divided, x, targets), rtol=1e-5)
 
 
 def test_cross_entropy_derivative_agrees_with_differences_of_numpy():

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.models import splash_kernel
-from hetjax.models.attention import (
+from hetjax.models.attention import splash_kernel
+from hetjax.models.attention.attention import (
     Attention,
     AttentionConfig,
     AttentionForm,
     attend,
     in_form,
 )
-from hetjax.models.chunked_attention import ALL_BEFORE, Visibility
+from hetjax.models.attention.chunked_attention import ALL_BEFORE, Visibility
+from hetjax.models.attention.kernel_attention import KernelName, kernel_attention
 from hetjax.models.configs import NormConfig
-from hetjax.models.kernel_attention import KernelName, kernel_attention
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import AttentionForm as PlanForm
 from hetjax.plans.plan import Remat

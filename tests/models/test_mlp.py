@@ -8,17 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models.layers import GatedMlp, GeluMlp, MlpConfig, NormConfig
+from hetjax.models.layers import GatedMlp, GeluMlp, MlpConfig, NormConfig, scaled
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 
 RMS = NormConfig(kind="rms", eps=1e-6)
 LAYER = NormConfig(kind="layer", eps=1e-5)
 
 
-def _case(cls, norm):
-    spec = ModuleSpec(
-        "block_000.mlp", cls, MlpConfig(hidden_size=12, inner_size=20, norm=norm)
-    )
+def _case(cls, norm, **own):
+    config = MlpConfig(hidden_size=12, inner_size=20, norm=norm, **own)
+    spec = ModuleSpec("block_000.mlp", cls, config)
     rng = np.random.default_rng(0)
     exact = {
         name: rng.normal(size=param.shape)
@@ -35,6 +34,22 @@ def test_swiglu_with_rms_norm_agrees_with_numpy():
     expected = x + (gate / (1 + np.exp(-gate)) * (y @ p["up"])) @ p["down"]
     got, _ = jax.jit(apply, static_argnums=0)(spec, params, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_swiglu_with_biases_adds_as_much_as_it_is_scaled_to():
+    spec, params, p, x = _case(GatedMlp, RMS, biases=True, residual_scale=0.22)
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["norm.scale"]
+    gate, up = y @ p["gate"] + p["gate_bias"], y @ p["up"] + p["up_bias"]
+    added = (gate / (1 + np.exp(-gate)) * up) @ p["down"] + p["down_bias"]
+    got, _ = jax.jit(apply, static_argnums=0)(spec, params, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(got, x + 0.22 * added, rtol=1e-4, atol=1e-4)
+
+
+def test_in_bf16_a_factor_is_not_rounded_to_bf16():
+    x = np.random.default_rng(0).normal(size=4096)
+    low = jnp.asarray(x, jnp.bfloat16)
+    ratio = scaled(low, 0.22).astype(jnp.float32) / low.astype(jnp.float32)
+    assert abs(float(ratio.mean()) - 0.22) < 5e-5  # in bf16 it is 0.2197
 
 
 def test_gelu_with_layer_norm_and_biases_agrees_with_numpy():

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import BadInput
+from hetjax.models.experts.moe import Moe, MoeConfig, Routing, routed
 from hetjax.models.layers import NormConfig
 from hetjax.models.model import ModuleSpec, abstract_params, apply
-from hetjax.models.moe import Moe, MoeConfig, Routing, routed
 
 CONFIG = MoeConfig(
     hidden_size=8,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models.attention import AttentionForm, in_form
+from hetjax.models.attention.attention import AttentionForm, in_form
 from hetjax.models.configs import GPTConfig, LlamaConfig, RopeScaling, Routing
 from hetjax.models.decoders import gpt_model, llama_model
 from hetjax.models.model import Model, apply, can_pack
@@ -33,6 +33,7 @@ DROPLESS = Routing(num_experts=4, top_k=2, capacity_factor=None)
 MODELS = {
     "learned positions": gpt_model(GPTConfig(**SHARED)),
     "window": llama_model(replace(LLAMA, window=3, windowed=(True, False))),
+    "unturned": llama_model(replace(LLAMA, rope_blocks=(False, True), biases="all")),
     "scaled": llama_model(replace(LLAMA, rope_scaling=STRETCHED)),
     "experts": llama_model(replace(LLAMA, routing=DROPLESS)),
 }

@@ -9,6 +9,7 @@ from hetjax.errors import BadInput
 from hetjax.models.presets import (
     GPT2_124M,
     LLAMA3_8B,
+    MIXTRAL_8X7B,
     MODEL_CONFIGS,
     TINY,
     model_preset,
@@ -64,6 +65,9 @@ def test_the_nearest_names_are_suggested_however_they_are_typed(typed, meant):
         (LLAMA3_8B, {"num_blocks": 0}, "num_blocks = 0"),
         (GPT2_124M, {"num_heads": 7}, "num_heads = 7 does not divide hidden_size"),
         (GPT2_124M, {"vocab_multiple": -1}, "vocab_multiple = -1"),
+        (MIXTRAL_8X7B, {"mlp_biases": True}, "experts with mlp_biases"),
+        (MIXTRAL_8X7B, {"norms": "around"}, "experts with norms 'around'"),
+        (MIXTRAL_8X7B, {"residual_scale": 0.5}, "experts with a residual_scale"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(config, change, text):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from hetjax.models import quantised as quantised_module
 from hetjax.models.configs import FrozenForm
-from hetjax.models.quantised import (
+from hetjax.models.linear import quantised as quantised_module
+from hetjax.models.linear.quantised import (
     NF4,
     product,
     quantised,

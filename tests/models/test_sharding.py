@@ -15,14 +15,24 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.models.decoders import GPTConfig, model_of
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import abstract_params, apply
-from hetjax.models.moe import Routing
 from hetjax.models.presets import TINY
 
 GPT = GPTConfig(name="gpt", vocab_size=1000, hidden_size=64, num_blocks=1, num_heads=4)
 MOE = replace(TINY, routing=Routing(num_experts=4, top_k=2))
+BIASED = replace(
+    TINY,
+    biases="all",
+    mlp_biases=True,
+    embedding_scale=12.0,
+    residual_scale=0.22,
+    query_scale=0.1,
+    logit_divisor=6.0,
+    rope_blocks=(False, True),
+)
 FAMILIES = pytest.mark.parametrize(
-    "config", [GPT, TINY, MOE], ids=["gpt", "llama", "moe"]
+    "config", [GPT, TINY, MOE, BIASED], ids=["gpt", "llama", "moe", "biased"]
 )
 
 
@@ -51,8 +61,14 @@ def _abstract(layer, mesh, dtype):
 
 @pytest.mark.parametrize(
     ("config", "dtype"),
-    [(GPT, jnp.float32), (TINY, jnp.bfloat16), (MOE, jnp.float32)],
-    ids=["gpt", "llama in bf16", "moe"],
+    [
+        (GPT, jnp.float32),
+        (TINY, jnp.bfloat16),
+        (MOE, jnp.float32),
+        (BIASED, jnp.float32),
+        (BIASED, jnp.bfloat16),
+    ],
+    ids=["gpt", "llama in bf16", "moe", "biased", "biased in bf16"],
 )
 def test_tensor_parallel_layers_communicate_by_all_reduce_alone(config, dtype):
     mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "tensor"))

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import Layer, Model
-from hetjax.models.moe import Routing
 from hetjax.profiling import layer_bench
 from hetjax.profiling.layer_bench import (
     Case,

@@ -12,7 +12,7 @@ import optax
 
 from hetjax.data.batches import Batch
 from hetjax.mesh.multihost import value_here, whole_value
-from hetjax.models.attention import in_form
+from hetjax.models.attention.attention import in_form
 from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.stages import Stages

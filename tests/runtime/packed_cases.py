@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.data.batches import Batch
-from hetjax.models.attention import AttentionConfig, in_form
+from hetjax.models.attention.attention import AttentionConfig, in_form
+from hetjax.models.experts.moe import MoeConfig
 from hetjax.models.layers import EmbeddingConfig
 from hetjax.models.model import Model, apply, bind
-from hetjax.models.moe import MoeConfig
 from tests.runtime.random_plans import Case, random_case
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import Model, tensor_sizes
-from hetjax.models.moe import Routing
 from hetjax.plans.plan import (
     AttentionForm,
     LayerRange,
@@ -39,6 +39,18 @@ class Case:
     num_devices: int
 
 
+_MORE: dict[str, Any] = {  # what relatives of Llama have besides
+    "biases": "all",
+    "mlp_biases": True,
+    "rope_blocks": (True, False),
+    "embedding_scale": 4.0,
+    "residual_scale": 0.5,
+    "query_scale": 0.3,
+    "logit_divisor": 2.0,
+    "tied": True,
+}
+
+
 def random_model(rng: random.Random, family: str) -> Model:
     grain: Literal["block", "half"] = rng.choice(["block", "block", "half"])
     shared: dict[str, Any] = dict(
@@ -53,14 +65,12 @@ def random_model(rng: random.Random, family: str) -> Model:
     if family == "gpt":
         return gpt_model(GPTConfig(**shared))
     routing = Routing(num_experts=4, top_k=2) if family == "moe" else None
-    return llama_model(
-        LlamaConfig(
-            **shared,
-            inner_size=32,
-            num_kv_heads=rng.choice([2, 4]),
-            routing=routing,
-        )
+    config = LlamaConfig(
+        **shared, inner_size=32, num_kv_heads=rng.choice([2, 4]), routing=routing
     )
+    if routing is None and config.num_kv_heads == 2:  # no draw: plans stay as they are
+        config = replace(config, **_MORE)
+    return llama_model(config)
 
 
 def random_cuts(rng: random.Random, num_layers: int, num_stages: int):

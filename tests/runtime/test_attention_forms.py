@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from hetjax.models import splash_kernel
+from hetjax.models.attention import splash_kernel
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import AttentionForm, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.stage_runtime import StageRuntime

@@ -14,8 +14,8 @@ import pytest
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.models.decoders import LlamaConfig, llama_model
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import Model, apply
-from hetjax.models.moe import Routing
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution import programs, stages

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.experts.moe import Routing
 from hetjax.models.model import Model
-from hetjax.models.moe import Routing
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.stage_runtime import StageRuntime
@@ -25,6 +25,17 @@ LLAMA: dict[str, Any] = dict(inner_size=4 * WIDTH, num_kv_heads=4)
 MODELS = {
     "gpt": gpt_model(GPTConfig(name="gpt", **SIZES)),
     "llama": llama_model(LlamaConfig(name="llama", **SIZES, **LLAMA)),
+    "biased": llama_model(
+        LlamaConfig(
+            name="biased",
+            **SIZES,
+            **LLAMA,
+            biases="all",
+            mlp_biases=True,
+            residual_scale=0.22,
+            query_scale=0.1,
+        )
+    ),
     "moe": llama_model(
         LlamaConfig(
             name="moe", **SIZES, **LLAMA, routing=Routing(num_experts=4, top_k=2)

@@ -15,7 +15,7 @@ from hetjax.optimizers.optimizer import optimizer
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.commit import total_loss
-from hetjax.runtime.execution.serving import Piece, StagesInUse
+from hetjax.runtime.execution.serving import ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_update import MODEL, PLAN, weights
@@ -163,10 +163,10 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_count_of_steps():
 
 
 def test_stages_in_use_have_the_weights_to_evaluate_alone():
-    used: Any = runtime_of(PLAN, kind=StagesInUse)
+    used: Any = runtime_of(PLAN, kind=ServingStages)
     used.restore(lambda entry: after_three_steps()[1][entry.name])
-    piece = Piece(tokens=PROMPT, last=2, start=0, num_positions=8)
-    found = used.go_on(0, piece)
+    piece = TextPiece(tokens=PROMPT, last=2, start=0, num_positions=8)
+    found = used.next_logits(0, piece)
     logits: Any = after_three_steps()[0].next_logits(0, PROMPT)
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-5)
     batch = random_batch(PLAN, MODEL.vocab_size, 9)

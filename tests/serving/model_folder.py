@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from hetjax.models.configs import LlamaConfig
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
 from tests.models.hugging_face import whole

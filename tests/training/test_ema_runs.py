@@ -13,7 +13,8 @@ from hetjax.api.trained_model import TrainedModel
 from hetjax.errors import BadInput
 from hetjax.eval import main as evaluate
 from hetjax.export import main as export
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.run_model import run_model
 from hetjax.training.session import run

@@ -18,9 +18,10 @@ from hetjax.data.dataset import load
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.models.hugging_face.hub import local_folder
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.tensor_names import tensor_parts
 from hetjax.models.hugging_face.tensors import FolderWeights
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import load_named
 from hetjax.train import main
 from hetjax.training.directory.rundir import CHECKPOINTS, read_previous

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from experiments.finetune.host import mapped_bytes
 from hetjax.export import main as export
 from hetjax.models.configs import LlamaConfig
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import named_config
 from hetjax.train import main
 from hetjax.training.directory.rundir import LOGS

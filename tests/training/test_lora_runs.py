@@ -17,8 +17,9 @@ from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.models.finetuning import LoraConfig, TrainConfig, fine_tuned
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.tensors import FolderWeights
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.model import abstract_params
 from hetjax.models.named import load_named
 from hetjax.plans.plan_files import write_plan

@@ -17,7 +17,8 @@ from hetjax.eval import main as evaluate
 from hetjax.models.configs import Routing
 from hetjax.models.decoders import LlamaConfig
 from hetjax.models.finetuning import LoraConfig
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan, Replica, StageMesh
 from hetjax.sample import main as sample

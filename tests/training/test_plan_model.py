@@ -19,7 +19,7 @@ from hetjax.api.simulating import simulate_plan
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 from hetjax.models.configs import LlamaConfig
-from hetjax.models.hugging_face.written import fields_of
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.named import TypedName, load_named
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plan import main as plan_command

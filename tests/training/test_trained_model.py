@@ -9,7 +9,8 @@ import pytest
 
 from hetjax.api.exporting import export_model
 from hetjax.api.trained_model import TrainedModel
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import load_named
 from hetjax.sample import main as sample
 from hetjax.training.directory.rundir import CHECKPOINTS

@@ -25,7 +25,7 @@ from hetjax.costs.measured.compiled import (
 )
 from hetjax.costs.plan_costs import stage_devices
 from hetjax.data.batches import Batch
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.configs import DecoderConfig
 from hetjax.models.decoders import model_of
 from hetjax.models.finetuning import WHOLE, WITHOUT_ADAPTERS, LoraConfig, fine_tuned

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.gpu.rows import Row, without_names
 from experiments.gpu.setting import Setting
-from hetjax.models.hugging_face.written import fields_of
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.presets import model_config
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.rundir import METRICS

@@ -16,7 +16,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
-from hetjax.models.hugging_face.written import fields_of
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.presets import model_config
 
 

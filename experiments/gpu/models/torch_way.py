@@ -14,7 +14,7 @@ from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from experiments.gpu.models.one_stage import CLIP_NORM
 from experiments.gpu.models.way import Task, Trained
-from hetjax.models.hugging_face.written import fields_of
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.presets import model_config
 
 _NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}

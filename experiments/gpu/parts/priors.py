@@ -38,8 +38,8 @@ from hetjax.costs.roofline import (
     host_link_bytes_per_s,
     matmul_s,
 )
+from hetjax.models.attention.kernel_attention import BACKWARD, FORWARD
 from hetjax.models.configs import LlamaConfig
-from hetjax.models.kernel_attention import BACKWARD, FORWARD
 from hetjax.models.presets import model_config
 
 HOST_TO_DEVICE = "host to device"

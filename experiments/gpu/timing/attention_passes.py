@@ -3,7 +3,7 @@
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
 Owns the two programs and the figures that costs have of them. Does not own the forms
-(`hetjax/models/attention.py`) nor which of them run where.
+(`hetjax/models/attention/attention.py`) nor which of them run where.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from experiments.gpu.timing.clock import median_s
 from hetjax.cluster.catalogue import DeviceSpec, Precision
 from hetjax.costs.graph.values import Cuts, Dims, Origin, graph_of
 from hetjax.costs.roofline import attention_products, graph_s, ring_hop
-from hetjax.models.attention import AttentionForm, attend
-from hetjax.models.kernel_attention import BACKWARD, FORWARD
+from hetjax.models.attention.attention import AttentionForm, attend
+from hetjax.models.attention.kernel_attention import BACKWARD, FORWARD
 
 PASSES = (FORWARD, BACKWARD)
 _AT_ONCE = 4  # calls that are queued

@@ -12,7 +12,7 @@ from experiments.gpu.rows import Row
 from experiments.gpu.timing.attention_passes import PASSES, AttentionPasses, HeadSizes
 from experiments.gpu.timing.calibrating import TimedProduct
 from experiments.gpu.timing.card import Card
-from hetjax.models.kernel_attention import FORWARD
+from hetjax.models.attention.kernel_attention import FORWARD
 from hetjax.plans.attention import EVERYWHERE
 from hetjax.plans.plan import AttentionForm
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.costs.graph.joins import RAGGED, ragged_sizes
-from hetjax.models.attention import in_form
+from hetjax.models.attention.attention import in_form
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.stage.jaxprs import Jaxpr, JaxprEqn, bodies, is_scan
 

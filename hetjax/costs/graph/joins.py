@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hetjax.models.kernel_attention import BACKWARD, FORWARD
+from hetjax.models.attention.kernel_attention import BACKWARD, FORWARD
 
 Params = Mapping[str, Any]  # of the primitive
 Shape = Sequence[int]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from hetjax.models.configs import DecoderConfig, GPTConfig
+from hetjax.models.configs import DecoderConfig
 from hetjax.models.finetuning import LoraConfig
 from hetjax.models.hugging_face.adapter_config import ADAPTER_CONFIG, ADAPTERS
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
@@ -38,7 +38,8 @@ def write_adapters(
 
     `config` is that of the whole model, `base` what its weights were called.
     """
-    pairs = _pairs(model, tensor_parts(config, model_type), read)
+    parts = tensor_parts(config, model_type)
+    pairs = _pairs(model, parts, read)
     named: Named = {}
     ranks: dict[str, int] = {}
     for module, (a, b) in pairs.items():
@@ -61,10 +62,16 @@ def write_adapters(
         "target_modules": sorted(pairs),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": isinstance(config, GPTConfig),
+        "fan_in_fan_out": _are_as_ours(parts),
         "inference_mode": True,
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(said, indent=2) + "\n")
+
+
+def _are_as_ours(parts: Mapping[str, list[TensorPart]]) -> bool:
+    """Whether their linear weights are (inputs, outputs), as ours are."""
+    rows = (part.row for each in parts.values() for part in each)
+    return any(row.inputs is not None and not row.transposed for row in rows)
 
 
 def _pairs(

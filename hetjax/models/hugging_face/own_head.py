@@ -11,11 +11,10 @@ from pathlib import Path
 from hetjax.models.hugging_face.stored_tensors import Tensors, has_weights
 
 HEAD = "lm_head.weight"
-_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 
 
-def has_own_head(folder: Path) -> bool:
-    """Whether the head that a folder stores differs from its embedding.
+def has_own_head(folder: Path, embedding: str) -> bool:
+    """Whether the head that a folder stores differs from its embedding, by its name.
 
     BadInput for weights that cannot be read.
     """
@@ -23,14 +22,15 @@ def has_own_head(folder: Path) -> bool:
         return False
     files = sorted(folder.glob("*.safetensors*"))
     stamps = tuple((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in files)
-    return _has_own_head(folder, stamps)
+    return _has_own_head(folder, embedding, stamps)
 
 
 @lru_cache(maxsize=16)
-def _has_own_head(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> bool:
+def _has_own_head(
+    folder: Path, embedding: str, stamps: tuple[tuple[str, int, int], ...]
+) -> bool:
     """The same; `stamps` change with the files, which are read once in a process."""
     tensors = Tensors(folder)
-    embedding = next((name for name in _EMBEDDINGS if name in tensors.places), None)
-    if HEAD not in tensors.places or embedding is None:
+    if not {HEAD, embedding} <= tensors.places.keys():
         return False
     return not tensors.equal(HEAD, embedding)

@@ -17,6 +17,7 @@ from hetjax.errors import BadInput
 from hetjax.models.hugging_face.adapter_config import base_folder
 from hetjax.models.hugging_face.adapters_read import tensors_of
 from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.hugging_face.known_families import known_families
 from hetjax.models.hugging_face.quantised_folders import check_tensors_are_whole
 from hetjax.models.hugging_face.stored_tensors import Tensors, listed
 from hetjax.models.hugging_face.surplus import check_surplus
@@ -69,11 +70,12 @@ class FolderWeights:
         config, raw = read_config(base)
         self.dtype = np.dtype(dtype)
         self.lets_go = lets_go
-        self._parts = tensor_parts(config, raw["model_type"])
+        family = known_families()[raw["model_type"]]
+        self._parts = tensor_parts(config, family.model_type)
         wanted = {part.name: part for each in self._parts.values() for part in each}
         self.tensors = tensors_of(folder, base, wanted)
         check_tensors(self.tensors, wanted)
-        check_surplus(self.tensors, config, self.tensors.places.keys() - wanted)
+        check_surplus(self.tensors, family, config, self.tensors.places.keys() - wanted)
 
     def check_model(self, model: Model) -> None:
         """BadInput if the folder is of another model than this."""

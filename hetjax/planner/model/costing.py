@@ -26,7 +26,7 @@ from hetjax.costs.plan_costs import costs_of, device_kinds, stage_devices
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.model import Model
 from hetjax.plans.attention import Attention, with_attentions
 from hetjax.plans.plan import Plan, StageKey

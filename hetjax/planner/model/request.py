@@ -18,7 +18,7 @@ from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.precisions import priced_precision
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.attention import Attention, Heads, node_attention, with_forms
 from hetjax.plans.plan import (

@@ -19,6 +19,7 @@ from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import slices
 from hetjax.mesh.host_copies import host_copies, start_copy
 from hetjax.mesh.multihost import to_mesh, whole_value
+from hetjax.models.linear.quantised import SCALES, quantised_on_host
 from hetjax.models.model import (
     Model,
     ModuleSpec,
@@ -26,7 +27,6 @@ from hetjax.models.model import (
     init_params,
     quantised_weights,
 )
-from hetjax.models.quantised import SCALES, quantised_on_host
 from hetjax.stage.partition import NamedStack, StageParameters
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry

@@ -15,7 +15,7 @@ from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput, placed
-from hetjax.models.attention import head_sizes
+from hetjax.models.attention.attention import head_sizes
 from hetjax.models.finetuning import warn_of_profile
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model, tensor_sizes

@@ -2,6 +2,7 @@
 """A `config.json` as it lies on the hub, and one that cannot be."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 from hetjax.errors import BadInput
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.hugging_face.configs import config_of, read_config
-from hetjax.models.presets import model_config
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.presets import PUBLISHED, model_config
 
 FIXTURES = Path(__file__).parent / "fixtures"
+FOLDERS = sorted(FIXTURES.iterdir())
+DROPOUT = {"gpt2": ["attn_pdrop", "embd_pdrop", "resid_pdrop"]}
 # what google/gemma-3-4b-pt and -12b-pt have: all else is left to transformers
 GEMMA_WITH_EYES = {
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -97,7 +101,7 @@ def test_a_family_that_reads_no_field_of_biases_has_its_own(family: str, bias: b
     assert expected.biases == ("qkv" if family == "qwen2" else "none")
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen3", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma3"])
 def test_biases_that_a_family_reads_and_we_lack_are_refused(family: str):
     fields = json.loads((FIXTURES / family / "config.json").read_text())
     with pytest.raises(BadInput, match="attention_bias = True"):
@@ -115,3 +119,29 @@ def _window(fields: dict[str, Any]) -> int | None:
     config = config_of(fields, "a")
     assert isinstance(config, LlamaConfig)
     return config.window
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_each_field_is_read_or_named_once_as_left_out(folder: Path, tmp_path: Path):
+    raw = json.loads((folder / "config.json").read_text())
+    odd = {"alibi": True, "rope_parameters": {**raw.get("rope_parameters", {}), "x": 2}}
+    expected = ["alibi", "rope_parameters", "rope_parameters.x"]
+    expected.remove("rope_parameters" if "rope_parameters" in raw else expected[2])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(raw | odd | {"alibi_slopes": None, "clip_qkv": 0}))
+    with pytest.warns(UserWarning) as heard:
+        config, _ = read_config(path)
+        assert read_config(path)[0] == config
+    (warning,) = heard
+    named = sorted([*expected, *DROPOUT.get(folder.name, [])])
+    assert f"{', '.join(named)} of its config.json are left out" in str(warning.message)
+    assert config == config_of(raw, config.name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_of_published_sizes_all_fields_are_read(name: str, tmp_path: Path):
+    fields = fields_of(model_config(name))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_config(tmp_path / "config.json")

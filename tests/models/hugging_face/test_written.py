@@ -17,10 +17,11 @@ from safetensors.numpy import load_file, save_file
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, Routing
 from hetjax.models.hugging_face import tensor_file, written
 from hetjax.models.hugging_face.configs import config_of, read_config
+from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.stored_tensors import INDEX
 from hetjax.models.hugging_face.tensor_names import tensor_parts
 from hetjax.models.hugging_face.tensors import FolderWeights
-from hetjax.models.hugging_face.written import DTYPES, fields_of, write_model
+from hetjax.models.hugging_face.written import DTYPES, write_model
 from tests.models.hugging_face.test_fixtures import FIXTURES
 
 

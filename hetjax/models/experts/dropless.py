@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.models.adapters import Held
+from hetjax.models.experts.moe import Moe, MoeConfig, routed
 from hetjax.models.layers import Norm, activated, expert_weights, normal
-from hetjax.models.mapped import mapped_like
+from hetjax.models.linear.adapters import Held
+from hetjax.models.linear.mapped import mapped_like
+from hetjax.models.linear.quantised import ragged_product
 from hetjax.models.model import AuxLoss, ModuleSpec, PositionWise
-from hetjax.models.moe import Moe, MoeConfig, routed
-from hetjax.models.quantised import ragged_product
 
 
 class DroplessMoe(PositionWise):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.models.configs import FrozenForm
-from hetjax.models.mapped import mapped_like
+from hetjax.models.linear.mapped import mapped_like
 
 SCALES = "_scales"  # what the name of the scales ends with, beside the codes'
 BLOCK = 64

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax.models.chunked_attention import Visibility
+from hetjax.models.attention.chunked_attention import Visibility
 
 
 class KVCache(NamedTuple):

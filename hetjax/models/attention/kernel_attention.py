@@ -19,7 +19,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
-from hetjax.models.chunked_attention import ALL_BEFORE, KEPT, Visibility
+from hetjax.models.attention.chunked_attention import ALL_BEFORE, KEPT, Visibility
 
 KernelName = Literal["cudnn", "splash"]
 FORWARD, BACKWARD = "attention_forward", "attention_backward"
@@ -39,7 +39,7 @@ class _Kernel:
     def passes(self, name: str) -> Callable[..., Any]:
         """The forward or backward, imported when it is first asked for: no other
         device needs the libraries."""
-        module = import_module(f"hetjax.models.{self.name}_kernel")
+        module = import_module(f"hetjax.models.attention.{self.name}_kernel")
         return partial(getattr(module, name), self.visibility)
 
 

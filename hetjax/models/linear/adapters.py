@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hetjax.models.quantised import Quantised, product
+from hetjax.models.linear.quantised import Quantised, product
 
 A, B = "_lora_a", "_lora_b"
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from hetjax.models.chunked_attention import Visibility
+from hetjax.models.attention.chunked_attention import Visibility
 
 _LATER: dict[str, Any] = (  # what JAX asks for besides, from 0.12 on
     {"score_mod": None}

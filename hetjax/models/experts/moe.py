@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.models.adapters import linear
 from hetjax.models.configs import Routing, require_positive
 from hetjax.models.layers import MlpConfig, Norm, activated, expert_weights, normal
+from hetjax.models.linear.adapters import linear
 from hetjax.models.model import AuxLoss
 
 

@@ -4,7 +4,7 @@
 Legend: B sequences, L positions, D residual width, N query heads, K key/value heads
 (N / K queries share one), H head size.
 Owns the module with its config, and which form computes it. Does not own the form in
-blocks (`chunked_attention.py`) nor keys and values that are kept (`kept_attention.py`).
+blocks (`chunked_attention.py`) nor keys and values that are kept (`kv_cache.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -15,17 +15,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
-from hetjax.models.adapters import linear
-from hetjax.models.chunked_attention import ALL_BEFORE, Visibility, chunked_attention
+from hetjax.models.attention.chunked_attention import (
+    ALL_BEFORE,
+    Visibility,
+    chunked_attention,
+)
+from hetjax.models.attention.kernel_attention import KernelName, kernel_attention
+from hetjax.models.attention.kv_cache import KVCache, attend_cached
 from hetjax.models.configs import (
     NormConfig,
     RopeScaling,
     require_divides,
     require_positive,
 )
-from hetjax.models.kernel_attention import KernelName, kernel_attention
-from hetjax.models.kv_cache import KVCache, attend_cached
-from hetjax.models.layers import STD, Norm, linear_weight, zeros
+from hetjax.models.layers import STD, Norm, biased, linear_weight, scaled, zeros
+from hetjax.models.linear.adapters import linear
 from hetjax.models.model import Model, ModuleSpec
 from hetjax.models.positions import positions_within, rotate
 
@@ -38,7 +42,8 @@ class AttentionConfig:
     """`num_kv_heads` below `num_heads` is grouped-query attention.
 
     With `qk_norm` queries and keys of each head are normalised by its rule; with
-    `post_norm` so is what is added to the residual stream, by `norm`.
+    `post_norm` so is what is added to the residual stream, by `norm`; then it is
+    multiplied by `residual_scale`.
     """
 
     hidden_size: int
@@ -53,6 +58,7 @@ class AttentionConfig:
     rope_theta: float | None = None  # None: positions are not the attention's matter
     rope_scaling: RopeScaling | None = None
     post_norm: bool = False
+    residual_scale: float = 1.0
     output_std: float = STD
     form: AttentionForm | None = None  # None: chunked
 
@@ -85,10 +91,10 @@ class Attention(nnx.Module):
             config.output_std,
             num_inputs=2,
         )
-        biased = config.biases != "none"
-        self.q_bias = zeros((N, H), ("heads", None)) if biased else None
-        self.k_bias = zeros((K, H), ("kv_heads", None)) if biased else None
-        self.v_bias = zeros((K, H), ("kv_heads", None)) if biased else None
+        has_biases = config.biases != "none"
+        self.q_bias = zeros((N, H), ("heads", None)) if has_biases else None
+        self.k_bias = zeros((K, H), ("kv_heads", None)) if has_biases else None
+        self.v_bias = zeros((K, H), ("kv_heads", None)) if has_biases else None
         self.out_bias = zeros((D,), (None,)) if config.biases == "all" else None
         self.q_norm = Norm(config.qk_norm, H) if config.qk_norm else None
         self.k_norm = Norm(config.qk_norm, H) if config.qk_norm else None
@@ -139,9 +145,8 @@ class Attention(nnx.Module):
 
     def _added(self, x_BLD: jax.Array, z_BLNH: jax.Array) -> jax.Array:
         y_BLD = linear("blnh,nhd->bld", z_BLNH, self.out)
-        if self.out_bias is not None:
-            y_BLD += self.out_bias[...][None, None, :]
-        return x_BLD + _normed(y_BLD, self.post_norm)
+        y_BLD = _normed(biased(y_BLD, self.out_bias), self.post_norm)
+        return x_BLD + scaled(y_BLD, self.config.residual_scale)
 
     def _turned(self, x_BLNH: jax.Array, place_BL: jax.Array | None) -> jax.Array:
         theta, scaling = self.config.rope_theta, self.config.rope_scaling
@@ -152,7 +157,9 @@ class Attention(nnx.Module):
     def _scaled(self, q_BLNH: jax.Array) -> jax.Array:
         """Queries of which attention, that divides by sqrt(H), makes what is asked."""
         scale = self.config.query_scale
-        return q_BLNH if scale is None else q_BLNH * (scale * q_BLNH.shape[-1] ** 0.5)
+        return (
+            q_BLNH if scale is None else scaled(q_BLNH, scale * q_BLNH.shape[-1] ** 0.5)
+        )
 
 
 def _normed(x: jax.Array, norm: Norm | None) -> jax.Array:

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_mask as masks,
 )
 
-from hetjax.models.chunked_attention import Visibility
+from hetjax.models.attention.chunked_attention import Visibility
 
 LANES = 128  # of a TPU: blocks are multiples
 _BLOCKS = tuple(range(4 * LANES, 0, -LANES))  # positions, the best first

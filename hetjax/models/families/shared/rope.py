@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary positions in a `config.json`: read as ours, and written.
+
+Owns the words of transformers 4 (`rope_theta`, `rope_scaling`) and 5
+(`rope_parameters`). Does not own the rotation (`positions.py`).
+"""
+
+from typing import Any
+
+from hetjax.errors import BadInput
+from hetjax.models.configs import RopeScaling
+from hetjax.models.families.shared.fields import Fields
+
+_THETA = 10_000.0
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The object of them, whichever it is called."""
+    names = "rope_parameters", "rope_scaling"
+    fields.without_effect(*names)
+    return fields.part(names[0] if fields.get(names[0]) else names[1])
+
+
+def read_rope(told: Fields, theta: float | None) -> tuple[float, RopeScaling | None]:
+    """The base of the rotation, and its scaling; Gemma's by kind are taken apart."""
+    base: float = told.get("rope_theta") or theta or _THETA
+    kinds = told.get("rope_type"), told.get("type")
+    kind = kinds[0] or kinds[1] or "default"
+    if kind == "default":
+        return base, None
+    if kind == "linear":
+        return base, RopeScaling(kind="linear", factor=told["factor"])
+    if kind == "llama3":
+        return base, RopeScaling(
+            kind="llama3",
+            factor=told["factor"],
+            low_turns=told["low_freq_factor"],
+            high_turns=told["high_freq_factor"],
+            original_positions=told["original_max_position_embeddings"],
+        )
+    raise BadInput(
+        got=f"model {told.name!r}: rope_type {kind!r}",
+        allowed="default, linear, llama3",
+        fix="give a model with one of these, or remove the scaling from its "
+        "config.json if your sequences are not longer than its first training's",
+    )
+
+
+def written_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """The fields, in the words of both."""
+    told: dict[str, Any] | None = None
+    if scaling is not None:
+        told = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling is not None and scaling.kind == "llama3":
+        told = {
+            **(told or {}),
+            "low_freq_factor": scaling.low_turns,
+            "high_freq_factor": scaling.high_turns,
+            "original_max_position_embeddings": scaling.original_positions,
+        }
+    parameters = {"rope_theta": theta, **(told or {"rope_type": "default"})}
+    return {
+        "rope_theta": theta,
+        "rope_scaling": told,
+        "rope_parameters": parameters,
+    }
