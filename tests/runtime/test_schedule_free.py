@@ -15,7 +15,7 @@ from hetjax.optimizers.optimizer import optimizer
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.commit import total_loss
-from hetjax.runtime.execution.serving import ServingStages
+from hetjax.runtime.execution.serving import ServingStages, TextPiece
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_update import MODEL, PLAN, weights

@@ -15,7 +15,8 @@ from hetjax.api.trained_model import TrainedModel
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.models.finetuning import LoraConfig
-from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.runtime.execution.evaluated_weights import evaluated_weights
