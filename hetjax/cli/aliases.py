@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options as other programs spell them: transformers, torchtitan, axolotl, nanoGPT.
+"""Options as other programs, or hetjax before, spell them.
 
-Owns which of their names are accepted, those that mean the same here, and what to type
-in place of the others. Does not own our own options (`training/settings/config.py`,
-commands).
+The other programs are transformers, torchtitan, axolotl and nanoGPT. Owns which of
+their names are accepted, those that mean the same here, and what to type in place of
+the others. Does not own our own options (`training/settings/config.py`, commands).
 """
 
 from collections.abc import Collection, Iterator, Sequence
 
 from hetjax.errors import BadInput
+from hetjax.training.settings.values import FORMER_NAMES, warn_of_former_name
 
 # Same meaning, same values.
 _SAME = {
@@ -160,6 +161,10 @@ _UNLIKE = {
     "config": ("settings are options, and presets are sets of them", "leave it out"),
 }
 _OURS = {theirs: ours for ours, names in _SAME.items() for theirs in names.split()}
+_FORMER = {
+    former.replace("_", "-"): name.replace("_", "-")
+    for former, name in FORMER_NAMES.items()
+}
 _YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -179,6 +184,9 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
         name = typed.replace("_", "-").removeprefix("--")
         if not typed.startswith("--") or f"--{name}" in options:
             yield argument
+        elif (now := f"--{_FORMER.get(name)}") in options:
+            warn_of_former_name(f"--{name}", now)
+            yield f"{now}{equals}{value}"
         elif (ours := f"--{_OURS.get(name)}") in options:
             yield f"{ours}{equals}{value}"
         elif name in _FLAGS and _FLAGS[name][0] in options:

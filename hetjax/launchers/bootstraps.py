@@ -23,12 +23,12 @@ class StartTerms:
     """What one start of a run has for all of its workers, wherever they are started.
 
     `number` is greater with each start. Limits of what workers are asked are multiplied
-    by `patience`; `watchdog_factor` times as long as expected, and a worker hangs.
+    by `timeout_scale`; `watchdog_factor` times as long as expected, and a worker hangs.
     `tls` is what encrypts, if something does.
     """
 
     number: int = 0
-    patience: float = 1.0
+    timeout_scale: float = 1.0
     watchdog_factor: float = WATCHDOG_FACTOR
     tls: Tls | None = None
 
@@ -50,7 +50,7 @@ class Bootstraps:
         self.connections = SocketConnections(
             f"{address}:0",
             self._secret,
-            patience=terms.patience,
+            timeout_scale=terms.timeout_scale,
             watchdog_factor=terms.watchdog_factor,
             tls=terms.tls,
         )

@@ -140,7 +140,7 @@ def _driver_config(
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
     # no compiling ahead beside the step that trains in this very process
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
-    ahead_s = config.foresee_after_s if has_workers else 0.0
+    ahead_s = config.standby_plans_after_s if has_workers else 0.0
     return DriverConfig(
         context=context,
         loss_scaling=LossScaling(

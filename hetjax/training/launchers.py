@@ -39,7 +39,9 @@ def launcher_of(
         logs=config.run_dir / LOGS,
         cache_dir=config.data.cache_dir.expanduser(),
         work=work,
-        standby_after_s=0.0 if config.recovery == "none" else config.foresee_after_s,
+        standby_after_s=0.0
+        if config.recovery == "none"
+        else config.standby_plans_after_s,
         terms=_start_terms(config, number),
     )
     return launcher_file(config.launcher).open_launcher(request, stack)
@@ -49,7 +51,7 @@ def _start_terms(config: RunConfig, number: int) -> StartTerms:
     has_links = LAUNCHERS[config.launcher].has_worker_processes
     return StartTerms(
         number=number,
-        patience=config.patience,
+        timeout_scale=config.timeout_scale,
         watchdog_factor=config.watchdog_factor,
         tls=_tls_of(config) if has_links else None,
     )

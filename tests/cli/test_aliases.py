@@ -2,6 +2,7 @@
 """Options of other programs: accepted where they mean the same, else what to type."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hetjax.errors import BadInput
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import preset
+from hetjax.training.settings.values import FORMER_NAMES
 
 TINY = preset("tiny").config
 # typed as in the documentation of transformers, torchtitan, axolotl and nanoGPT
@@ -100,3 +102,17 @@ def test_a_command_keeps_its_own_names():
 def test_a_value_is_no_name(tmp_path: Path):
     found = config("--evaluation.prompt=--lr --data.path lr")
     assert found.evaluation.prompt == "--lr" and found.data.path == Path("lr")
+
+
+@pytest.mark.parametrize(
+    "former, now",
+    {"patience": "timeout-scale", "foresee-after-s": "standby-plans-after-s"}.items(),
+)
+def test_options_keep_their_former_names_with_a_warning(former: str, now: str):
+    with pytest.warns(UserWarning, match=f"--{former} is called --{now} now"):
+        assert config(f"--{former} 2.5") == config(f"--{now} 2.5")
+
+
+def test_former_names_stand_for_settings_that_there_are():
+    present = {field.name for field in fields(RunConfig)}
+    assert {*FORMER_NAMES.values()} <= present and not {*FORMER_NAMES} & present

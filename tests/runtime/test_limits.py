@@ -52,10 +52,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def connections_of(
-    workers: Mapping[str, Hear], patience: float = 1.0
+    workers: Mapping[str, Hear], timeout_scale: float = 1.0
 ) -> Iterator[SocketConnections]:
     """A controller whose workers, here, do this with each request."""
-    connections = SocketConnections("127.0.0.1:0", SECRET, patience=patience)
+    connections = SocketConnections("127.0.0.1:0", SECRET, timeout_scale=timeout_scale)
     workers_: dict[str, ControllerConnection] = {}
     try:
         for name, hear in workers.items():
@@ -141,9 +141,9 @@ def test_where_all_wait_for_each_other_one_is_named_and_none_is_cut_off():
 
 
 def test_patience_multiplies_the_limits():
-    with connections_of({"a": answers, "b": hangs}, patience=4.0) as connections:
+    with connections_of({"a": answers, "b": hangs}, timeout_scale=4.0) as connections:
         begin_s = time.monotonic()
-        with pytest.raises(WorkerLost, match="took more than 1.6 s .*--patience"):
+        with pytest.raises(WorkerLost, match="took more than 1.6 s .*--timeout-scale"):
             connections.ask(dict.fromkeys("ab", Compile()))
         assert time.monotonic() - begin_s > 4 * LIMIT_S
 

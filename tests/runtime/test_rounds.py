@@ -191,7 +191,7 @@ def test_the_first_step_is_expected_to_take_what_the_plan_says_and_what_compilin
     assert compiled.limit_s(Train) == LIMITS[Train].seconds
     assert Rounds().limit_s(Train, 3.0) == LIMITS[Train].seconds
     assert Rounds(longest_s={Compile: 1.0, Train: 90.0}).limit_s(Train, 3.0) == 900.0
-    assert replace(compiled, patience=2.0).limit_s(Train, 3.0) == 1460.0
+    assert replace(compiled, timeout_scale=2.0).limit_s(Train, 3.0) == 1460.0
 
 
 def test_what_was_asked_with_a_prediction_has_its_limit():

@@ -20,7 +20,12 @@ from hetjax.training.settings.config import (
     OptimizerConfig,
     RunConfig,
 )
-from hetjax.training.settings.values import config_values, flat_values, read_config
+from hetjax.training.settings.values import (
+    changed_config,
+    config_values,
+    flat_values,
+    read_config,
+)
 
 BASE = RunConfig(model="m", run_dir=Path("d"), steps=3, seq_len=4, global_batch=2)
 PATHS = st.text("abc/.", min_size=1).map(Path)
@@ -137,3 +142,18 @@ def test_settings_out_of_range_are_refused(config: RunConfig, words: list[str]):
 def test_settings_without_limits_are_taken():
     infinite = OptimizerConfig(clip_norm=float("inf"), weight_decay=0, warmup_steps=0)
     check_config(replace(BASE, optimizer=infinite))
+
+
+def test_settings_of_a_file_may_have_their_former_names():
+    values = config_values(replace(BASE, timeout_scale=2.0, standby_plans_after_s=5.0))
+    values["patience"] = values.pop("timeout_scale")
+    values["foresee_after_s"] = values.pop("standby_plans_after_s")
+    found = read_config(values, "config")
+    assert (found.timeout_scale, found.standby_plans_after_s) == (2.0, 5.0)
+
+
+def test_settings_may_be_changed_by_their_former_names_with_a_warning():
+    with pytest.warns(UserWarning, match="patience is called timeout_scale now"):
+        assert changed_config(BASE, {"patience": 2.0}) == replace(
+            BASE, timeout_scale=2.0
+        )

@@ -23,7 +23,7 @@ class Limit:
         """Why a worker that took longer counts as lost."""
         return (
             f"took more than {limit_s:g} s to {self.what} "
-            "(--patience multiplies all such limits)"
+            "(--timeout-scale multiplies all such limits)"
         )
 
 

@@ -155,11 +155,11 @@ class Round:
 class Rounds:
     """The workers of a run, by the newest start of each, and the round of now.
 
-    Limits (`limits.py`) are multiplied by `patience`; `longest_s` has by kind of
+    Limits (`limits.py`) are multiplied by `timeout_scale`; `longest_s` has by kind of
     request how long it has taken at most, of those that take about as long each time.
     """
 
-    patience: float = 1.0
+    timeout_scale: float = 1.0
     watchdog_factor: float = WATCHDOG_FACTOR
     longest_s: Mapping[type[AnyRequest], float] = field(default_factory=dict)
     number: int = 0  # of the round that was asked last
@@ -177,7 +177,7 @@ class Rounds:
         if what is schema.Train and expected_s is not None:
             expected_s = first_step_s(expected_s, self.longest_s)
         found_s = limit_s(what, expected_s, longest_s, self.watchdog_factor)
-        return self.patience * found_s
+        return self.timeout_scale * found_s
 
 
 # they take about as long each time, or have a least limit that allows for more
@@ -251,7 +251,7 @@ def _heard(event: Heard, state: Rounds, now_s: float) -> Reaction:
     assert found is not None
     if isinstance(event.message, schema.Compiling):
         # a limit for each program, within what the table has for all
-        most_s = state.patience * LIMITS[schema.Compile].seconds
+        most_s = state.timeout_scale * LIMITS[schema.Compile].seconds
         end_s = min(found.begin_s + most_s, now_s + found.limit_s)
         found = replace(found, end_s=max(found.end_s, end_s))
         return replace(state, round=found), (Tell(worker, event.message),)

@@ -146,13 +146,15 @@ class SocketConnections:
         address: str,
         secret: bytes,
         silence_s: float = SILENCE_S,
-        patience: float = 1.0,
+        timeout_scale: float = 1.0,
         watchdog_factor: float = WATCHDOG_FACTOR,
         tls: Tls | None = None,
         record: Record = lambda event, now_s, actions: None,
     ) -> None:
         self._silence_s, self._record = silence_s, record
-        self._state = Rounds(patience=patience, watchdog_factor=watchdog_factor)
+        self._state = Rounds(
+            timeout_scale=timeout_scale, watchdog_factor=watchdog_factor
+        )
         self._events = queue.SimpleQueue[rounds.Event | _Arrival]()
         self._sockets: dict[tuple[str, int], Connection] = {}
         self._admitted = itertools.count()

@@ -146,10 +146,10 @@ class RunConfig:
     reroute: bool = False
     """Let the replicas that are left take over the samples of a lost one at once, and
     go on while it is started again; losses are then the same to rounding."""
-    foresee_after_s: float = 60.0
+    standby_plans_after_s: float = 60.0
     """Seconds of training until plans for the loss of each node are made and compiled
     in the background, where workers are processes of their own; 0: never."""
-    patience: float = 1.0
+    timeout_scale: float = 1.0
     """Multiplies all limits on waiting for a worker (30 minutes for a step), after
     which it counts as lost."""
     watchdog_factor: float = 10.0

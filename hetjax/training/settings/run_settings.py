@@ -24,7 +24,13 @@ KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
 # Settings that may differ from start to start without a word
 PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-PASSING += ("max_hours", "foresee_after_s", "patience", "watchdog_factor", "reroute")
+PASSING += (
+    "max_hours",
+    "standby_plans_after_s",
+    "timeout_scale",
+    "watchdog_factor",
+    "reroute",
+)
 PASSING += ("data.path", "data.cache_dir", "adopt")
 PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
 # Where things are, on which machines: not what a run computes

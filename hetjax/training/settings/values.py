@@ -5,6 +5,7 @@ Does not own the settings (`config.py`) nor their file (`rundir.py`).
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -21,9 +22,29 @@ def config_values(config: RunConfig) -> dict[str, Any]:
     return _plain(asdict(config))
 
 
+# Settings that had other names before; these are read until 0.2.
+FORMER_NAMES = {
+    "foresee_after_s": "standby_plans_after_s",
+    "patience": "timeout_scale",
+}
+
+
 def read_config(raw: object, where: str) -> RunConfig:
-    """Read what `config_values` gave; BadInput names the place of what is wrong."""
+    """Read what `config_values` gave; BadInput names the place of what is wrong.
+
+    Settings may have the names that they had when a run began.
+    """
+    if isinstance(raw, dict):
+        raw = {FORMER_NAMES.get(name, name): value for name, value in raw.items()}
     return _record(RunConfig, raw, where)
+
+
+def warn_of_former_name(former: str, name: str) -> None:
+    """Warn that a setting was given by the name that it had before."""
+    warnings.warn(
+        f"{former} is called {name} now; the former name goes with hetjax 0.2",
+        stacklevel=3,
+    )
 
 
 def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -32,7 +53,10 @@ def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     BadInput for a name that there is not, and for a value of the wrong type.
     """
     values = config_values(config)
-    for name, value in changes.items():
+    for given, value in changes.items():
+        name = FORMER_NAMES.get(given, given)
+        if name != given:
+            warn_of_former_name(given, name)
         before, now = values.get(name), _plain(value)
         if isinstance(before, dict) and isinstance(now, dict):
             now = before | now
