@@ -3,7 +3,7 @@
 
 Owns what a launcher is given and what a run asks of it while it goes on. Does not own
 which launchers there are (`table.py`), what workers are told (`bootstraps.py`), nor who
-decides when one is started (`elastic/driver.py`).
+decides when one is started (`training/recovery/driver.py`).
 """
 
 import subprocess

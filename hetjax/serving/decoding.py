@@ -2,7 +2,7 @@
 """A text that goes on: tokens pass the layers once, and what these keep of them stays.
 
 Owns the compiled programs of a layer that continues, the lengths that they are compiled
-for, and what is kept for one text. Does not own which token comes next (`choosing.py`)
+for, and what is kept for one text. Does not own which token comes next (`sampling.py`)
 nor how layers look at what is kept (`models/attention/attention.py`).
 Legend: B = 1 sequence, L new positions, D residual width, V padded vocabulary.
 """

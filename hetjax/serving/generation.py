@@ -2,8 +2,8 @@
 """Text that a model goes on with, as it comes.
 
 Owns when a text is at its end, and that no half of a character is shown, nor what may
-become the stop text. Does not own how tokens are found likely (`continuing.py`) nor
-chosen (`choosing.py`).
+become the stop text. Does not own how tokens are found likely (`decoding.py`) nor
+chosen (`sampling.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -3,7 +3,7 @@
 
 Owns which device has which layer, and that weights come there one by one, in the
 precision that is computed in. Does not own where weights are (a folder or a
-checkpoint), nor what is computed with them (`continuing.py`, `scoring.py`).
+checkpoint), nor what is computed with them (`decoding.py`, `scoring.py`).
 """
 
 import math

@@ -2,7 +2,7 @@
 """What observers are given: one frozen record for each thing that happens in a run.
 
 Owns the records, and which lines of a run's journals become one. Does not own these
-lines (`loop.py`, `events.py`) nor how records reach observers (`dispatch.py`). Steps
+lines (`loop.py`, `recorder.py`) nor how records reach observers (`dispatch.py`). Steps
 are counted as in `metrics.jsonl`; where a record comes again, as after a recovery, the
 later one counts.
 """
