@@ -21,10 +21,11 @@ from pathlib import Path
 from statistics import median
 
 from experiments.machine import machine
-from hetjax.data import corpus, tokenizer
+from hetjax.data import tokenizer
 from hetjax.data.building import write_documents
 from hetjax.data.dataset import prepare
 from hetjax.data.settings import Ingredients
+from hetjax.data.sources import corpus
 from hetjax.data.tokenizer import Tokenizer
 
 RATE_BYTES = 50_000_000

@@ -39,7 +39,7 @@ from hetjax.models.linear.quantised import rounded
 from hetjax.models.model import Model, abstract_params, quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.optimizers.optimizer import AVERAGES, optimizer
-from hetjax.runtime.execution.evaluated_weights import evaluated_weights
+from hetjax.runtime.execution.updates.evaluated_weights import evaluated_weights
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import best_of, losses_of
 from hetjax.training.directory.journal import read_journal

@@ -16,12 +16,12 @@ from typing import Any, Literal, Self
 from hetjax.api.exporting import AskedStep
 from hetjax.api.model_places import On, WeightsChoice, placed
 from hetjax.api.trained_sources import find_trained, turn_ends
-from hetjax.data.chat_template import ChatTemplate
-from hetjax.data.conversations import RowEncoder
-from hetjax.data.corpus import files
-from hetjax.data.forms import TEXT_COLUMN, Format
-from hetjax.data.questions import read_questions
-from hetjax.data.sandbox import TemplateRefuses
+from hetjax.data.chat.chat_template import ChatTemplate
+from hetjax.data.chat.conversations import RowEncoder
+from hetjax.data.chat.sandbox import TemplateRefuses
+from hetjax.data.sources.corpus import files
+from hetjax.data.sources.forms import TEXT_COLUMN, Format
+from hetjax.data.sources.questions import read_questions
 from hetjax.errors import BadInput
 from hetjax.plans.precision import Dtype
 from hetjax.serving.choice_score import ChoiceScore, score_choices

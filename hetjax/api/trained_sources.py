@@ -22,10 +22,10 @@ from hetjax.api.exporting import (
     weight_reader,
 )
 from hetjax.api.written_beside import GENERATION, first_folder
-from hetjax.data.chat_template import ChatTemplate
+from hetjax.data.chat.chat_template import ChatTemplate
+from hetjax.data.chat.sandbox import TemplateRefuses
 from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
-from hetjax.data.messages import ASSISTANT
-from hetjax.data.sandbox import TemplateRefuses
+from hetjax.data.sources.messages import ASSISTANT
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value

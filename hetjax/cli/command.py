@@ -20,7 +20,7 @@ from hetjax.cli.process import INTERRUPTED, TERMINATED, Main
 from hetjax.cluster import catalogue
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.layer_profile import read_profile
-from hetjax.data.readers import text_files
+from hetjax.data.sources.readers import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.files.writing import naming
 from hetjax.models.named import check_model_name

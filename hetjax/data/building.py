@@ -23,12 +23,12 @@ import numpy as np
 
 from hetjax.data import tokenizer
 from hetjax.data.array_file import ArrayFile
-from hetjax.data.conversations import RowEncoder
-from hetjax.data.corpus import Source
+from hetjax.data.chat.conversations import RowEncoder
 from hetjax.data.hugging_face import TOKENIZER, ModelTokenizer
-from hetjax.data.readers import recognised
-from hetjax.data.rows import Completion, Conversation, Row, canonical
 from hetjax.data.settings import VALIDATION
+from hetjax.data.sources.corpus import Source
+from hetjax.data.sources.readers import recognised
+from hetjax.data.sources.rows import Completion, Conversation, Row, canonical
 from hetjax.data.splitting import (
     Outline,
     Split,

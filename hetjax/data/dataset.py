@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.data import corpus
 from hetjax.data.building import Progress, Sources, build, file_name
 from hetjax.data.hugging_face import (
     CONFIG,
@@ -34,6 +33,7 @@ from hetjax.data.hugging_face import (
     read_tokenizer,
 )
 from hetjax.data.settings import VALIDATION, Ingredients
+from hetjax.data.sources import corpus
 from hetjax.data.tokenizer import Tokenizer, check_vocab_size
 from hetjax.data.tokenizer import load as load_tokenizer
 from hetjax.data.tokens import Rows, Tokens

@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from hetjax.data.chat_template import ChatTemplate
+from hetjax.data.chat.chat_template import ChatTemplate
 from hetjax.data.tokenizer import Tokenizer, own_tokenizer, panics_refused
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.data.forms import TEXT_COLUMN, Format
-from hetjax.data.readers import PATH
+from hetjax.data.sources.forms import TEXT_COLUMN, Format
+from hetjax.data.sources.readers import PATH
 from hetjax.errors import BadInput
 
 VALIDATION = "--data.validation"

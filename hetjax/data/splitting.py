@@ -16,9 +16,9 @@ from itertools import compress
 
 import numpy as np
 
-from hetjax.data.readers import PATH
-from hetjax.data.rows import Row, canonical
 from hetjax.data.settings import VALIDATION
+from hetjax.data.sources.readers import PATH
+from hetjax.data.sources.rows import Row, canonical
 from hetjax.errors import BadInput
 
 _MIN_VALIDATION_BYTES = 100_000

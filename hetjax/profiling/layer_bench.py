@@ -29,11 +29,11 @@ from hetjax.mesh.axes import replicated, stage_mesh
 from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import AttentionForm, Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.execution.groups import GradientGroup
 from hetjax.runtime.execution.programs import lowered
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.state import fresh_weights, place
+from hetjax.runtime.execution.updates.groups import GradientGroup
 
 NUM_REPETITIONS = 7
 _NUM_UNITS = 2  # the shortest run that is scanned

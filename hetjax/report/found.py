@@ -24,12 +24,12 @@ from hetjax.planner.search.worth import Instead, Worth
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
-from hetjax.report.binding import binding
 from hetjax.report.html.pages import framed
 from hetjax.report.html.plan_page import plan_page
 from hetjax.report.pictures.layout import layout_picture
 from hetjax.report.pictures.picture import Picture
-from hetjax.report.plan_rows import (
+from hetjax.report.plans.binding import binding
+from hetjax.report.plans.plan_rows import (
     BASELINES,
     CHANGES,
     WISHES,
@@ -42,9 +42,14 @@ from hetjax.report.plan_rows import (
     warning_lines,
     wish_rows,
 )
+from hetjax.report.plans.step_rows import (
+    MemoryBar,
+    memory_bars,
+    stage_header,
+    stage_rows,
+)
+from hetjax.report.plans.worth_rows import PARTS, part_notes, part_rows
 from hetjax.report.prediction import SimulatedStep, found_plan
-from hetjax.report.step_rows import MemoryBar, memory_bars, stage_header, stage_rows
-from hetjax.report.worth_rows import PARTS, part_notes, part_rows
 from hetjax.schedule.predicted import Predicted
 
 Ended = Literal["interrupted", "search_s", "search_work"]

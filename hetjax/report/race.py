@@ -22,7 +22,7 @@ from hetjax.plans.plan_files import plan_json, write_plan
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.race_picture import SpeedBar, race_picture
-from hetjax.report.plan_rows import num_devices
+from hetjax.report.plans.plan_rows import num_devices
 from hetjax.report.prediction import SimulatedStep
 from hetjax.schedule.predicted import Predicted
 

@@ -2,7 +2,7 @@
 """Multiple choice by log-likelihood, as lm-eval judges it.
 
 Owns the tokens of a choice after its context, which are the same as in lm-eval, and the
-two ways to be right. Does not own questions in files (`data/questions.py`).
+two ways to be right. Does not own questions in files (`data/sources/questions.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.data.questions import Question
+from hetjax.data.sources.questions import Question
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 from hetjax.serving.scoring import Scorer, Window

@@ -3,15 +3,15 @@
 
 Owns which tokens of a row count: of a document all of its text, after what the model
 wants before one; of a prompt with its completion and of a conversation those that
-training learns. Does not own files (`data/readers.py`).
+training learns. Does not own files (`data/sources/readers.py`).
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from hetjax.data.conversations import RowEncoder
-from hetjax.data.rows import Row
+from hetjax.data.chat.conversations import RowEncoder
+from hetjax.data.sources.rows import Row
 from hetjax.serving.scoring import Scorer, Window, windows
 
 

@@ -8,9 +8,9 @@ how documents are packed (`data/packing.py`) nor what stages make of them
 
 from dataclasses import replace
 
-from hetjax.data.corpus import holds_rows
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.data.settings import ingredients
+from hetjax.data.sources.corpus import holds_rows
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, can_pack
 from hetjax.report.progress import Display

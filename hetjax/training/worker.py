@@ -38,9 +38,9 @@ from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
-from hetjax.runtime.execution.groups import CPU
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Weights, drawn_weights
+from hetjax.runtime.execution.updates.groups import CPU
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.service import Work

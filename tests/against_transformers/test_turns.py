@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import SandboxedTemplate, TemplateRefuses
-from hetjax.data.turns import written
+from hetjax.data.chat.sandbox import SandboxedTemplate, TemplateRefuses
+from hetjax.data.chat.turns import written
+from hetjax.data.sources.rows import Conversation
 from tests.data.chat_templates import MARKED, PLAIN
 from tests.data.test_turns import CHATS, EOS, SPECIAL, learnt
 

@@ -15,7 +15,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.report.found import FoundPlan
 from hetjax.report.html.plan_page import plan_page
-from hetjax.report.plan_rows import wish_rows
+from hetjax.report.plans.plan_rows import wish_rows
 
 PRICED, WITHOUT_SPOT, UNPRICED = "L4", "A10G", "H20"  # as in the catalogue
 OWNED = "RTX-A6000"  # 300 W, and nobody rents it out

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hetjax.data import corpus
 from hetjax.data.building import parts_of
+from hetjax.data.sources import corpus
 from hetjax.data.splitting import Outline, outline, split
 from hetjax.errors import BadInput
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.data import docstrings
+from hetjax.data.sources import docstrings
 
 LONG = "All of this is said at length. " * 10 + "So."
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hetjax.data.forms import KNOWN, FormsSeen
-from hetjax.data.messages import is_learnt
-from hetjax.data.readers import recognised, rows
-from hetjax.data.rows import Completion, Conversation, canonical, row_of
+from hetjax.data.sources.forms import KNOWN, FormsSeen
+from hetjax.data.sources.messages import is_learnt
+from hetjax.data.sources.readers import recognised, rows
+from hetjax.data.sources.rows import Completion, Conversation, canonical, row_of
 from hetjax.errors import BadInput
 
 USER, ANSWER = (

@@ -11,11 +11,11 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers
 
-from hetjax.data.chat_template import ChatTemplate
-from hetjax.data.conversations import RowEncoder
+from hetjax.data.chat.chat_template import ChatTemplate
+from hetjax.data.chat.conversations import RowEncoder
+from hetjax.data.chat.sandbox import TemplateRefuses
 from hetjax.data.hugging_face import check_fits, read_tokenizer
-from hetjax.data.rows import Completion, Conversation
-from hetjax.data.sandbox import TemplateRefuses
+from hetjax.data.sources.rows import Completion, Conversation
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 from tests.against_transformers.tokenizer_cases import CHATS, FOLDER, TEXTS, messages_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.data.questions import Question, read_questions
+from hetjax.data.sources.questions import Question, read_questions
 from hetjax.errors import BadInput
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.data.readers import documents, rows
-from hetjax.data.rows import Completion, Conversation
+from hetjax.data.sources.readers import documents, rows
+from hetjax.data.sources.rows import Completion, Conversation
 from hetjax.errors import BadInput
 
 MESSAGES = [

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hetjax.data import record_files
-from hetjax.data.readers import rows
-from hetjax.data.record_files import records
+from hetjax.data.sources import record_files
+from hetjax.data.sources.readers import rows
+from hetjax.data.sources.record_files import records
 from hetjax.errors import BadInput
 
 RECORDS = [

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.data import template_process
-from hetjax.data.chat_template import ChatTemplate
-from hetjax.data.conversations import RowEncoder
+from hetjax.data.chat import template_process
+from hetjax.data.chat.chat_template import ChatTemplate
+from hetjax.data.chat.conversations import RowEncoder
+from hetjax.data.chat.sandbox import TemplateRefuses
 from hetjax.data.hugging_face import read_tokenizer
-from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import TemplateRefuses
+from hetjax.data.sources.rows import Conversation
 from hetjax.errors import BadInput
 from tests.against_transformers.tokenizer_cases import FOLDER
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import SandboxedTemplate, TemplateRefuses
-from hetjax.data.turns import Written, written
+from hetjax.data.chat.sandbox import SandboxedTemplate, TemplateRefuses
+from hetjax.data.chat.turns import Written, written
+from hetjax.data.sources.rows import Conversation
 from tests.data.chat_templates import ENDLESS, FORGETFUL, MARKED, PLAIN
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "</s>")

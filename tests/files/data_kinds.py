@@ -12,9 +12,9 @@ from typing import Any
 import zstandard
 
 from hetjax.data.dataset import load, prepare
-from hetjax.data.questions import read_questions
-from hetjax.data.readers import rows
 from hetjax.data.settings import Ingredients
+from hetjax.data.sources.questions import read_questions
+from hetjax.data.sources.readers import rows
 from tests.files.file_kind import FileKind, written
 
 _ROWS = """{"text": "one"}

@@ -32,9 +32,9 @@ _PARSERS = {
 _METHODS = {"from_str", "from_file", "from_buffer"}  # of tokenizers
 # where something is parsed without hetjax/files/, and why
 _ELSEWHERE = {
-    "data/chat_template.py: json.loads": "between processes of ours",
-    "data/template_process.py: json.loads": "between processes of ours",
-    "data/record_files.py: json.JSONDecoder": "where a value ends; it is then read",
+    "data/chat/chat_template.py: json.loads": "between processes of ours",
+    "data/chat/template_process.py: json.loads": "between processes of ours",
+    "data/sources/record_files.py: json.JSONDecoder": "where a value ends, then read",
     "data/dataset.py: np.load": "arrays whose hash has been checked",
     "data/hugging_face.py: from_str": "text that was read by the reader",
     "data/tokenizer.py: from_str": "text that was read by the reader",

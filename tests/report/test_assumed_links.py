@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.network.routes import route
-from hetjax.report.assumed_links import guess_lines, link_lines
+from hetjax.report.plans.assumed_links import guess_lines, link_lines
 
 DESK = Node(name="desk", device="GeForce-RTX-4090", count=2)
 SERVER = Node(name="server", device="A100-SXM4-80GB", count=4)

@@ -24,12 +24,12 @@ from hetjax.planner.search.idle import Idle
 from hetjax.planner.search.worth import Instead, Worth
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.precision import with_precisions
-from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
 from hetjax.report.html.plan_page import plan_page
 from hetjax.report.html.timeline_view import shown_replicas, timeline_view
 from hetjax.report.metrics import ms
-from hetjax.report.plan_rows import (
+from hetjax.report.plans.binding import binding, binding_line
+from hetjax.report.plans.plan_rows import (
     baseline_rows,
     dtype_lines,
     hours_line,
@@ -37,8 +37,8 @@ from hetjax.report.plan_rows import (
     sentences,
     warning_lines,
 )
-from hetjax.report.step_rows import MemoryBar, memory_bars, stage_rows
-from hetjax.report.worth_rows import idle_lines, part_notes, part_rows
+from hetjax.report.plans.step_rows import MemoryBar, memory_bars, stage_rows
+from hetjax.report.plans.worth_rows import idle_lines, part_notes, part_rows
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse

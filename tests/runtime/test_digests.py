@@ -17,10 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.optimizers.optimizer import NonElementwise, optimizer
 from hetjax.plans.plan import Group, Stage, StageKey, StageMesh
-from hetjax.runtime.execution.checks import disagreements
-from hetjax.runtime.execution.digests import digests, is_finite, whole
-from hetjax.runtime.execution.groups import CPU, rounds_alike
 from hetjax.runtime.execution.shares import ToldShare, packed_shares, unpacked_shares
+from hetjax.runtime.execution.state_checks.checks import disagreements
+from hetjax.runtime.execution.state_checks.digests import digests, is_finite, whole
+from hetjax.runtime.execution.updates.groups import CPU, rounds_alike
 from hetjax.training.settings.config import OptimizerConfig
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))

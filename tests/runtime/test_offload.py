@@ -13,7 +13,7 @@ import pytest
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Offload, Plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.update import UpdatePrograms
+from hetjax.runtime.execution.updates.update import UpdatePrograms
 from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, fully_optimised

@@ -19,7 +19,7 @@ from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.written import write_model
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.optimizers.settings import OptimizerConfig
-from hetjax.runtime.execution.evaluated_weights import evaluated_weights
+from hetjax.runtime.execution.updates.evaluated_weights import evaluated_weights
 from hetjax.training.run_model import run_model
 from hetjax.training.session import run
 from hetjax.training.settings.config import RunConfig

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.comparison import Planned
-from hetjax.report.assumed_links import link_lines
-from hetjax.report.binding import binding, binding_line
 from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
 from hetjax.report.metrics import ms
-from hetjax.report.plan_rows import (
+from hetjax.report.plans.assumed_links import link_lines
+from hetjax.report.plans.binding import binding, binding_line
+from hetjax.report.plans.plan_rows import (
     BASELINES,
     CHANGES,
     WISHES,
@@ -30,8 +30,8 @@ from hetjax.report.plan_rows import (
     warning_lines,
     wish_rows,
 )
-from hetjax.report.step_rows import Row
-from hetjax.report.worth_rows import (
+from hetjax.report.plans.step_rows import Row
+from hetjax.report.plans.worth_rows import (
     PARTS,
     idle_lines,
     part_notes,

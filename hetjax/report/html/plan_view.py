@@ -14,7 +14,7 @@ from hetjax.plans.plan import Plan
 from hetjax.report.colours import MEMORY
 from hetjax.report.html.timeline_view import TimelineView, timeline_view
 from hetjax.report.layout_rows import Layout, layout_of
-from hetjax.report.step_rows import (
+from hetjax.report.plans.step_rows import (
     MemoryBar,
     Row,
     memory_bars,

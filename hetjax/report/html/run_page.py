@@ -8,16 +8,16 @@ Owns its order, its headline numbers, curves and tables. Does not own the number
 
 from collections.abc import Iterator, Mapping
 
-from hetjax.report.binding import binding, binding_line
 from hetjax.report.html.curves import Chart, Curve, chart
 from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
 from hetjax.report.html.timeline_view import traced_view
 from hetjax.report.journals import event_details
 from hetjax.report.metrics import HEADLINES, METRICS, STEP_TIME, Axes, ms
+from hetjax.report.plans.binding import binding, binding_line
+from hetjax.report.plans.step_rows import Row
 from hetjax.report.prediction import CPU_GUESS
 from hetjax.report.run_record import Line, RunRecord
-from hetjax.report.step_rows import Row
 
 _RECOVERIES = ("step", "when", "what happened", "took", "most of it", "undone", "moved")
 _EVENTS = ("step", "when", "event", "")

@@ -26,13 +26,13 @@ from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
-from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
 from hetjax.runtime.execution.executor import BatchFeed, Executor, Observer, StepContext
 from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, PeerSync
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import Read, Weights
+from hetjax.runtime.execution.state_checks.checks import NO_CHECKS, StepChecks
 from hetjax.schedule.programs.action import Programs, StageKey
 from hetjax.stage.function import Packed
 

@@ -23,13 +23,8 @@ from hetjax.mesh.multihost import is_member, leads, value_here
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import with_microbatches
-from hetjax.runtime.execution.check_programs import CheckPrograms
-from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.execution.compiled_bytes import made_bytes, temp_bytes
-from hetjax.runtime.execution.digests import whole
 from hetjax.runtime.execution.executor import check_runnable
-from hetjax.runtime.execution.groups import groups_of, rounds_alike
-from hetjax.runtime.execution.offload import host_mesh
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.state import (
@@ -43,7 +38,12 @@ from hetjax.runtime.execution.state import (
     place,
     stage_entries,
 )
-from hetjax.runtime.execution.update import UpdatePrograms
+from hetjax.runtime.execution.state_checks.check_programs import CheckPrograms
+from hetjax.runtime.execution.state_checks.checks import StageNumbers
+from hetjax.runtime.execution.state_checks.digests import whole
+from hetjax.runtime.execution.updates.groups import groups_of, rounds_alike
+from hetjax.runtime.execution.updates.offload import host_mesh
+from hetjax.runtime.execution.updates.update import UpdatePrograms
 from hetjax.schedule.programs.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.programs.check import check, check_evaluation
 from hetjax.schedule.programs.lower import lower, lower_evaluation

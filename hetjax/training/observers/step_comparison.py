@@ -17,8 +17,8 @@ from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model
 from hetjax.planner.model.costing import checked_costs, memory_from, times_from
 from hetjax.plans.plan import Plan
-from hetjax.report.binding import Binding, binding, largest_term
 from hetjax.report.metrics import ms
+from hetjax.report.plans.binding import Binding, binding, largest_term
 from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders

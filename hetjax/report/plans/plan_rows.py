@@ -23,17 +23,17 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.plans.plan import Plan
-from hetjax.report.assumed_links import guess_lines, link_lines
-from hetjax.report.binding import binding, binding_line
 from hetjax.report.metrics import ms
+from hetjax.report.plans.assumed_links import guess_lines, link_lines
+from hetjax.report.plans.binding import binding, binding_line
+from hetjax.report.plans.step_rows import Row
+from hetjax.report.plans.worth_rows import idle_lines
 from hetjax.report.prediction import (
     GIB,
     bound_line,
     h1f1b_line,
     headline,
 )
-from hetjax.report.step_rows import Row
-from hetjax.report.worth_rows import idle_lines
 from hetjax.schedule.predicted import Predicted
 
 BASELINES: Row = ("planner", "step ms", "hetjax is", "devices", "fullest memory", "")

@@ -21,10 +21,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-from hetjax.data.docstrings import docstrings
-from hetjax.data.forms import TEXT_COLUMN, Format, FormsSeen
-from hetjax.data.readers import ALLOWED, PATH, first_row, rows, text_files
-from hetjax.data.rows import Row
+from hetjax.data.sources.docstrings import docstrings
+from hetjax.data.sources.forms import TEXT_COLUMN, Format, FormsSeen
+from hetjax.data.sources.readers import ALLOWED, PATH, first_row, rows, text_files
+from hetjax.data.sources.rows import Row
 from hetjax.errors import BadInput
 from hetjax.files.reading import opened
 

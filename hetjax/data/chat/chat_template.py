@@ -21,10 +21,10 @@ from functools import cached_property
 from threading import Lock
 from typing import Any, BinaryIO, cast
 
-from hetjax.data.messages import REASONING, Message
-from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import TemplateRefuses
-from hetjax.data.turns import Written
+from hetjax.data.chat.sandbox import TemplateRefuses
+from hetjax.data.chat.turns import Written
+from hetjax.data.sources.messages import REASONING, Message
+from hetjax.data.sources.rows import Conversation
 from hetjax.errors import BadInput
 
 _MOST_ANSWER_BYTES = 1 << 30
@@ -139,7 +139,7 @@ class _Process:
 
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "hetjax.data.template_process"],
+        [sys.executable, "-m", "hetjax.data.chat.template_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hetjax.data.messages import LEARNT_FIELDS, REASONING, Message
+from hetjax.data.sources.messages import LEARNT_FIELDS, REASONING, Message
 
 Span = tuple[int, int]  # characters of the rendered text, the end excluded
 

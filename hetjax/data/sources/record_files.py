@@ -19,7 +19,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hetjax.data.forms import EXTRAS, KNOWN, FormsSeen, bad_row, form_of_fields, no_form
+from hetjax.data.sources.forms import (
+    EXTRAS,
+    KNOWN,
+    FormsSeen,
+    bad_row,
+    form_of_fields,
+    no_form,
+)
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed, json_value
 from hetjax.files.reading import opened as plain_file

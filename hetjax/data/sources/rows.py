@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetjax.data.forms import (
+from hetjax.data.sources.forms import (
     EXTRAS,
     PROMPTS,
     Form,
@@ -22,7 +22,7 @@ from hetjax.data.forms import (
     first_of,
     form_of,
 )
-from hetjax.data.messages import (
+from hetjax.data.sources.messages import (
     Message,
     conversation_in,
     messages_of,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.data.docstrings`: the long docstrings of Python files.
+"""`python -m hetjax.data.sources.docstrings`: the long docstrings of Python files.
 
 Owns the parsing, which never imports a file, and the processes that do it, one for each
 core: it is what a first start waits for longest. Does not own which files are read
@@ -45,7 +45,7 @@ def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[
     asked.write(json.dumps([*map(str, paths)]).encode())
     asked.seek(0)
     process = subprocess.Popen(
-        [sys.executable, "-m", "hetjax.data.docstrings"],
+        [sys.executable, "-m", "hetjax.data.sources.docstrings"],
         stdin=asked,
         stdout=told,
         start_new_session=True,  # Ctrl-C is the run's to hear

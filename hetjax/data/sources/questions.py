@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetjax.data.readers import decoded
+from hetjax.data.sources.readers import decoded
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.files.reading import read_bytes

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import tokenizers
 
-from hetjax.data.chat_template import ChatTemplate
-from hetjax.data.messages import LEARNT_FIELDS
-from hetjax.data.rows import Completion, Conversation, canonical
-from hetjax.data.sandbox import Span, TemplateRefuses
+from hetjax.data.chat.chat_template import ChatTemplate
+from hetjax.data.chat.sandbox import Span, TemplateRefuses
+from hetjax.data.chat.turns import Written
+from hetjax.data.sources.messages import LEARNT_FIELDS
+from hetjax.data.sources.rows import Completion, Conversation, canonical
 from hetjax.data.tokenizer import Tokenizer, panics_refused
-from hetjax.data.turns import Written
 from hetjax.errors import BadInput
 
 _ROWS_PER_CALL = 1_000

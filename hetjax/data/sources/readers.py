@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hetjax.data.forms import FormsSeen
-from hetjax.data.record_files import decoded, opened, records
-from hetjax.data.rows import Completion, Conversation, Row, row_of
+from hetjax.data.sources.forms import FormsSeen
+from hetjax.data.sources.record_files import decoded, opened, records
+from hetjax.data.sources.rows import Completion, Conversation, Row, row_of
 from hetjax.errors import BadInput
 
 PATH = "--data.path"  # the option that most texts come from

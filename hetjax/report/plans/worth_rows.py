@@ -13,7 +13,7 @@ from hetjax.planner.search.idle import Idle
 from hetjax.planner.search.worth import Instead
 from hetjax.report.layout_rows import spelled
 from hetjax.report.metrics import ms
-from hetjax.report.step_rows import Row
+from hetjax.report.plans.step_rows import Row
 from hetjax.schedule.predicted import Predicted
 
 _NONE = "none near"

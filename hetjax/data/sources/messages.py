@@ -10,7 +10,7 @@ messages (`chat_template.py`).
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.data.forms import bad_row, check_characters
+from hetjax.data.sources.forms import bad_row, check_characters
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed, json_value
 

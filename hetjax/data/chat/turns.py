@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from hetjax.data.messages import Message, is_learnt, turn
-from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import SandboxedTemplate, Span, TemplateRefuses
+from hetjax.data.chat.sandbox import SandboxedTemplate, Span, TemplateRefuses
+from hetjax.data.sources.messages import Message, is_learnt, turn
+from hetjax.data.sources.rows import Conversation
 from hetjax.files.parsing import Malformed, json_value
 
 # Stands for the end of a message while it is looked for; no template changes a word

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.data.template_process`: renders one chat template within limits.
+"""A process that renders one chat template within limits.
 
 Reads lines of JSON and answers each with one or several: first the template, then
 requests. Owns the limits of this process: 1 GiB of memory, a few seconds of a core for
@@ -16,9 +16,13 @@ from contextlib import suppress
 from math import ceil
 from typing import Any
 
-from hetjax.data.rows import Conversation
-from hetjax.data.sandbox import SandboxedTemplate, TemplateIsBroken, TemplateRefuses
-from hetjax.data.turns import written
+from hetjax.data.chat.sandbox import (
+    SandboxedTemplate,
+    TemplateIsBroken,
+    TemplateRefuses,
+)
+from hetjax.data.chat.turns import written
+from hetjax.data.sources.rows import Conversation
 
 MEMORY_BYTES = 1 << 30
 RENDER_S = 2  # of a core, for a text; the system counts whole seconds

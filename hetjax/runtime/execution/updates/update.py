@@ -20,17 +20,20 @@ from hetjax.comm.reduction import leaf_of_rows, row_sharding, unpacked_rows
 from hetjax.mesh.axes import replicated
 from hetjax.optimizers import evaluation
 from hetjax.optimizers.optimizer import NonElementwise
-from hetjax.runtime.execution.groups import GradientGroup
-from hetjax.runtime.execution.leaf_updates import (
+from hetjax.runtime.execution.programs import Compiled, StagePrograms
+from hetjax.runtime.execution.updates.groups import GradientGroup
+from hetjax.runtime.execution.updates.leaf_updates import (
     Rule,
     in_eight_bits,
     in_turn,
     scaled,
     updated_by_leaf,
 )
-from hetjax.runtime.execution.offload import moved, on_their_way, whole_on
-from hetjax.runtime.execution.programs import Compiled, StagePrograms
-from hetjax.runtime.execution.skipped_state import after_skipped_step, check_numbers
+from hetjax.runtime.execution.updates.offload import moved, on_their_way, whole_on
+from hetjax.runtime.execution.updates.skipped_state import (
+    after_skipped_step,
+    check_numbers,
+)
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack
 
