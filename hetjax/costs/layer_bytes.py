@@ -63,12 +63,20 @@ def layer_facts(
     )
 
 
-@lru_cache(maxsize=4096)
 def layer_workspace_bytes(
     held: StageStacks, shares: Shares, remat: Remat, data: int, compiler: Compiler
 ) -> tuple[int, int, int]:
     """Give what programs need while they run: for every layer of a stack, and besides;
     and how much less that is for one layer alone."""
+    # the data axis only shows in what a CPU's compiler makes of it
+    ranks = data if compiler == "cpu" else 1
+    return _layer_workspace_bytes(held, shares, remat, ranks, compiler)
+
+
+@lru_cache(maxsize=4096)
+def _layer_workspace_bytes(
+    held: StageStacks, shares: Shares, remat: Remat, data: int, compiler: Compiler
+) -> tuple[int, int, int]:
     numbers = (1,) if held.first or held.last else (1, 2, 3)
     alone, *longer = (
         workspace_bytes(passes(_times(held, number), shares, remat), data, compiler)

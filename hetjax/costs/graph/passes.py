@@ -8,7 +8,7 @@ differ in their numbers of units alone are traced once. Does not own these funct
 (`hetjax/stage/`) nor sizes or times of what is traced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, compress, count
@@ -31,6 +31,10 @@ from hetjax.stage.function import (
 )
 from hetjax.stage.jaxprs import ClosedJaxpr
 from hetjax.stage.partition import BlockStack, StageStacks
+
+# from where primes are sought that stand for numbers in traces; sequences times
+# positions still have indices of 32 bits
+_MANY_SEQUENCES, _MANY_UNITS = 10_001, 1_000_003
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +116,7 @@ def split_passes(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasse
 
 def _traced_as(shares: Shares) -> Shares:
     """The shares that are traced in place of these: a tensor rank's operations are
-    those of the whole, and those of fp16 are those of bf16, with sizes alike."""
+    those of the whole."""
     return replace(shares, tensor=1)
 
 
@@ -126,7 +130,8 @@ def _remat(stage: StageStacks, remat: Remat) -> Remat:
 def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     graphs = _Graphs.of(stage, shares, remat)
     dims, trained = graphs.dims, graphs.trained
-    backward = graph_of(_backward(graphs.alike, shares, remat), graphs.inputs, dims)
+    traced = _backward(graphs.alike, graphs.shares, remat)
+    backward = graph_of(traced, graphs.inputs, dims)
     _cut_alike(dims, trained, backward.outputs[: len(trained)])
     return Passes(
         weights=graphs.weights,
@@ -141,7 +146,7 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
     graphs = _Graphs.of(stage, shares, remat)
     dims, trained = graphs.dims, graphs.trained
-    halves = _halves(graphs.alike, shares, remat)
+    halves = _halves(graphs.alike, graphs.shares, remat)
     first = graph_of(halves.first, graphs.inputs, dims)
     kept = tuple(graphs.inputs[i] for i in halves.kept)
     second = graph_of(halves.second, (*kept, *first.outputs[1:]), dims)
@@ -161,10 +166,11 @@ def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPass
 class _Graphs:
     """What both kinds of backward have in common; `inputs` are the backward's.
 
-    `alike` is the stage that is traced in place of this one.
+    `alike` and `shares` are what is traced in place of the stage and its own.
     """
 
     alike: StageStacks
+    shares: Shares
     dims: Dims
     weights: tuple[Value, ...]
     trained: tuple[Value, ...]
@@ -173,7 +179,7 @@ class _Graphs:
 
     @classmethod
     def of(cls, stage: StageStacks, shares: Shares, remat: Remat) -> "_Graphs":
-        alike, lengths = _by_primes(stage, shares)
+        alike, shares, lengths = _by_primes(stage, shares)
         traced, dims = _forward(alike, shares, remat), Dims(lengths)
         weights = _weights(alike, dims, shares)
         x, *targets = (
@@ -186,6 +192,7 @@ class _Graphs:
         is_trained = [param.trained for _, param in _in_order(alike)]
         return cls(
             alike=alike,
+            shares=shares,
             dims=dims,
             weights=weights,
             trained=tuple(compress(weights, is_trained)),
@@ -196,30 +203,38 @@ class _Graphs:
 
 def _by_primes(
     stage: StageStacks, shares: Shares
-) -> tuple[StageStacks, dict[int, int]]:
-    """The stage with a prime for the units of each stack of several, which divides no
-    size of the stage; and the numbers that they stand for.
+) -> tuple[StageStacks, Shares, dict[int, int]]:
+    """The stage and its shares with a prime for the units of each stack of several, and
+    one for the sequences, which divides no size of the stage; and the numbers that they
+    stand for.
 
-    Stages that differ in these numbers alone have one trace: no operation is another
-    for them, and a prime is found again in every size that it is a factor of.
+    What differs in these numbers alone has one trace: no operation is another for them,
+    and a prime is found again in every size that it is a factor of. But a head cuts its
+    tokens by how many there are, and the first stage's gradients of positions are not
+    summed over one sequence. Other sums over one are traced, and cost nothing.
     """
     sizes = {shares.num_sequences, shares.seq_len, shares.hidden_size}
     for stack in stage.stacks:
         sizes.update(*(param.shape for param in stack.leaves().values()))
-    primes = (p for p in _primes() if all(size % p for size in sizes))
     stacks, lengths = [], {}
+    if not stage.last and (shares.num_sequences > 1 or not stage.first):
+        prime = next(_primes_for(sizes, _MANY_SEQUENCES))
+        lengths[prime] = shares.num_sequences
+        shares = replace(shares, num_sequences=prime)
+    primes = _primes_for(sizes, _MANY_UNITS)
     for stack in stage.stacks:
         if stack.stacked:
             prime = next(primes)
             lengths[prime] = stack.num_units
             stack = replace(stack, num_units=prime)
         stacks.append(stack)
-    return replace(stage, stacks=tuple(stacks)), lengths
+    return replace(stage, stacks=tuple(stacks)), shares, lengths
 
 
-def _primes() -> Iterator[int]:
-    """Primes of seven digits."""
-    return (n for n in count(1_000_003, 2) if all(n % d for d in range(3, 1_000, 2)))
+def _primes_for(sizes: Collection[int], least: int) -> Iterator[int]:
+    """Primes from an odd number below two millions on that divide none of the sizes."""
+    primes = (n for n in count(least, 2) if all(n % d for d in range(3, 1_500, 2)))
+    return (p for p in primes if all(size % p for size in sizes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
