@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.cluster.catalogue import Precision
+from hetjax.costs.graph.sizes import Sizes
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, Value, graph_of
 from hetjax.models.model import AbstractParam
 from hetjax.plans.plan import AttentionForm, Remat
@@ -128,10 +129,32 @@ def _remat(stage: StageStacks, remat: Remat) -> Remat:
 
 @lru_cache(maxsize=1024)
 def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
+    alike, units = _by_primes(stage, shares)
+    return _sized(_traced_alike(alike, shares, remat), Sizes(units))
+
+
+@lru_cache(maxsize=1024)
+def _traced_alike(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
+    """The same of a stage with primes for its units."""
+    alike, sequences = _by_prime(stage, shares)
+    return _sized(_passes_of(stage, alike, remat), Sizes(sequences))
+
+
+def _sized(found: Passes, sizes: Sizes) -> Passes:
+    return replace(
+        found,
+        weights=sizes.values(found.weights),
+        trained=sizes.values(found.trained),
+        forward=sizes.graph(found.forward),
+        backward=sizes.graph(found.backward),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _passes_of(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     graphs = _Graphs.of(stage, shares, remat)
     dims, trained = graphs.dims, graphs.trained
-    traced = _backward(graphs.alike, graphs.shares, remat)
-    backward = graph_of(traced, graphs.inputs, dims)
+    backward = graph_of(_backward(stage, shares, remat), graphs.inputs, dims)
     _cut_alike(dims, trained, backward.outputs[: len(trained)])
     return Passes(
         weights=graphs.weights,
@@ -144,9 +167,35 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 
 @lru_cache(maxsize=256)
 def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
+    alike, units = _by_primes(stage, shares)
+    return _sized_split(_split_traced_alike(alike, shares, remat), Sizes(units))
+
+
+@lru_cache(maxsize=256)
+def _split_traced_alike(
+    stage: StageStacks, shares: Shares, remat: Remat
+) -> SplitPasses:
+    alike, sequences = _by_prime(stage, shares)
+    return _sized_split(_split_passes_of(stage, alike, remat), Sizes(sequences))
+
+
+def _sized_split(found: SplitPasses, sizes: Sizes) -> SplitPasses:
+    return replace(
+        found,
+        weights=sizes.values(found.weights),
+        trained=sizes.values(found.trained),
+        forward=sizes.graph(found.forward),
+        input_gradient=sizes.graph(found.input_gradient),
+        weight_gradient=sizes.graph(found.weight_gradient),
+        kept=sizes.values(found.kept),
+    )
+
+
+@lru_cache(maxsize=256)
+def _split_passes_of(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
     graphs = _Graphs.of(stage, shares, remat)
     dims, trained = graphs.dims, graphs.trained
-    halves = _halves(graphs.alike, graphs.shares, remat)
+    halves = _halves(stage, shares, remat)
     first = graph_of(halves.first, graphs.inputs, dims)
     kept = tuple(graphs.inputs[i] for i in halves.kept)
     second = graph_of(halves.second, (*kept, *first.outputs[1:]), dims)
@@ -164,13 +213,8 @@ def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Graphs:
-    """What both kinds of backward have in common; `inputs` are the backward's.
+    """What both kinds of backward have in common; `inputs` are the backward's."""
 
-    `alike` and `shares` are what is traced in place of the stage and its own.
-    """
-
-    alike: StageStacks
-    shares: Shares
     dims: Dims
     weights: tuple[Value, ...]
     trained: tuple[Value, ...]
@@ -179,20 +223,17 @@ class _Graphs:
 
     @classmethod
     def of(cls, stage: StageStacks, shares: Shares, remat: Remat) -> "_Graphs":
-        alike, shares, lengths = _by_primes(stage, shares)
-        traced, dims = _forward(alike, shares, remat), Dims(lengths)
-        weights = _weights(alike, dims, shares)
+        traced, dims = _forward(stage, shares, remat), Dims()
+        weights = _weights(stage, dims, shares)
         x, *targets = (
             jax.tree.map(partial(_whole, dims), jax.tree.leaves(given))
-            for given in _abstract_inputs(alike, shares)
+            for given in _abstract_inputs(stage, shares)
         )
         forward = graph_of(traced.jaxpr, (*weights, *x, *chain(*targets)), dims)
         dy = _whole(dims, traced.abstract[-1])
         inputs = (*weights, *x, *forward.outputs[1:], dy)
-        is_trained = [param.trained for _, param in _in_order(alike)]
+        is_trained = [param.trained for _, param in _in_order(stage)]
         return cls(
-            alike=alike,
-            shares=shares,
             dims=dims,
             weights=weights,
             trained=tuple(compress(weights, is_trained)),
@@ -203,32 +244,37 @@ class _Graphs:
 
 def _by_primes(
     stage: StageStacks, shares: Shares
-) -> tuple[StageStacks, Shares, dict[int, int]]:
-    """The stage and its shares with a prime for the units of each stack of several, and
-    one for the sequences, which divides no size of the stage; and the numbers that they
-    stand for.
+) -> tuple[StageStacks, dict[int, int]]:
+    """The stage with a prime for the units of each stack of several, which divides no
+    size of the stage; and the numbers that they stand for.
 
-    What differs in these numbers alone has one trace: no operation is another for them,
-    and a prime is found again in every size that it is a factor of. But a head cuts its
-    tokens by how many there are, and the first stage's gradients of positions are not
-    summed over one sequence. Other sums over one are traced, and cost nothing.
+    Stages that differ in these numbers alone have one trace: no operation is another
+    for them, and a prime is found again in every size that it is a factor of.
     """
-    sizes = {shares.num_sequences, shares.seq_len, shares.hidden_size}
-    for stack in stage.stacks:
-        sizes.update(*(param.shape for param in stack.leaves().values()))
-    stacks, lengths = [], {}
-    if not stage.last and (shares.num_sequences > 1 or not stage.first):
-        prime = next(_primes_for(sizes, _MANY_SEQUENCES))
-        lengths[prime] = shares.num_sequences
-        shares = replace(shares, num_sequences=prime)
-    primes = _primes_for(sizes, _MANY_UNITS)
+    primes = _primes_for(_sizes(stage, shares), _MANY_UNITS)
+    stacks, units = [], {}
     for stack in stage.stacks:
         if stack.stacked:
             prime = next(primes)
-            lengths[prime] = stack.num_units
+            units[prime] = stack.num_units
             stack = replace(stack, num_units=prime)
         stacks.append(stack)
-    return replace(stage, stacks=tuple(stacks)), shares, lengths
+    return replace(stage, stacks=tuple(stacks)), units
+
+
+def _by_prime(stage: StageStacks, shares: Shares) -> tuple[Shares, dict[int, int]]:
+    """The same for sequences. But a head cuts its tokens by how many there are, and the
+    first stage's gradients of positions are not summed over one sequence. Other sums
+    over one are traced, and cost nothing."""
+    if stage.last or (stage.first and shares.num_sequences == 1):
+        return shares, {}
+    prime = next(_primes_for(_sizes(stage, shares), _MANY_SEQUENCES))
+    return replace(shares, num_sequences=prime), {prime: shares.num_sequences}
+
+
+def _sizes(stage: StageStacks, shares: Shares) -> set[int]:
+    shapes = [p.shape for stack in stage.stacks for p in stack.leaves().values()]
+    return {shares.num_sequences, shares.seq_len, shares.hidden_size}.union(*shapes)
 
 
 def _primes_for(sizes: Collection[int], least: int) -> Iterator[int]:

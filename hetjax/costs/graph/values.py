@@ -80,13 +80,8 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dims:
-    """Classes of dims of all graphs of one stage, grown while they are made.
+    """Classes of dims of all graphs of one stage, grown while they are made."""
 
-    `lengths`: what stands in the traces for the number of units in a stack, a prime,
-    by which is no other size, and that number. Values have sizes by the number.
-    """
-
-    lengths: Mapping[int, int] = field(default_factory=dict)
     _parents: list[int] = field(default_factory=list)
     _cut: set[int] = field(default_factory=set)
     _whole: set[int] = field(default_factory=set)
@@ -106,18 +101,11 @@ class Dims:
         for dim, name in zip(classes, logical or (), strict=bool(logical)):
             (self._whole if name is None else self._cut).add(dim)
         return Value(
-            shape=tuple(map(self.size, shape)),
+            shape=tuple(shape),
             dtype=np.dtype(dtype),
             classes=classes,
             origin=origin,
         )
-
-    def size(self, traced: int) -> int:
-        """Give the size of a dim that has this one in the trace."""
-        for prime, number in self.lengths.items():
-            if traced and traced % prime == 0:
-                return self.size(traced // prime) * number
-        return traced
 
     def fresh(self) -> int:
         """Make a class."""
@@ -265,7 +253,7 @@ def _join_contracted(numbers: Any, arguments: tuple[Value, ...], dims: Dims) -> 
 
 def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Operation:
     params = equation.params
-    length, (num_consts, num_carry) = dims.size(params["length"]), scan_counts(params)
+    length, (num_consts, num_carry) = params["length"], scan_counts(params)
     consts, rest = arguments[:num_consts], arguments[num_consts:]
     carry = tuple(_of_batch(value) for value in rest[:num_carry])
     slices = tuple(_slice(value) for value in rest[num_carry:])

@@ -22,10 +22,12 @@ def parts_alone(request: PlanRequest) -> list[PlanRequest]:
 
 
 def parts_without(request: PlanRequest) -> list[PlanRequest]:
-    """All but one kind, zone or class; none that is one of them alone."""
+    """All but one kind, zone, class or node of a class; none that is one of the first
+    three alone."""
     whole = frozenset(node.name for node in request.cluster.nodes)
     groups = _groups(request)
-    others = (whole - group for group in groups)
+    nodes = [frozenset({nodes.nodes[-1].name}) for nodes in request.classes]
+    others = (whole - group for group in [*groups, *nodes])
     return _parts(request, [names for names in others if names not in groups])
 
 

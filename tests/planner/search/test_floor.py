@@ -104,7 +104,8 @@ def test_parts_are_kinds_zones_and_classes_each_once():
         {"b"},
         {"c"},
     ]
-    assert names(parts_without(request)) == [{"a", "c", "d"}]
+    # without the class b, and without a node of the class of c and d
+    assert names(parts_without(request)) == [{"a", "c", "d"}, {"a", "b", "c"}]
     alone = replace(request, cluster=part_of(cluster, ["a"]))
     assert parts_alone(alone) == parts_without(alone) == []
 
