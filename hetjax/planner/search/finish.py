@@ -28,6 +28,7 @@ _MOST_UNLIKE = 8  # sets of nodes and of microbatch sizes, the best of each amon
 # forwards of a step: of all plans that are tried, and of one with many schedules
 _MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 2_000, 150
 _MOVED_WORK = 1_500  # of local search under these schedules: some ten plans
+_NEARLY = 1.05  # times the best
 
 
 def finished(
@@ -63,13 +64,32 @@ def finished(
         found = _tried(request, request.said(plan), known, climbs=False)
         return found if found is not None and within(found, objective) else None
 
-    moved = local_search(best, evaluate, by_wish, request, most_work=_MOVED_WORK)
-    if moved is not best:
-        yield moved
-        plan = unscheduled(moved.plan)
+    for start in _starts([found for found, _ in small], by_wish):
+        moved = local_search(start, evaluate, by_wish, request, most_work=_MOVED_WORK)
+        if moved is not start:
+            yield moved
+        if by_wish(moved) < by_wish(best):
+            best, plan = moved, unscheduled(moved.plan)
     found = _tried(request, plan, known, climbs=True)
     if found is not None:
         yield found
+
+
+def _starts(
+    tried: Sequence[Predicted], by: Callable[[Predicted], float]
+) -> list[Predicted]:
+    """The best, and the best with other numbers of stages if it is nearly as good:
+    moves seldom lead from the one to the other."""
+    best, *others = sorted(tried, key=by)
+    for other in others:
+        if _depths(other.plan) != _depths(best.plan):
+            near = by(other) <= by(best) + abs(by(best)) * (_NEARLY - 1)
+            return [best, other] if near else [best]
+    return [best]
+
+
+def _depths(plan: Plan) -> list[int]:
+    return sorted(len(replica.stages) for replica in plan.replicas)
 
 
 def _ranked(
