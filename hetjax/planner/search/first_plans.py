@@ -31,13 +31,12 @@ from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
 from hetjax.planner.search.limits import too_dear
-from hetjax.planner.search.parts import parts_without
+from hetjax.planner.search.parts import parts_without, searches_parts
 from hetjax.planner.search.proposals import (
     Proposal,
     plans_by_rank,
     plans_of,
     proposals,
-    searches_parts,
 )
 from hetjax.planner.search.tied_ends import tied_ends
 from hetjax.plans.even import even_plan

@@ -14,6 +14,13 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node, part_of
 from hetjax.planner.model.request import PlanRequest, can_offload
 
+_PARTED = 32  # devices: of larger clusters no parts are searched
+
+
+def searches_parts(request: PlanRequest) -> bool:
+    """Whether the cluster is small enough for parts to be searched like the whole."""
+    return request.cluster.num_devices <= _PARTED
+
 
 def parts_alone(request: PlanRequest) -> list[PlanRequest]:
     """Every kind of device, every zone, every class, and one node of each class."""
@@ -22,11 +29,12 @@ def parts_alone(request: PlanRequest) -> list[PlanRequest]:
 
 
 def parts_without(request: PlanRequest) -> list[PlanRequest]:
-    """All but one kind, zone, class or node of a class; none that is one of the first
-    three alone."""
+    """All but one kind, zone or class, of a small cluster also all but one node of a
+    class; none that is a kind, zone or class alone."""
     whole = frozenset(node.name for node in request.cluster.nodes)
     groups = _groups(request)
-    nodes = [frozenset({nodes.nodes[-1].name}) for nodes in request.classes]
+    alike = request.classes if searches_parts(request) else ()
+    nodes = [frozenset({nodes.nodes[-1].name}) for nodes in alike]
     others = (whole - group for group in [*groups, *nodes])
     return _parts(request, [names for names in others if names not in groups])
 

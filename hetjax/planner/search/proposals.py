@@ -31,7 +31,11 @@ from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.planner.model.terms import options_of, search_problem
-from hetjax.planner.search.parts import parts_alone, parts_without
+from hetjax.planner.search.parts import (
+    parts_alone,
+    parts_without,
+    searches_parts,
+)
 from hetjax.planner.search.price_and_branch import (
     ColumnCount,
     UnplacedPlan,
@@ -41,7 +45,6 @@ from hetjax.planner.search.price_and_branch import (
 from hetjax.plans.plan import Plan
 
 _NUM_UNPLACED = 3  # of every problem, for the simulator to choose from
-_PARTED = 32  # devices: of larger clusters no parts are searched
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
 _TIGHT_GAIN = 0.98
 _MUCH_FASTER = 1.5  # sums between like nodes, which are looked at by themselves
@@ -132,11 +135,6 @@ def proposals(
     wholes = [look for look in looks if _is_whole(look, request)]
     for look in wholes[:_NUM_CHEAPER] if fewer else ():
         yield from _cheaper(look)
-
-
-def searches_parts(request: PlanRequest) -> bool:
-    """Whether the cluster is small enough for parts to be searched like the whole."""
-    return request.cluster.num_devices <= _PARTED
 
 
 def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
