@@ -38,7 +38,7 @@ from hetjax.stage.partition import StageStacks, stage_stacks
 from tests.costs.small_models import SEQ_LEN, WIDTH, family
 
 Sizes = Counter[tuple[str, tuple[tuple[int, ...], ...]]]
-_SUMS = {"reduce_sum", "reshape"}
+_SUMS = {"reduce_sum", "reshape", "squeeze", "broadcast_in_dim"}
 
 
 @st.composite
@@ -133,9 +133,11 @@ def test_graphs_have_the_sizes_of_the_stage_itself(
 
 
 @settings(max_examples=6, deadline=None)
-@given(stages(), st.sampled_from(get_args(Remat)))
-def test_halves_have_the_sizes_of_the_stage_itself(stage: StageStacks, remat: Remat):
-    given, residuals = arguments(stage, 1, SEQ_LEN), Residuals()
+@given(stages(), st.sampled_from(get_args(Remat)), st.integers(1, 2))
+def test_halves_have_the_sizes_of_the_stage_itself(
+    stage: StageStacks, remat: Remat, batch: int
+):
+    given, residuals = arguments(stage, batch, SEQ_LEN), Residuals()
     function = partial(rank_forward, StageFunction(stage, remat), residuals)
     y, saved = jax.eval_shape(function, *given)
     leaves, tree = jax.tree.flatten((*given[:2], saved, y))
@@ -147,13 +149,13 @@ def test_halves_have_the_sizes_of_the_stage_itself(stage: StageStacks, remat: Re
     split = split_backward(gradients, 1, leaves)
     first, made = jax.make_jaxpr(split.first, return_shape=True)(*leaves)
     second = jax.make_jaxpr(split.second)([leaves[i] for i in split.kept], made[1])
-    found = split_passes(stage, shares(1), remat)
+    found = split_passes(stage, shares(batch), remat)
     assert graph_sizes(found.input_gradient) == traced_sizes(first.jaxpr)
     assert graph_sizes(found.weight_gradient) == traced_sizes(second.jaxpr)
     assert [v.shape for v in found.kept] == [leaves[i].shape for i in split.kept]
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "adapted", "moe"])
 @pytest.mark.parametrize("remat", get_args(Remat))
 def test_blocks_of_one_sequence_cost_what_their_own_trace_says(name: str, remat: Remat):
     """Which is not shared with that of several sequences."""

@@ -135,7 +135,13 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 
 @lru_cache(maxsize=1024)
 def _traced_alike(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
-    """The same of a stage with primes for its units."""
+    """The same of a stage with primes for its units.
+
+    The first stage's gradients of positions are not summed over one sequence. Other
+    sums over one are traced, and cost nothing.
+    """
+    if stage.first and shares.num_sequences == 1:
+        return _passes_of(stage, shares, remat)
     alike, sequences = _by_prime(stage, shares)
     return _sized(_passes_of(stage, alike, remat), Sizes(sequences))
 
@@ -175,6 +181,8 @@ def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPass
 def _split_traced_alike(
     stage: StageStacks, shares: Shares, remat: Remat
 ) -> SplitPasses:
+    if shares.num_sequences == 1:  # nothing is summed over it
+        return _split_passes_of(stage, shares, remat)
     alike, sequences = _by_prime(stage, shares)
     return _sized_split(_split_passes_of(stage, alike, remat), Sizes(sequences))
 
@@ -263,10 +271,8 @@ def _by_primes(
 
 
 def _by_prime(stage: StageStacks, shares: Shares) -> tuple[Shares, dict[int, int]]:
-    """The same for sequences. But a head cuts its tokens by how many there are, and the
-    first stage's gradients of positions are not summed over one sequence. Other sums
-    over one are traced, and cost nothing."""
-    if stage.last or (stage.first and shares.num_sequences == 1):
+    """The same for sequences. But a head cuts its tokens by how many there are."""
+    if stage.last:
         return shares, {}
     prime = next(_primes_for(_sizes(stage, shares), _MANY_SEQUENCES))
     return replace(shares, num_sequences=prime), {prime: shares.num_sequences}
