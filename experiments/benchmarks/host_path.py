@@ -85,7 +85,7 @@ def steps(
 
     def link(number: int) -> None:
         asked.send(bytes([_LINK]))
-        peers.mailbox.take("a", key(number))
+        peers.mailbox.receive("a", key(number))
 
     def copy(begin: int, end: int) -> None:
         np.copyto(out[begin:end], twice[begin:end])

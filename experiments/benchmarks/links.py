@@ -65,7 +65,7 @@ def sending(
                 for _ in range(ROUND_BYTES // size):
                     sock.sendall(data.data)
             for peers in both:
-                peers.mailbox.take("b", (0, 1, size, number, 0, 0))
+                peers.mailbox.receive("b", (0, 1, size, number, 0, 0))
                 for index in range(ROUND_BYTES // size):
                     peers.send("b", (0, 0, size, number, index, 0), [data])
     assert sock.recv(1) == b""
@@ -144,7 +144,7 @@ def _plain_arrays(sock: socket.socket, size: int) -> None:
 def _link(peers: Peers, size: int, number: int) -> None:
     peers.send("a", (0, 1, size, number, 0, 0), [np.zeros(1, np.uint8)])
     for index in range(ROUND_BYTES // size):
-        _hand_over(peers.mailbox.take("a", (0, 0, size, number, index, 0)))
+        _hand_over(peers.mailbox.receive("a", (0, 0, size, number, index, 0)))
 
 
 def _fill(sock: socket.socket, into: memoryview) -> None:

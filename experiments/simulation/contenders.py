@@ -15,7 +15,7 @@ from experiments.simulation.object_store import Bucket, SimStore
 from experiments.simulation.storage import leases_in
 from experiments.simulation.threads import Threads
 from experiments.simulation.world import Process, Violation, World
-from hetjax.checkpoint.lease import Lease, LeaseHeld, LeaseLost, take
+from hetjax.checkpoint.lease import Lease, LeaseHeld, LeaseLost, acquire
 
 _ENDS_S = 3000.0
 _MOST_TRIES = 20
@@ -83,7 +83,7 @@ class Contenders:
     def _work(self, process: Process) -> None:
         for _ in range(_MOST_TRIES):
             try:
-                with take(SimStore(self._folder), "it") as lease:
+                with acquire(SimStore(self._folder), "it") as lease:
                     return self._commit_often(lease)
             except LeaseHeld:
                 self._threads.sleep(self.world.random.uniform(5.0, 60.0))

@@ -168,7 +168,7 @@ class Lease:
         return self._count - 1, self._count
 
 
-def take(
+def acquire(
     store: Store,
     where: str,
     told: Callable[[str], None] = lambda text: None,

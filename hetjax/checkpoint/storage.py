@@ -18,10 +18,10 @@ from hetjax.checkpoint.lease import (
     Fence,
     Lease,
     LeaseHeld,
+    acquire,
     holder_of,
     is_free,
     last_number,
-    take,
 )
 from hetjax.checkpoint.lease_holder import HeldFor
 from hetjax.checkpoint.replication import PeerReplication
@@ -165,11 +165,11 @@ class CheckpointStorage:
 def _take_first(store: Store, where: str, held_for: HeldFor) -> Lease:
     """The lease of a worker, also where another worker of the run has ended the old."""
     try:
-        return take(store, where, _warn, held_for=held_for)
+        return acquire(store, where, _warn, held_for=held_for)
     except LeaseHeld:
         if not _is_ours(store, held_for):
             raise
-    return take(store, where, _warn, held_for=held_for)
+    return acquire(store, where, _warn, held_for=held_for)
 
 
 def _take_over_others(leases: Path, worker: str, where: str, held_for: HeldFor) -> None:
@@ -188,7 +188,7 @@ def _take_over_others(leases: Path, worker: str, where: str, held_for: HeldFor) 
 
 def _take_over(store: Store, where: str, held_for: HeldFor) -> None:
     try:
-        take(store, where, _warn, held_for=held_for).release()
+        acquire(store, where, _warn, held_for=held_for).release()
     except LeaseHeld:
         if not _is_ours(store, held_for):  # that worker was started again meanwhile
             raise

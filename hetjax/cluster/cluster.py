@@ -182,7 +182,7 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
     if not ranges.COUNT.has(node.count):
         yield BadInput(
             got=f"node {node.name!r}: count = {node.count}",
-            allowed=ranges.COUNT.of("count"),
+            allowed=ranges.COUNT.allowed("count"),
             fix="write how many devices the node has, or remove the node",
         )
     if node.hosts < 1 or node.count % node.hosts:
@@ -196,7 +196,7 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
     for key, range_ in ranges.NODE.items():
         value = getattr(node, key)
         if value is not None and not range_.has(value):
-            yield _out_of_range(node, key, range_.of(key))
+            yield _out_of_range(node, key, range_.allowed(key))
 
 
 def _out_of_range(node: Node, key: str, allowed: str) -> BadInput:
@@ -246,7 +246,7 @@ def _link_problems(cluster: Cluster) -> Iterator[BadInput]:
             if not range_.has(value):
                 yield BadInput(
                     got=f"{_shown(link)}: {key} = {value}",
-                    allowed=range_.of(key),
+                    allowed=range_.allowed(key),
                     fix=f"write the {key.partition('_')[0]} of one direction",
                 )
 

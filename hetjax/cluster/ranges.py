@@ -18,10 +18,10 @@ class Range(NamedTuple):
         """Whether it is one of them; what is no number is not."""
         return self.least <= value <= self.most
 
-    def of(self, name: str) -> str:
+    def allowed(self, name: str) -> str:
         """The range in words.
 
-        >>> Range(0, 1e6).of("price_per_hour")
+        >>> Range(0, 1e6).allowed("price_per_hour")
         '0 <= price_per_hour <= 1e+06'
         """
         return f"{_shown(self.least)} <= {name} <= {_shown(self.most)}"

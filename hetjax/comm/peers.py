@@ -50,7 +50,7 @@ class Mailbox:
         """Take a message that has arrived."""
         return self._messages.pop((sender, key))
 
-    def take(self, sender: str, key: Key) -> np.ndarray:
+    def receive(self, sender: str, key: Key) -> np.ndarray:
         """Wait for a message; raises PeerLost if a peer is."""
         with self._changed:
             while (sender, key) not in self._messages:

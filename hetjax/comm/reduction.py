@@ -194,7 +194,7 @@ def total(
     for other in others:
         peers.send(other, done, [own])
     for other in others:
-        summed[other] = peers.mailbox.take(other, done).view(sent.dtype)
+        summed[other] = peers.mailbox.receive(other, done).view(sent.dtype)
     return joined([summed[holder] for holder in holders])
 
 
@@ -209,7 +209,7 @@ def _added(
     parts = [
         sent
         if holder == peers.own
-        else peers.mailbox.take(holder, key).view(sent.dtype)
+        else peers.mailbox.receive(holder, key).view(sent.dtype)
         for holder in holders
     ]
     came = next(part for part in parts[:2] if part is not sent)

@@ -14,7 +14,7 @@ from hetjax.cluster.discovery import device_name
 MARK = "hetjax devices: "  # libraries print, too
 
 
-def told() -> dict[str, Any]:
+def devices_found() -> dict[str, Any]:
     """Return the devices by kind, or the first line of what JAX says instead."""
     import jax  # who waits for this process does without
 
@@ -41,4 +41,4 @@ def _seen(name: str, device: Any, count: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(told()), flush=True)
+    print(MARK + json.dumps(devices_found()), flush=True)

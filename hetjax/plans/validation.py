@@ -111,7 +111,7 @@ def _counts(case: _Case) -> Iterator[BadInput]:
         if not range_.has(count):
             yield BadInput(
                 got=f"{where} = {count}",
-                allowed=range_.of(where),
+                allowed=range_.allowed(where),
                 fix=f"write {where} as {'1 or more' if count < 1 else 'less'}",
             )
     forwards = plan.num_forwards

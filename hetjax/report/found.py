@@ -298,7 +298,7 @@ def _memory(planned: Planned) -> Iterator[str]:
     """The legend of the bars, then the bars."""
     legend = ", ".join(f"{letter} {part}" for part, letter in _LETTERS.items())
     bars = memory_bars(planned.best, planned.request.cluster)
-    rows = [(bar.name, f"|{bar_letters(bar)}|", bar.told) for bar in bars]
+    rows = [(bar.name, f"|{bar_letters(bar)}|", bar.label) for bar in bars]
     yield from aligned(("memory", legend, ""), rows)
 
 

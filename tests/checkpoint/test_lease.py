@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.format import AttemptNames, to_text
-from hetjax.checkpoint.lease import Fence, Lease, LeaseHeld, LeaseLost, look, take
+from hetjax.checkpoint.lease import Fence, Lease, LeaseHeld, LeaseLost, acquire, look
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.storage import lease_folder
 from hetjax.checkpoint.stored_steps import (
@@ -42,7 +42,7 @@ def bucket(gcs: FakeGcs) -> GcsStore:
 
 
 def taken(store: Store, renew_s: float = 0.1) -> Lease:
-    return take(store, "it", lease_s=SOON_S, renew_s=renew_s)
+    return acquire(store, "it", lease_s=SOON_S, renew_s=renew_s)
 
 
 def elsewhere(store: Store, number: int) -> None:
@@ -65,7 +65,7 @@ def test_a_wait_begins_when_the_lease_was_first_seen(store: Store):
     silent(store, 1)
     seen, told = look(store), list[str]()
     time.sleep(SOON_S)
-    with take(store, "it", told.append, seen=seen, lease_s=SOON_S) as lease:
+    with acquire(store, "it", told.append, seen=seen, lease_s=SOON_S) as lease:
         assert lease.number == 2 and not told
 
 
@@ -75,7 +75,7 @@ def test_a_lease_that_was_renewed_since_it_was_seen_is_held(store: Store):
         seen = look(store)
         time.sleep(SOON_S)
         with pytest.raises(LeaseHeld):
-            take(store, "it", seen=seen, lease_s=SOON_S)
+            acquire(store, "it", seen=seen, lease_s=SOON_S)
 
 
 def test_numbers_grow_with_each_holder(store: Store):
@@ -92,7 +92,7 @@ def test_one_that_renews_keeps_it_however_long(store: Store):
         told: list[str] = []
         for _ in range(2):
             with pytest.raises(LeaseHeld, match=f"in use by process {os.getpid()} on"):
-                take(store, "it", told.append, lease_s=3 * SOON_S)
+                acquire(store, "it", told.append, lease_s=3 * SOON_S)
         assert "waiting up to 1.8 s" in told[0]
         lease.fence.check()
 
@@ -116,14 +116,14 @@ def test_one_that_is_known_to_be_dead_loses_it_at_once(tmp_path: Path):
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, tmp_path], env=environment)
-    with take(lease_folder(tmp_path), "it", lease_s=1e6) as lease:
+    with acquire(lease_folder(tmp_path), "it", lease_s=1e6) as lease:
         assert lease.number == 2
 
 
 def test_one_that_has_given_it_back_is_not_waited_for(store: Store):
     taken(store).release()
     elsewhere(store, 1)
-    with take(store, "it", lease_s=1e6) as lease:
+    with acquire(store, "it", lease_s=1e6) as lease:
         assert lease.number == 2
 
 
@@ -274,8 +274,8 @@ from tests.checkpoint.values import state_of
 top, cloud = Path(sys.argv[1]), sys.argv[2]
 leases._machine = lambda: sys.argv[3]  # as if each were on a machine of its own
 store = open_store(cloud)
-run = leases.take(lease_folder(top / ".lease"), "run", lease_s=3, renew_s=0.3)
-kept = leases.take(store, "store", lease_s=3, renew_s=0.3)
+run = leases.acquire(lease_folder(top / ".lease"), "run", lease_s=3, renew_s=0.3)
+kept = leases.acquire(store, "store", lease_s=3, renew_s=0.3)
 storage = CheckpointStorage(
     directory=str(top / "checkpoints"), cloud=cloud, keep=99,
     lease=str(top / ".lease"), number=run.number, store_number=kept.number,

@@ -29,9 +29,9 @@ from hetjax.checkpoint.lease import (
     Fence,
     LeaseHeld,
     LeaseLost,
+    acquire,
     holder_of,
     last_number,
-    take,
 )
 from hetjax.checkpoint.lease_holder import Holder
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
@@ -259,7 +259,7 @@ def crashed(folder: Path, worker: str) -> Fence:
 
 
 def soon(patched: pytest.MonkeyPatch, waits: Callable[[str], object]) -> None:
-    patched.setattr(storage_room, "take", partial(take, lease_s=0.3))
+    patched.setattr(storage_room, "acquire", partial(acquire, lease_s=0.3))
     patched.setattr(storage_room, "_warn", waits)
 
 
@@ -375,7 +375,7 @@ def test_bytes_that_are_swapped_after_their_check_are_not_read(
 @pytest.mark.parametrize("wrong", [{"home": 5}, {"run": ["a"]}, {"pid": "1"}])
 def test_a_holder_with_fields_of_other_types_is_none(tmp_path: Path, wrong: dict):
     store = lease_folder(tmp_path)
-    take(store, "it").release()
+    acquire(store, "it").release()
     name = "lease/0000000001/holder"
     text = store.get_text(name) or ""
     assert holder_of(store, 1) is not None
@@ -406,7 +406,7 @@ def test_a_start_after_which_none_can_follow_damages_a_manifest(start: int):
 
 def test_a_lease_says_again_who_holds_it(tmp_path: Path):
     store = lease_folder(tmp_path)
-    with take(store, "it") as lease:
+    with acquire(store, "it") as lease:
         name = "lease/0000000001/holder"
         text = store.get_text(name)
         store.remove([name])

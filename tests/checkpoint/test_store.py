@@ -189,7 +189,7 @@ def test_every_uploaded_byte_goes_through_the_limit(
     url = "gs://bucket/run" if kind == "gcs" else f"file://{tmp_path}/store"
     store = open_store(url, bytes_per_s=1e9)
     taken: list[int] = []
-    monkeypatch.setattr(BandwidthLimit, "take", lambda _, n: taken.append(n))
+    monkeypatch.setattr(BandwidthLimit, "spend", lambda _, n: taken.append(n))
     store.put("x", *file_of(tmp_path / "a", bytes(30_000)))
     assert sum(taken) == 30_000
 

@@ -65,7 +65,7 @@ def test_messages_of_all_sizes_and_dtypes_arrive_whole(pair: tuple[Peers, Peers]
         half = len(array) // 2
         one.send("two", (0, 0, 0, 0, 0, number), [array[:half], array[half:]])
     for number in reversed(range(len(sent))):
-        found = two.mailbox.take("one", (0, 0, 0, 0, 0, number))
+        found = two.mailbox.receive("one", (0, 0, 0, 0, 0, number))
         np.testing.assert_array_equal(found.view(sent[number].dtype), sent[number])
         assert not len(found) or found.ctypes.data % 64 == 0
 
@@ -76,15 +76,15 @@ def test_both_send_at_once_without_waiting_for_each_other(pair: tuple[Peers, Pee
     for _ in range(3):
         one.send("two", KEY, [large])
         two.send("one", KEY, [large])
-        assert one.mailbox.take("two", KEY).sum() == len(large)
-        assert two.mailbox.take("one", KEY).sum() == len(large)
+        assert one.mailbox.receive("two", KEY).sum() == len(large)
+        assert two.mailbox.receive("one", KEY).sum() == len(large)
 
 
 def test_an_idle_peer_is_not_taken_for_lost(pair: tuple[Peers, Peers]):
     one, two = pair
     time.sleep(2.5)  # silence is a second here
     one.send("two", KEY, [np.arange(3)])
-    assert two.mailbox.take("one", KEY).view(np.int64).tolist() == [0, 1, 2]
+    assert two.mailbox.receive("one", KEY).view(np.int64).tolist() == [0, 1, 2]
 
 
 def test_all_who_wait_are_told_of_a_peer_that_leaves(pair: tuple[Peers, Peers]):
@@ -93,7 +93,7 @@ def test_all_who_wait_are_told_of_a_peer_that_leaves(pair: tuple[Peers, Peers]):
 
     def wait(key: Key) -> None:
         try:
-            two.mailbox.take("one", key)
+            two.mailbox.receive("one", key)
         except PeerLost as lost:
             told.put(lost.peer)
 
@@ -181,7 +181,7 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(
     stranger.connect(port if unix else (host, int(port)))
     stranger.sendall(greeting)
     two.send("one", KEY, [np.arange(3)])
-    assert len(one.mailbox.take("two", KEY)) == 24
+    assert len(one.mailbox.receive("two", KEY)) == 24
     if len(greeting) >= _GREETING.size:
         stranger.recv(1000)  # the challenge
         stranger.sendall(bytes(1000))

@@ -63,9 +63,11 @@ def test_what_is_sent_with_codes_arrives_as_it_was():
             one.send("two", key(number), np.array_split(content(number), 3))
             two.send("one", key(number), [content(number)])
         for number in range(2 * len(SIZES)):
-            found = two.mailbox.take("one", key(number))
+            found = two.mailbox.receive("one", key(number))
             np.testing.assert_array_equal(found, content(number))
-            np.testing.assert_array_equal(one.mailbox.take("two", key(number)), found)
+            np.testing.assert_array_equal(
+                one.mailbox.receive("two", key(number)), found
+            )
 
 
 def loss_of(peers: Peers) -> str:

@@ -47,13 +47,13 @@ def lost(peers: Peers) -> tuple[str, float]:
     """Why the peer is lost, and how long that took to be told."""
     begin_s = time.monotonic()
     with pytest.raises(PeerLost) as told:
-        peers.mailbox.take("busy", KEY)
+        peers.mailbox.receive("busy", KEY)
     return told.value.reason, time.monotonic() - begin_s
 
 
 def test_who_lets_no_thread_run_is_not_taken_for_dead():
     with busy(BUSY_S) as (peers, _):
-        assert len(peers.mailbox.take("busy", KEY)) == 24
+        assert len(peers.mailbox.receive("busy", KEY)) == 24
 
 
 def test_who_is_starved_by_a_quota_is_not_taken_for_dead():
@@ -64,14 +64,14 @@ def test_who_is_starved_by_a_quota_is_not_taken_for_dead():
     try:
         prefix = ["sh", "-c", JOIN, str(group / "cgroup.procs")]
         with busy(BUSY_S, prefix) as (peers, _):
-            assert len(peers.mailbox.take("busy", KEY)) == 24
+            assert len(peers.mailbox.receive("busy", KEY)) == 24
     finally:
         cpu_quota.remove_group(group)
 
 
 def test_who_is_stopped_is_lost_after_the_time_of_silence():
     with busy(0.0) as (peers, child):
-        peers.mailbox.take("busy", KEY)
+        peers.mailbox.receive("busy", KEY)
         child.send_signal(signal.SIGSTOP)
         reason, took_s = lost(peers)
         assert reason == "gave no sign of life"
@@ -80,7 +80,7 @@ def test_who_is_stopped_is_lost_after_the_time_of_silence():
 
 def test_who_is_stopped_for_less_than_that_is_not_lost():
     with busy(0.0) as (peers, child):
-        peers.mailbox.take("busy", KEY)
+        peers.mailbox.receive("busy", KEY)
         for _ in range(4):
             child.send_signal(signal.SIGSTOP)
             time.sleep(0.4 * SILENCE_S)
@@ -120,7 +120,7 @@ def test_a_heart_ends_with_its_process_and_not_before():
 
 def test_a_heart_that_was_killed_is_told_of_and_followed_by_another():
     with busy(0.0) as (peers, _):
-        peers.mailbox.take("busy", KEY)
+        peers.mailbox.receive("busy", KEY)
         earlier = heart()
         earlier._child.kill()
         assert lost(peers)[0].startswith("cannot be heard")

@@ -83,17 +83,17 @@ def test_the_end_of_an_older_start_is_no_loss_of_the_newer(is_late: bool):
         time.sleep(0.01)
     if not is_late:
         with pytest.raises(PeerLost):  # it hears that it is of no use any more
-            first.mailbox.take("two", KEY)
+            first.mailbox.receive("two", KEY)
     first.close()
     if is_late:
         assert old._closing.wait(5)
         cut_off()
     second.send("two", KEY, [np.arange(3)])
-    assert two.mailbox.take("one", KEY).view(np.int64).tolist() == [0, 1, 2]
+    assert two.mailbox.receive("one", KEY).view(np.int64).tolist() == [0, 1, 2]
     two.mailbox.check()
     second.close()
     with pytest.raises(PeerLost, match="'one' left"):
-        two.mailbox.take("one", (0, 0, 0, 0, 0, 0))
+        two.mailbox.receive("one", (0, 0, 0, 0, 0, 0))
     two.close()
 
 

@@ -83,12 +83,12 @@ def test_messages_of_all_sizes_arrive_whole_both_ways_at_once(
             two.send("one", key, [array])
         for number, array in enumerate(sent):
             key = (0, 0, 0, 0, 0, number)
-            np.testing.assert_array_equal(two.mailbox.take("one", key), array)
-            np.testing.assert_array_equal(one.mailbox.take("two", key), array)
+            np.testing.assert_array_equal(two.mailbox.receive("one", key), array)
+            np.testing.assert_array_equal(one.mailbox.receive("two", key), array)
         assert isinstance(one.links["two"]._socket, TlsStream)
         with pytest.raises(PeerLost, match="'one' left"):
             one.close()
-            two.mailbox.take("one", KEY)
+            two.mailbox.receive("one", KEY)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_nothing_of_a_message_is_to_be_read_on_the_way(certificates: dict[str, T
             one.connect({"two": relay.address}, 5.0)
             two.connect({"one": ""}, 5.0)
             one.send("two", KEY, [text])
-            np.testing.assert_array_equal(two.mailbox.take("one", KEY), text)
+            np.testing.assert_array_equal(two.mailbox.receive("one", KEY), text)
             assert (b"weights weights" in relay.heard) == is_read
             relay.close()
 

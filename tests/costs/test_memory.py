@@ -226,7 +226,7 @@ def test_what_the_compiler_says_of_updates_takes_the_place_of_estimates():
     assert told[key]["PACK"] == max(packs) > 0
     devices = dict.fromkeys(told, "cpu")
     said = with_node_precisions(plan, {"n": "bfloat16"})
-    compiled = by_program(PlanPrograms.of(said, model, devices, init), told)
+    compiled = by_program(PlanPrograms.from_plan(said, model, devices, init), told)
     precisions: dict[StageKey, Precision] = dict.fromkeys(told, "bfloat16")
 
     def memory(plan: Plan, init: OptimizerInit, **more: int) -> StageMemory:

@@ -20,7 +20,7 @@ import numpy as np
 from hetjax.api.trained_sources import find_trained
 from hetjax.checkpoint.disk import read_manifest
 from hetjax.checkpoint.fetching import fetch_newest
-from hetjax.checkpoint.lease import LeaseHeld, take
+from hetjax.checkpoint.lease import LeaseHeld, acquire
 from hetjax.checkpoint.reader import Checkpoint, newest, partial_checkpoints, steps
 from hetjax.checkpoint.stored_steps import committed_lease, in_store
 from hetjax.checkpoint.stores.local import FileStore
@@ -203,13 +203,13 @@ def _sealed(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leased(folder: Path) -> None:
-    take(FileStore(folder / "store"), "it", renew_s=1e6)  # never given back
+    acquire(FileStore(folder / "store"), "it", renew_s=1e6)  # never given back
 
 
 def _read_lease(folder: Path) -> Any:
     """Whose it is: taken over, or refused by name."""
     try:
-        take(FileStore(folder / "store"), "it", lease_s=0.02, renew_s=9.0).release()
+        acquire(FileStore(folder / "store"), "it", lease_s=0.02, renew_s=9.0).release()
     except LeaseHeld as held:
         return held.got
     finally:

@@ -295,7 +295,7 @@ def test_a_bar_is_as_wide_as_asked_and_every_part_as_its_share(
     assert text == "".join(sorted(text, key="#=+-.".index))
     for letter, size in zip("#=+-", parts, strict=True):
         assert abs(text.count(letter) - width * size / capacity) <= 1
-    assert "of" in bar.told
+    assert "of" in bar.label
 
 
 def test_memory_that_nobody_knows_is_told_without_a_limit():
@@ -307,7 +307,7 @@ def test_memory_that_nobody_knows_is_told_without_a_limit():
         in_flight=1,
     )
     bar = MemoryBar(kind="k", lanes=(("n", (0, 1)),), use=use, capacity_bytes=math.inf)
-    assert bar.told == "1.00 GiB" and bar_letters(bar, 4) == "####"
+    assert bar.label == "1.00 GiB" and bar_letters(bar, 4) == "####"
     assert bar.name == "n/0,1"
 
 

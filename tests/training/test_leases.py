@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.lease import LeaseHeld, LeaseLost, take
+from hetjax.checkpoint.lease import LeaseHeld, LeaseLost, acquire
 from hetjax.checkpoint.reader import DamagedCheckpoint, steps
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.training.directory import leases
@@ -49,7 +49,7 @@ def test_a_run_that_another_machine_has_is_refused(
     run_dir.mkdir()
     with monkeypatch.context() as there:
         there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
-        other = take(lease_folder(run_dir / LEASE), "it", renew_s=0.1)
+        other = acquire(lease_folder(run_dir / LEASE), "it", renew_s=0.1)
     with other:
         with pytest.raises(LeaseHeld, match=f"is in use by process {os.getpid()} on"):
             run(preset.config, preset, MODEL)
@@ -68,8 +68,8 @@ def test_directory_and_store_of_a_lost_machine_are_waited_for_at_once(
     with monkeypatch.context() as there:
         there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
         for left in (lease_folder(tmp_path / "run" / LEASE), store):
-            take(left, "it", renew_s=1e6)
-    monkeypatch.setattr(leases, "take", partial(take, lease_s=lease_s))
+            acquire(left, "it", renew_s=1e6)
+    monkeypatch.setattr(leases, "acquire", partial(acquire, lease_s=lease_s))
     with ExitStack() as stack:
         leases.Leases(tmp_path / "run", storage, stack, notes.append)
     (note,) = notes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.lease import Lease, LeaseLost, take
+from hetjax.checkpoint.lease import Lease, LeaseLost, acquire
 from hetjax.checkpoint.lease_holder import HeldFor
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.run_identity import RunIdentity
@@ -145,9 +145,9 @@ def test_of_two_first_starts_the_later_one_keeps_the_directory(tmp_path: Path):
     """The first one's was removed; both hold lease 1 on a directory of that name."""
     run_dir, first, second = tmp_path / "run", RunIdentity(id="1"), RunIdentity(id="2")
     store = lease_folder(run_dir / LEASE)
-    with take(store, "it", held_for=HeldFor(run=first.id), renew_s=0.05) as before:
+    with acquire(store, "it", held_for=HeldFor(run=first.id), renew_s=0.05) as before:
         shutil.rmtree(run_dir)
-        now = take(store, "it", held_for=HeldFor(run=second.id), renew_s=1e6)
+        now = acquire(store, "it", held_for=HeldFor(run=second.id), renew_s=1e6)
         assert before.number == now.number
         there = store.names("")
         with (

@@ -96,7 +96,7 @@ class OneStage:
         keeps it."""
         devices = stage_devices(self.plan, self.cluster)
         init = optimizer.init
-        programs = PlanPrograms.of(self.plan, self.model, devices, init)
+        programs = PlanPrograms.from_plan(self.plan, self.model, devices, init)
         return by_program(programs, {KEY: told})
 
     def predicted(self, optimizer: optax.GradientTransformation) -> Predicted:

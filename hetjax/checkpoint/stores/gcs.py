@@ -198,7 +198,7 @@ class _Limited:
 
     def read(self, num_bytes: int = -1) -> bytes:
         data = self._file.read(num_bytes)
-        self._limit.take(len(data))
+        self._limit.spend(len(data))
         return data
 
 

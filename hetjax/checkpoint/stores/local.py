@@ -191,7 +191,7 @@ def _copy(source: Path, target: Path, limit: BandwidthLimit) -> None:
     try:
         with opened(source, what="object") as reader, target.open("wb") as writer:
             while chunk := reader.read(_CHUNK_BYTES):
-                limit.take(len(chunk))
+                limit.spend(len(chunk))
                 writer.write(chunk)
             writer.flush()
             os.fsync(writer.fileno())

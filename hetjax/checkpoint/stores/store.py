@@ -102,7 +102,7 @@ class BandwidthLimit:
             self._free_at_s = start_s + num_bytes / self.bytes_per_s
             return self._free_at_s - now_s
 
-    def take(self, num_bytes: int) -> None:
+    def spend(self, num_bytes: int) -> None:
         """Return once these bytes may pass."""
         self._lifted.wait(self.reserve(num_bytes, time.monotonic()))
 

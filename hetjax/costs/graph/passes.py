@@ -158,7 +158,7 @@ def _sized(found: Passes, sizes: Sizes) -> Passes:
 
 @lru_cache(maxsize=1024)
 def _passes_of(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
-    graphs = _Graphs.of(stage, shares, remat)
+    graphs = _Graphs.from_stage(stage, shares, remat)
     dims, trained = graphs.dims, graphs.trained
     backward = graph_of(_backward(stage, shares, remat), graphs.inputs, dims)
     _cut_alike(dims, trained, backward.outputs[: len(trained)])
@@ -201,7 +201,7 @@ def _sized_split(found: SplitPasses, sizes: Sizes) -> SplitPasses:
 
 @lru_cache(maxsize=256)
 def _split_passes_of(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
-    graphs = _Graphs.of(stage, shares, remat)
+    graphs = _Graphs.from_stage(stage, shares, remat)
     dims, trained = graphs.dims, graphs.trained
     halves = _halves(stage, shares, remat)
     first = graph_of(halves.first, graphs.inputs, dims)
@@ -230,7 +230,7 @@ class _Graphs:
     inputs: tuple[Value, ...]
 
     @classmethod
-    def of(cls, stage: StageStacks, shares: Shares, remat: Remat) -> "_Graphs":
+    def from_stage(cls, stage: StageStacks, shares: Shares, remat: Remat) -> "_Graphs":
         traced, dims = _forward(stage, shares, remat), Dims()
         weights = _weights(stage, dims, shares)
         x, *targets = (

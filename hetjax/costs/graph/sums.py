@@ -41,7 +41,7 @@ def sums(step: Operation) -> bool:
 def reduced(graph: Graph, cuts: Cuts) -> Graph:
     """Give the graph with one step for each reduction and what is fused with it."""
     graph = _in_full(_all_reduced(graph, cuts))
-    around = _Around.of(graph, cuts)
+    around = _Around.from_graph(graph, cuts)
     done: set[int] = set()
     kernels: dict[int, Operation] = {}  # in place of their last steps
     for step in reversed(graph.steps):
@@ -161,7 +161,7 @@ class _Around:
     cuts: Cuts
 
     @classmethod
-    def of(cls, graph: Graph, cuts: Cuts) -> "_Around":
+    def from_graph(cls, graph: Graph, cuts: Cuts) -> "_Around":
         makers = {id(v): step for step in graph.steps for v in step.outputs}
         readers: dict[int, list[Operation]] = {}
         for step in graph.steps:

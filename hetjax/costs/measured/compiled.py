@@ -66,7 +66,7 @@ class PlanPrograms:
     optimizer: OptimizerInit
 
     @classmethod
-    def of(
+    def from_plan(
         cls,
         plan: Plan,
         model: Model,

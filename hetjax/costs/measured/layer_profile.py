@@ -273,7 +273,7 @@ def _check_repeats(profile: Profile) -> None:
 
 def _check_number(value: float, where: str, range_: ranges.Range) -> None:
     if not range_.has(value):
-        raise _bad(f"{where} = {value:g}", range_.of(where), f"correct {where}")
+        raise _bad(f"{where} = {value:g}", range_.allowed(where), f"correct {where}")
 
 
 def _bad(got: str, allowed: str, fix: str) -> BadInput:

@@ -153,7 +153,7 @@ def _check_answers(
             marked = list(chat.messages[: index + 1])
             marked[index] = {**message, "content": content + _END}
             rendered = _Rendered(template, chat)
-            is_left_out = _END not in rendered.of(marked)[0]
+            is_left_out = _END not in rendered.render(marked)[0]
             if is_left_out and rendered.whole(index + 1) != rendered.whole(index):
                 raise _WritesAnother(f"it leaves message {index + 1} out")
 
@@ -202,13 +202,13 @@ class _Rendered:
         self.whole = cache(self._whole)
 
     def _whole(self, count: int) -> tuple[str, list[Span]]:
-        return self.of(self._chat.messages[:count])
+        return self.render(self._chat.messages[:count])
 
     def prompt(self, count: int) -> str:
         """With the prompt for an answer."""
-        return self.of(self._chat.messages[:count], add_generation_prompt=True)[0]
+        return self.render(self._chat.messages[:count], add_generation_prompt=True)[0]
 
-    def of(
+    def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False
     ) -> tuple[str, list[Span]]:
         return self._template.render(
@@ -283,8 +283,8 @@ class _Turns:
     def _find_header(self) -> str:
         """What the prompt for an answer is, without an opened thought."""
         try:
-            before = self._rendered.of(_QUESTION)[0]
-            prompt = self._rendered.of(_QUESTION, add_generation_prompt=True)[0]
+            before = self._rendered.render(_QUESTION)[0]
+            prompt = self._rendered.render(_QUESTION, add_generation_prompt=True)[0]
         except TemplateRefuses:
             return ""
         before = before if prompt.startswith(before) else self._without_eos(before)
@@ -301,9 +301,9 @@ class _Turns:
         for shown in (content, content.rstrip()):  # some templates strip it
             marked = [dict(message) for message in self._messages]
             marked[index]["content"] = shown + _END
-            before, _, after = self._rendered.of(marked)[0].partition(_END)
+            before, _, after = self._rendered.render(marked)[0].partition(_END)
             if before + after == text:
-                last = self._rendered.of(marked[: index + 1])[0]
+                last = self._rendered.render(marked[: index + 1])[0]
                 last = last.partition(_END)[2].rstrip()
                 if after.startswith(last):
                     return len(prompt), len(before + last)
@@ -347,6 +347,6 @@ class _Turns:
 
     def _of(self, messages: Sequence[Message]) -> str:
         try:
-            return self._rendered.of(messages)[0]
+            return self._rendered.render(messages)[0]
         except TemplateRefuses:
             return ""

@@ -111,7 +111,7 @@ class _Blocks:
         padding[1] = (0, self.number * self.size - self.length)
         return jnp.pad(x_BL, padding)
 
-    def of(self, x: jax.Array, start: jax.Array, axis: int = 1) -> jax.Array:
+    def cut(self, x: jax.Array, start: jax.Array, axis: int = 1) -> jax.Array:
         if self.number == 1:
             return x
         return jax.lax.dynamic_slice_in_dim(x, start, self.size, axis)
@@ -145,15 +145,15 @@ def _forward(
     def add(sums: tuple[jax.Array, ...], pair: Any) -> tuple[Any, None]:
         query, key = pair
         top_BKLG, total_BKLG, z_BKLGH = sums
-        before_BKQG = blocks.of(top_BKLG, query, 2)
+        before_BKQG = blocks.cut(top_BKLG, query, 2)
         s_BKQGC, seen = _scores(blocks, q_BLKGH, k_BLKH, documents_BL, pair)
         top_BKQG = jnp.maximum(before_BKQG, jnp.max(s_BKQGC, axis=-1))
         p_BKQGC = jnp.where(seen, jnp.exp(s_BKQGC - top_BKQG[..., None]), 0.0)
         shrink_BKQG = jnp.exp(before_BKQG - top_BKQG)
-        total_BKQG = blocks.of(total_BKLG, query, 2) * shrink_BKQG
+        total_BKQG = blocks.cut(total_BKLG, query, 2) * shrink_BKQG
         total_BKQG += jnp.sum(p_BKQGC, axis=-1)
-        z_BKQGH = blocks.of(z_BKLGH, query, 2) * shrink_BKQG[..., None]
-        z_BKQGH += _product("bkqrc,bckh->bkqrh", p_BKQGC, blocks.of(v_BLKH, key))
+        z_BKQGH = blocks.cut(z_BKLGH, query, 2) * shrink_BKQG[..., None]
+        z_BKQGH += _product("bkqrc,bckh->bkqrh", p_BKQGC, blocks.cut(v_BLKH, key))
         return (
             blocks.put(top_BKLG, top_BKQG, query, 2),
             blocks.put(total_BKLG, total_BKQG, query, 2),
@@ -182,12 +182,12 @@ def _backward(
     def add(sums: tuple[jax.Array, ...], pair: Any) -> tuple[Any, None]:
         query, key = pair
         s_BKQGC, seen = _scores(blocks, q_BLKGH, k_BLKH, documents_BL, pair)
-        log_total_BKQG = blocks.of(log_total_BKLG, query, 2)
+        log_total_BKQG = blocks.cut(log_total_BKLG, query, 2)
         p_BKQGC = jnp.where(seen, jnp.exp(s_BKQGC - log_total_BKQG[..., None]), 0.0)
-        dz_BQKGH, q_BQKGH = (blocks.of(x, query) for x in (dz_BLKGH, q_BLKGH))
-        k_BCKH, v_BCKH = (blocks.of(x, key) for x in (k_BLKH, v_BLKH))
+        dz_BQKGH, q_BQKGH = (blocks.cut(x, query) for x in (dz_BLKGH, q_BLKGH))
+        k_BCKH, v_BCKH = (blocks.cut(x, key) for x in (k_BLKH, v_BLKH))
         dp_BKQGC = _product("bqkrh,bckh->bkqrc", dz_BQKGH, v_BCKH)
-        ds_BKQGC = p_BKQGC * (dp_BKQGC - blocks.of(mean_BKLG, query, 2)[..., None])
+        ds_BKQGC = p_BKQGC * (dp_BKQGC - blocks.cut(mean_BKLG, query, 2)[..., None])
         ds_BKQGC *= _slope(blocks, s_BKQGC, q_BLKGH.shape[-1])
         dq_BKQGH = _product("bkqrc,bckh->bkqrh", ds_BKQGC, k_BCKH)
         # The dims of rows in the order in which they lie (einsum sorts by letter).
@@ -195,7 +195,7 @@ def _backward(
         dv_BKHC = _product("bqkrh,bkqrc->bkhc", dz_BQKGH, p_BKQGC)
         added = (dq_BKQGH, query, 2), (dk_BKHC, key, 3), (dv_BKHC, key, 3)
         return tuple(
-            blocks.put(x, blocks.of(x, at, axis) + d, at, axis)
+            blocks.put(x, blocks.cut(x, at, axis) + d, at, axis)
             for x, (d, at, axis) in zip(sums, added, strict=True)
         ), None
 
@@ -220,7 +220,7 @@ def _scores(
 ) -> tuple[jax.Array, jax.Array]:
     """s_BKQGC of a pair of blocks, and which of them count."""
     query, key = pair
-    q_BQKGH, k_BCKH = blocks.of(q_BLKGH, query), blocks.of(k_BLKH, key)
+    q_BQKGH, k_BCKH = blocks.cut(q_BLKGH, query), blocks.cut(k_BLKH, key)
     s_BKQGC = _product("bqkrh,bckh->bkqrc", q_BQKGH, k_BCKH)
     s_BKQGC *= 1 / math.sqrt(q_BLKGH.shape[-1])
     if (cap := blocks.visibility.soft_cap) is not None:
@@ -231,7 +231,7 @@ def _scores(
         seen &= back_QC < window
     seen = seen[None, None, :, None]
     if documents_BL is not None:
-        own_BQ, other_BC = (blocks.of(documents_BL, at) for at in (query, key))
+        own_BQ, other_BC = (blocks.cut(documents_BL, at) for at in (query, key))
         seen &= (own_BQ[:, :, None] == other_BC[:, None, :])[:, None, :, None]
     return jnp.where(seen, s_BKQGC, _UNSEEN), seen
 

@@ -35,7 +35,7 @@ _SLACKS = (1.0, 1.03, 1.06, 1.12, 1.25)  # times the step without hops
 def plain_start(p: Problem, form: Form) -> tuple[tuple[Column, ...], float] | None:
     """Return plain columns, and a step time in which fractions of copies of them do the
     global batch; None if there are none."""
-    pipelines = _Pipelines.of(p)
+    pipelines = _Pipelines.from_problem(p)
     if pipelines is None or not pipelines.do(np.inf):
         return None
     least_s = pipelines.least_step_s()
@@ -60,7 +60,7 @@ class _Pipelines:
     after_s_N: Floats
 
     @classmethod
-    def of(cls, p: Problem) -> "_Pipelines | None":
+    def from_problem(cls, p: Problem) -> "_Pipelines | None":
         parts = [_timed(p, *cut) for cut in _cut_evenly(p)]
         if not parts:
             return None

@@ -37,7 +37,7 @@ def hop_tables(
     request: PlanRequest, options: Sequence[Option], num_kinds: int
 ) -> tuple[Floats, Floats]:
     """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
-    ways = _Ways.of(request)
+    ways = _Ways.from_request(request)
     elements = request.seq_len * hidden_size(request.model)
     of_one = {
         name: elements * DTYPES[precision]
@@ -69,7 +69,7 @@ def sync_bytes_per_s(
     full of such stages, which share that way. In a cluster of one node sums stay
     inside. Bytes count as those of float32, whatever is sent.
     """
-    ways, classes = _Ways.of(request), request.classes
+    ways, classes = _Ways.from_request(request), request.classes
     rate_of = {
         pair: [
             1 / way.s_per_byte
@@ -134,7 +134,7 @@ class _Ways:
     pairs: Mapping[_ClassPair, Sequence[_NodePair]]
 
     @staticmethod
-    def of(request: PlanRequest) -> "_Ways":
+    def from_request(request: PlanRequest) -> "_Ways":
         classes, network = request.classes, request.network
         linked = _linked(classes, network.links)
         pairs = {

@@ -250,7 +250,7 @@ class Search:
         best = self.incumbents.best
         before = dict(best)
         for source, plan in plans.items():
-            self.incumbents.take(plan, source)
+            self.incumbents.consider(plan, source)
         self.improve([o for o in best if best[o] != before.get(o)])
 
     def improve(self, objectives: Sequence[Objective]) -> None:

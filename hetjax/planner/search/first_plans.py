@@ -76,7 +76,7 @@ class FirstPlans:
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
             self.searched.add(proposal.nodes)
-            self.incumbents.progress(proposal.told())
+            self.incumbents.progress(proposal.progress_line())
             for plan in plans_of(proposal, 0):
                 if len(self.proposed) == 1 or plan.num_forwards <= _LITTLE_WORK:
                     self.incumbents.offer(plan, "templates")
@@ -112,7 +112,7 @@ class FirstPlans:
                 self._look_at(proposal)
 
     def _look_at(self, part: Proposal) -> None:
-        self.incumbents.progress(part.told())
+        self.incumbents.progress(part.progress_line())
         for plan in plans_of(part, 0):
             self.incumbents.offer(plan, "parts")
 
@@ -157,14 +157,14 @@ class FirstPlans:
         there is none and somebody asked for the end."""
         for plan in plans_by_rank(self.proposed):
             if not self.incumbents.best:
-                self.incumbents.take(plan, "templates")
+                self.incumbents.consider(plan, "templates")
         if not self.incumbents.best:
             check_stopped()
         work = 0
         for plan in () if self.incumbents.best else even_plans(self.request):
             work += plan.num_forwards
             if not self.incumbents.best or work <= _LITTLE_WORK:
-                self.incumbents.take(plan, "even split")
+                self.incumbents.consider(plan, "even split")
         if not self.incumbents.best and not self.incumbents.loosen():
             raise self._too_dear() or TimeUp
 

@@ -55,9 +55,9 @@ class Incumbents:
         """
         if self.best:
             check_deadline()
-        return self.take(plan, source)
+        return self.consider(plan, source)
 
-    def take(self, plan: Plan, source: str) -> Predicted | None:
+    def consider(self, plan: Plan, source: str) -> Predicted | None:
         """Do the same however late it is."""
         found = self.evaluate(plan)
         if found is None or not within(found, self.objectives[0]):

@@ -99,7 +99,7 @@ class Proposal:
         """The model's time of the best layout."""
         return self.unplaced[0].step_s
 
-    def told(self) -> str:
+    def progress_line(self) -> str:
         """Say for people what the model makes of it."""
         look = self.look
         degrees = " or ".join(map(str, look.degrees))

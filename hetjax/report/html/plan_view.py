@@ -59,4 +59,4 @@ def plan_view(plan: Plan, cluster: Cluster, predicted: Predicted | None) -> Plan
 def _bar(bar: MemoryBar) -> tuple[str, Mapping[str, float], str]:
     scale = bar.scale_bytes or 1.0
     shares = {part: size / scale for part, size in bar.parts.items()}
-    return bar.name, shares, bar.told
+    return bar.name, shares, bar.label

@@ -52,7 +52,7 @@ class MemoryBar:
         return self.capacity_bytes if known else float(self.use.total_bytes)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return memory_told(self.use.total_bytes, self.capacity_bytes)
 
 

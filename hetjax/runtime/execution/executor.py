@@ -54,7 +54,7 @@ class BatchFeed:
         return slice(start, start + size)
 
 
-class Observer(Protocol):
+class ActionObserver(Protocol):
     """Told of every action that was enqueued, with an array that it made."""
 
     def enqueued(
@@ -73,7 +73,7 @@ class StepContext:
     clip_norm: float
     loss_scale: float | None = None
     checks: StepChecks = NO_CHECKS
-    observer: Observer | None = None
+    observer: ActionObserver | None = None
     epoch: int = 0
     rows: dict[Action, jax.Array] | None = None  # gets the losses of each row
 

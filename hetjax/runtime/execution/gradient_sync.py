@@ -292,7 +292,7 @@ class PeerSync(GradientSync):
             if worker != peers.own:
                 peers.send(worker, key, [np.frombuffer(own, np.uint8)])
         told = [
-            own if worker == peers.own else peers.mailbox.take(worker, key).tobytes()
+            own if worker == peers.own else peers.mailbox.receive(worker, key).tobytes()
             for worker in dict.fromkeys(map(leader, self._members.members))
         ]
         shares, of_last = unpacked_shares(told, [*self._holders])

@@ -112,7 +112,7 @@ class StagePrograms:
         """Those of the compute weights that have gradients."""
         return trained_part(self.function.stacks, self.params)
 
-    def of(self, op: Op) -> Compiled:
+    def program(self, op: Op) -> Compiled:
         """The program that computes an action."""
         return {
             Op.F: lambda: self.forward,

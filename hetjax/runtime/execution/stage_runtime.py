@@ -27,7 +27,12 @@ from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
-from hetjax.runtime.execution.executor import BatchFeed, Executor, Observer, StepContext
+from hetjax.runtime.execution.executor import (
+    ActionObserver,
+    BatchFeed,
+    Executor,
+    StepContext,
+)
 from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, PeerSync
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
@@ -159,7 +164,7 @@ class StageRuntime(Stages):
         self,
         number: int,
         batch: Batch,
-        observer: Observer | None = None,
+        observer: ActionObserver | None = None,
         loss_scale: float | None = None,
         checks: StepChecks = NO_CHECKS,
     ) -> StepCommit:
@@ -281,7 +286,7 @@ class StageRuntime(Stages):
         self,
         number: int,
         batch: Batch,
-        observer: Observer | None = None,
+        observer: ActionObserver | None = None,
         loss_scale: float | None = None,
         checks: StepChecks = NO_CHECKS,
     ) -> StepContext:

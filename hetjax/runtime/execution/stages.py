@@ -367,7 +367,7 @@ def _said_bytes(
     """What the compiler says of programs of which one is run at a time, by name."""
     programs, updates = state.programs, state.updates
     for op in ops:
-        yield op.name, [temp_bytes(programs.of(op))]
+        yield op.name, [temp_bytes(programs.program(op))]
     if updates.host is None:
         yield "UPDATE", map(temp_bytes, updates.stack_updates)
     packs = [programs.pack(g.leaf_ids, g.rows) for g in updates.groups if g.rows]
@@ -393,4 +393,4 @@ def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], obj
         lambda: checks.weight_digests,
         lambda: checks.gradient_digests,
     ]
-    return [lambda: [programs.of(op) for op in ops], *others, *packs]
+    return [lambda: [programs.program(op) for op in ops], *others, *packs]

@@ -228,7 +228,7 @@ def _taken(
         for worker, leaves in order.take:
             for leaf in leaves:
                 assert peers is not None, "nobody is there to take from"
-                message = peers.mailbox.take(worker, _key(order, leaf))
+                message = peers.mailbox.receive(worker, _key(order, leaf))
                 yield "peer", leaf, _value(message, needed[leaf]), time.perf_counter()
         for tier, leaf, reading in own:
             yield tier, leaf, *reading.result()

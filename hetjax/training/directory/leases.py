@@ -19,12 +19,12 @@ from hetjax.checkpoint.lease import (
     Lease,
     LeaseHeld,
     Sighting,
+    acquire,
     await_end,
     holder_of,
     is_free,
     last_number,
     look,
-    take,
 )
 from hetjax.checkpoint.lease_holder import HeldFor, Holder
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
@@ -119,14 +119,14 @@ class Leases:
             copied = partial(_check_is_no_copy, run_dir, held_for, told, takes_over)
             own = lease_folder(self._folder)
             seen = None if is_free(own) else _look_at_store(storage)
-            self._run = take(own, where, told, held_for=held_for, check=copied)
+            self._run = acquire(own, where, told, held_for=held_for, check=copied)
         self._home = held_for.home
         stack.callback(self._leave_nothing, run_dir / CONFIG)
         stack.enter_context(self._run)
         self._store: Lease | None = None
         if (store := storage.store()) is not None:
             where = f"checkpoint store {store}"
-            self._store = take(store, where, told, held_for=held_for, seen=seen)
+            self._store = acquire(store, where, told, held_for=held_for, seen=seen)
             stack.enter_context(self._store)
         self._looked_s = time.monotonic()
 

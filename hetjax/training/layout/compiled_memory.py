@@ -111,4 +111,4 @@ def _found(
         for key, sizes in told.items()
         if devices[key] == "cpu" or not is_virtual(config)
     }
-    return by_program(PlanPrograms.of(plan, model, devices, init), real)
+    return by_program(PlanPrograms.from_plan(plan, model, devices, init), real)

@@ -100,7 +100,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     for name, range_ in _RANGES.items():
         value = attrgetter(name)(config)
         if value is not None and not range_.has(value):
-            yield _out_of_range(config, name, range_.of(name), f"{range_.least:g}")
+            yield _out_of_range(config, name, range_.allowed(name), f"{range_.least:g}")
     for name, (is_allowed, allowed, example) in _LIMITS.items():
         if not is_allowed(attrgetter(name)(config)):
             yield _out_of_range(config, name, allowed.format(name), example)
@@ -195,7 +195,7 @@ def _upload_problems(config: RunConfig) -> Iterator[BadInput]:
             fix=f"leave it out, or add {option('checkpoint.cloud')} gs://BUCKET/PREFIX",
         )
     if not _UPLOAD.has(limit):
-        yield _out_of_range(config, name, _UPLOAD.of(name), "100")
+        yield _out_of_range(config, name, _UPLOAD.allowed(name), "100")
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that cannot be searched for, or that have a standard word: how many are left.
+
+    python -m experiments.house.dialect [FOLDER]
+
+Counts, in the Python files of a folder (hetjax), definitions that are called no more
+than `BARE`, definitions that end in `_of`, uses of the identifiers in `DIALECT`, and
+class names that are defined more than once. Prints JSON.
+"""
+
+import ast
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+BARE = ("of", "one", "told", "take", "go_on", "hear")
+DIALECT = ("told", "heard", "foretold", "patience", "foresee_after_s", "detour", "now")
+
+
+def trees(folder: Path) -> Iterator[ast.Module]:
+    for path in sorted(folder.rglob("*.py")):
+        yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def counts(folder: Path) -> dict[str, object]:
+    bare, used, classes = Counter[str](), Counter[str](), Counter[str]()
+    suffixed = 0
+    for node in (node for tree in trees(folder) for node in ast.walk(tree)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                bare[name] += name in BARE
+                suffixed += name.endswith("_of")
+            case ast.ClassDef(name=name):
+                classes[name] += not name.startswith("_")
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                used[name.strip("_")] += name.strip("_") in DIALECT
+    return {
+        "bare": {name: bare[name] for name in BARE},
+        "ending in _of": suffixed,
+        "used": {name: used[name] for name in DIALECT},
+        "classes twice": sorted(name for name, n in classes.items() if n > 1),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(counts(Path(*sys.argv[1:2] or ["hetjax"])), indent=1))
