@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import hetjax
 
@@ -35,7 +36,7 @@ class Walk:
 
     def follow(self, call: Callable[[], object]) -> dict[str, int]:
         """Follow a call; return what was counted."""
-        watching = sys.monitoring
+        watching = _monitoring()
         watching.use_tool_id(watching.PROFILER_ID, "walk")
         start = watching.events.PY_START
         watching.register_callback(watching.PROFILER_ID, start, self._entered)
@@ -60,7 +61,11 @@ class Walk:
             self.files.append(file)
             if (file, code.co_name) == self.ends_at:
                 raise _Arrived
-        return sys.monitoring.DISABLE
+        return _monitoring().DISABLE
+
+
+def _monitoring() -> Any:
+    return vars(sys)["monitoring"]  # which type checkers of Python 3.11 do not know
 
 
 def train() -> dict[str, int]:
@@ -74,8 +79,9 @@ def train() -> dict[str, int]:
 
 def plan() -> dict[str, int]:
     cluster = hetjax.load_cluster("tiny")
-    sizes = {"global_batch": 8, "seq_len": 32}
-    return Walk().follow(lambda: hetjax.find_plan("tiny", cluster=cluster, **sizes))
+    return Walk().follow(
+        lambda: hetjax.find_plan("tiny", cluster=cluster, global_batch=8, seq_len=32)
+    )
 
 
 if __name__ == "__main__":
