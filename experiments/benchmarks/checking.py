@@ -29,8 +29,8 @@ from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import parameter_count
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.runtime.execution.checking.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.state_checks.checks import NO_CHECKS, StepChecks
 
 _WITH_DIGESTS = StepChecks(digests=True)
 _EVERY = 20

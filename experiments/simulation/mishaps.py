@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hetjax.runtime.execution.state_checks.checks import StageNumbers
+from hetjax.runtime.execution.checking.checks import StageNumbers
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Message

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetjax.errors import RunFailed
-from hetjax.runtime.execution.state_checks.checks import Disagreement
+from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.training.directory.best import BestCheckpoint
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver

@@ -110,9 +110,9 @@ def test_one_that_does_not_renew_loses_it_and_knows(store: Store):
 def test_one_that_is_known_to_be_dead_loses_it_at_once(tmp_path: Path):
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from hetjax.checkpoint.lease import take\n"
+        "from hetjax.checkpoint.lease import acquire\n"
         "from hetjax.checkpoint.storage import lease_folder\n"
-        "take(lease_folder(Path(sys.argv[1])), 'it'); os._exit(1)"
+        "acquire(lease_folder(Path(sys.argv[1])), 'it'); os._exit(1)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, tmp_path], env=environment)

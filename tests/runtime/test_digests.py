@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.optimizers.optimizer import NonElementwise, optimizer
 from hetjax.plans.plan import Group, Stage, StageKey, StageMesh
+from hetjax.runtime.execution.checking.checks import disagreements
+from hetjax.runtime.execution.checking.digests import digests, is_finite, whole
 from hetjax.runtime.execution.shares import ToldShare, packed_shares, unpacked_shares
-from hetjax.runtime.execution.state_checks.checks import disagreements
-from hetjax.runtime.execution.state_checks.digests import digests, is_finite, whole
 from hetjax.runtime.execution.updates.groups import CPU, rounds_alike
 from hetjax.training.settings.config import OptimizerConfig
 

@@ -17,8 +17,8 @@ from optax import contrib
 from hetjax.errors import BadInput
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.optimizers.table import RULES
+from hetjax.runtime.execution.checking.checks import StepChecks
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.state_checks.checks import StepChecks
 from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_eight_bits import ONE

@@ -24,13 +24,13 @@ from hetjax.errors import BadInput
 from hetjax.mesh.multihost import World
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.execution.commit import StepCommit, total_loss
-from hetjax.runtime.execution.state_checks.checks import (
+from hetjax.runtime.execution.checking.checks import (
     NO_CHECKS,
     Disagreement,
     StepChecks,
     disagreements,
 )
+from hetjax.runtime.execution.commit import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.schema import Json, Request, TransportName

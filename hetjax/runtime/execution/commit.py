@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.plans.plan import StageKey
-from hetjax.runtime.execution.state_checks.checks import Disagreement
+from hetjax.runtime.execution.checking.checks import Disagreement
 
 StageLoss = tuple[StageKey, float]  # summed over the microbatches of a last stage
 

@@ -23,11 +23,11 @@ from hetjax.errors import BadInput
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
 from hetjax.plans.plan import Group, Plan, StageKey, first_sample
+from hetjax.runtime.execution.checking.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.gradient_sync import GradientSync
 from hetjax.runtime.execution.shares import StageShare
 from hetjax.runtime.execution.stage_state import StageState
-from hetjax.runtime.execution.state_checks.checks import NO_CHECKS, StepChecks
 from hetjax.schedule.programs.action import Action, Op, Program, Programs
 from hetjax.stage.function import Given, LossScales, Packed, Scale
 

@@ -24,17 +24,17 @@ from hetjax.mesh.host_copies import start_copy
 from hetjax.mesh.multihost import value_here
 from hetjax.plans.plan import Group, StageKey
 from hetjax.plans.worker_map import WorkerMap
+from hetjax.runtime.execution.checking.checks import (
+    NO_CHECKS,
+    StepChecks,
+    disagreements,
+)
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.shares import (
     StageShare,
     ToldShare,
     packed_shares,
     unpacked_shares,
-)
-from hetjax.runtime.execution.state_checks.checks import (
-    NO_CHECKS,
-    StepChecks,
-    disagreements,
 )
 
 

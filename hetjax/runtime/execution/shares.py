@@ -13,8 +13,8 @@ import jax
 
 from hetjax.mesh.multihost import value_here
 from hetjax.plans.plan import Group, StageKey
-from hetjax.runtime.execution.state_checks.checks import Digests
-from hetjax.runtime.execution.state_checks.digests import whole
+from hetjax.runtime.execution.checking.checks import Digests
+from hetjax.runtime.execution.checking.digests import whole
 
 # replica, stage, squares, whether the weights are finite, whether last, its loss, and
 # how many digests follow: the number of a group, and 64 bits

@@ -26,6 +26,7 @@ from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
+from hetjax.runtime.execution.checking.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
 from hetjax.runtime.execution.executor import (
     ActionObserver,
@@ -37,7 +38,6 @@ from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, Peer
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import Read, Weights
-from hetjax.runtime.execution.state_checks.checks import NO_CHECKS, StepChecks
 from hetjax.schedule.programs.action import Programs, StageKey
 from hetjax.stage.function import Packed
 
@@ -387,8 +387,7 @@ class StageRuntime(Stages):
 
     def _last_losses(self) -> dict[StageKey, jax.Array]:
         """Of last stages that this worker leads."""
-        states = self.stages.items()
-        last = {key: state for key, state in states if state.programs.function.last}
+        last = {k: s for k, s in self.stages.items() if s.programs.function.last}
         return {k: s.loss for k, s in last.items() if leads(s.programs.mesh)}
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetjax.plans.plan import Group
+from hetjax.runtime.execution.checking.check_programs import CheckPrograms
 from hetjax.runtime.execution.programs import StagePrograms
-from hetjax.runtime.execution.state_checks.check_programs import CheckPrograms
 from hetjax.runtime.execution.updates.update import UpdatePrograms
 
 

@@ -23,6 +23,9 @@ from hetjax.mesh.multihost import is_member, leads, value_here
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import with_microbatches
+from hetjax.runtime.execution.checking.check_programs import CheckPrograms
+from hetjax.runtime.execution.checking.checks import StageNumbers
+from hetjax.runtime.execution.checking.digests import whole
 from hetjax.runtime.execution.compiled_bytes import made_bytes, temp_bytes
 from hetjax.runtime.execution.executor import check_runnable
 from hetjax.runtime.execution.programs import StagePrograms
@@ -38,9 +41,6 @@ from hetjax.runtime.execution.state import (
     place,
     stage_entries,
 )
-from hetjax.runtime.execution.state_checks.check_programs import CheckPrograms
-from hetjax.runtime.execution.state_checks.checks import StageNumbers
-from hetjax.runtime.execution.state_checks.digests import whole
 from hetjax.runtime.execution.updates.groups import groups_of, rounds_alike
 from hetjax.runtime.execution.updates.offload import host_mesh
 from hetjax.runtime.execution.updates.update import UpdatePrograms

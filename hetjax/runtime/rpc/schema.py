@@ -16,12 +16,8 @@ from typing import Any, Literal
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.multihost import World
+from hetjax.runtime.execution.checking.checks import NO_CHECKS, StageNumbers, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
-from hetjax.runtime.execution.state_checks.checks import (
-    NO_CHECKS,
-    StageNumbers,
-    StepChecks,
-)
 from hetjax.runtime.rpc.message import Message, Request
 
 Json = Mapping[str, Any]

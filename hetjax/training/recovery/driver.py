@@ -25,8 +25,8 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.runtime.execution.state_checks.checks import Disagreement
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
 from hetjax.training.recovery.current_plan import CurrentPlan

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
-from hetjax.runtime.execution.state_checks.checks import Disagreement
+from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.training.recovery.not_finite import diverged
 from hetjax.training.settings.config import RunConfig
 

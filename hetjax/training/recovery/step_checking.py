@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from hetjax.runtime.control.recovery_decisions import Restored
+from hetjax.runtime.execution.checking.checks import StepChecks
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.runtime.execution.state_checks.checks import StepChecks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@
 import pytest
 
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime.execution.state_checks.checks import Disagreement
+from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.training.recovery.rollback import PastRollback, Verdict, disagreed, verdict
 
 

@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
 from hetjax.plans.plan import Group
+from hetjax.runtime.execution.checking.digests import digests, is_finite
 from hetjax.runtime.execution.programs import Compiled
-from hetjax.runtime.execution.state_checks.digests import digests, is_finite
 from hetjax.runtime.execution.updates.groups import GradientGroup
 from hetjax.runtime.execution.updates.update import UpdatePrograms
 from hetjax.stage import arrays
