@@ -39,7 +39,7 @@ _MODULES = {
     "Node": "cluster.cluster",
     "Observer": "training.observers.observer",
     "Plan": "plans.plan",
-    "RunConfig": "training.config",
+    "RunConfig": "training.settings.config",
     "TrainedModel": "api.trained_model",
     "Trainer": "api.trainer",
     "compare_planners": "api.planning",
@@ -51,7 +51,7 @@ _MODULES = {
     "load_model": "api.loading",
     "load_plan": "api.loading",
     "measure_profile": "api.profiling",
-    "report_of": "training.run_reports",
+    "report_of": "training.observers.run_reports",
     "save_plan": "api.loading",
     "simulate_plan": "api.simulating",
 }
