@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from experiments.gpu.wheels import MOST_BYTES, THERE, UNUSED, hetjax_requires, reached
 
 GPU = Path(__file__).parents[3] / "experiments" / "gpu"
-BROUGHT = {"ml-dtypes", "rich"}  # by JAX and flax
+BROUGHT = {"ml-dtypes", "rich", "typing-extensions"}  # by JAX and flax
 LACKED = "hetjax-test-lacked"
 # A Python in all but this: a session shows what it would run with.
 STUB = f"""#!/usr/bin/env bash
