@@ -27,6 +27,12 @@ class Observer(Protocol):
     observer works in the process that controls the run, on a thread of its own, and
     changes nothing: one that is slow misses records, one that raises is left out. The
     first record is that of the start, the last one that of the end.
+
+    >>> class Losses(Observer):
+    ...     def on_step(self, record):
+    ...         print(record.step, record.metrics["loss"])
+    >>> Losses().on_step(StepRecord(step=3, metrics={"loss": 2.5}))
+    3 2.5
     """
 
     def on_start(self, record: StartRecord) -> None:
