@@ -254,7 +254,7 @@ def test_a_run_with_adapters_over_random_weights_warns_before_it_looks_for_devic
     def begun(*_: object) -> None:
         raise Begun
 
-    monkeypatch.setattr("hetjax.training.session.choose_hardware", begun)
+    monkeypatch.setattr("hetjax.training.start.choose_hardware", begun)
     with pytest.raises(Begun):
         trained(preset_of(tmp_path, init=None))
     assert "warning: --lora.rank 2 without --init" in capfd.readouterr().out
