@@ -83,7 +83,7 @@ def _found(request: PlanRequest) -> tuple[Found | None, float]:
     search, begin_s = Search(request, [Objective()]), time.process_time()
     found: Found | None = None
     with suppress(BadInput, NoFeasiblePlan):
-        search.run_without_proofs()
+        search.run(proves=False)
         found = search.found()[0]
     return found, time.process_time() - begin_s
 

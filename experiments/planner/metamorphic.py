@@ -118,7 +118,7 @@ def step_s(request: PlanRequest) -> float | None:
     """Return the step of the best plan that is found; None where none fits."""
     search = Search(request, [Objective()])
     try:
-        search.run_without_proofs()
+        search.run(proves=False)
     except (BadInput, NoFeasiblePlan):
         return None
     return search.found()[0].best.simulation.step_time_s

@@ -3,7 +3,7 @@
 
 It is in `config.json`, in every manifest and COMMIT, in leases and in messages, and
 tells whose state is found in a place. Owns its form and which saves belong to it. Does
-not own the decision which run a start goes on with (`training/directory/identity.py`).
+not own the decision which run a start resumes (`training/directory/identity.py`).
 """
 
 import re

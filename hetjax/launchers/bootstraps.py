@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all workers of one start of a run are told when they are started.
+"""The bootstraps of a run's workers: what each receives when it starts.
 
-Owns the secret that they share and their incarnations. Does not own the form of what
-they are told (`runtime/worker/bootstrap.py`) nor how it gets to them (launchers).
+Owns the secret that workers share and their incarnations. Does not own the form of a
+bootstrap (`runtime/worker/bootstrap.py`) nor how it reaches a worker (launchers).
 """
 
 import secrets
@@ -37,11 +37,11 @@ FIRST_START = StartTerms()
 
 
 class Bootstraps:
-    """What workers are told when they are started; they call its `connections`.
+    """Makes the bootstraps of one start of a run; workers call its `connections`.
 
-    Those that are not at the controller's `address` watch their machines; it watches
-    its own. Incarnations of workers grow with the number of the start, and with each
-    that is started.
+    Workers that are not at the controller's `address` watch their machines; the
+    controller watches its own. Incarnations grow with the number of the start, and with
+    each worker.
     """
 
     def __init__(self, address: str, stack: ExitStack, terms: StartTerms) -> None:

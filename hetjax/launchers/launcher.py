@@ -2,8 +2,8 @@
 """What a launcher is: the protocol of its file, and of what that file opens.
 
 Owns what a launcher is given and what a run asks of it while it goes on. Does not own
-which launchers there are (`table.py`), what workers are told (`bootstraps.py`), nor who
-decides when one is started (`training/recovery/driver.py`).
+which launchers there are (`table.py`), what workers receive when they start
+(`bootstraps.py`), nor when a worker is started (`training/recovery/driver.py`).
 """
 
 import subprocess
@@ -47,7 +47,8 @@ class Launcher(Protocol):
         ...
 
     def are_there(self, workers: Sequence[str]) -> bool:
-        """Whether these, which were begun, have called; WorkerLost if one does not."""
+        """Whether all of these started workers have connected; WorkerLost if one does
+        not."""
         ...
 
     @property

@@ -220,7 +220,7 @@ _NO_NUMBERS = {"name", "max_seq_len", "vocab_size", "vocab_multiple", "grain"}
 
 
 def numbers(config: DecoderConfig) -> dict[str, Any]:
-    """What a model's numbers depend on besides weights, as far as it is told."""
+    """The fields of a config that change what a model computes from its weights."""
     found = {field.name: getattr(config, field.name) for field in fields(config)}
     if isinstance(config, LlamaConfig):
         blocks = range(config.num_blocks)

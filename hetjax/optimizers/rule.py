@@ -28,7 +28,7 @@ Transform = Callable[
 EvaluationWeights = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
-class Bound(NamedTuple):
+class SettingRange(NamedTuple):
     """The range of a setting: a test, the test in words with {} for its name, and a
     value that passes."""
 
@@ -37,7 +37,7 @@ class Bound(NamedTuple):
     example: str
 
 
-BETA = Bound(  # more: 1 in float32
+BETA = SettingRange(  # more: 1 in float32
     lambda x: 0 <= x <= 0.999999, "0 <= {} <= 0.999999", "0.9"
 )
 
@@ -60,7 +60,7 @@ class Rule:
 
     summary: str
     transform: Transform
-    fields: Mapping[str, Bound]
+    fields: Mapping[str, SettingRange]
     numbers: Mapping[str, Number]
     moments: Mapping[str, Signs] = field(default_factory=dict)
     is_elementwise: bool = True

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hetjax.errors import BadInput
-from hetjax.optimizers.rule import BETA, STEPS, Bound, Rule
+from hetjax.optimizers.rule import BETA, STEPS, Rule, SettingRange
 from hetjax.optimizers.settings import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ SCHEDULE_FREE = Rule(
     transform=_transform,
     fields={
         # x is found by a division by it
-        "beta1": Bound(lambda x: 0.1 <= x <= 0.999999, "0.1 <= {} <= 0.999999", "0.9"),
+        "beta1": SettingRange(
+            lambda x: 0.1 <= x <= 0.999999, "0.1 <= {} <= 0.999999", "0.9"
+        ),
         "beta2": BETA,
     },
     numbers={

@@ -41,7 +41,7 @@ Predict = Callable[[Plan, Cluster], Predicted]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenRun:
-    """What is there from the first use of the state to the end."""
+    """The run's workers, text and journals, from the first use of its state on."""
 
     start: Start
     dataset: Dataset
@@ -61,7 +61,7 @@ class OpenRun:
         )
 
     def restore_files(self, recorder: Recorder) -> bool:
-        """Write the run's files again if its directory was removed; whether it was."""
+        """Write the run's files again if its directory was removed; say whether."""
         start, driver = self.start, self.driver
         run_dir, identity = start.config.run_dir, driver.run or start.run
         if not was_removed(run_dir, identity):
@@ -125,7 +125,7 @@ def open_run(
         worker_notices=notices,
         comparison=comparison,
     )
-    _record_start(start, driver, found.recorder(shown))
+    _record_origin(start, driver, found.recorder(shown))
     return found
 
 
@@ -179,7 +179,7 @@ def _start_record(start: Start, driver: Driver) -> StartRecord:
     )
 
 
-def _record_start(start: Start, driver: Driver, recorder: Recorder) -> None:
+def _record_origin(start: Start, driver: Driver, recorder: Recorder) -> None:
     """Record where the state is from, and what is not as before."""
     at, source = driver.at, start.choice.source
     if driver.resumed is not None:

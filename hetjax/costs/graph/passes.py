@@ -9,10 +9,10 @@ differ in their numbers of units alone are traced once. Does not own these funct
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import chain, compress, count
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +103,9 @@ class SplitPasses:
         return self.input_gradient.outputs[1:]
 
 
+_PassesT = TypeVar("_PassesT", Passes, SplitPasses)
+
+
 def passes(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     """Trace the passes of a stage; the loss is part of the last stage's."""
     traced = _traced(stage, _traced_as(shares), _remat(stage, remat))
@@ -146,13 +149,16 @@ def _traced_alike(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     return _sized(_passes_of(stage, alike, remat), Sizes(sequences))
 
 
-def _sized(found: Passes, sizes: Sizes) -> Passes:
+def _sized(found: _PassesT, sizes: Sizes) -> _PassesT:
+    """The passes with numbers in place of the primes that they were traced with."""
+
+    def sized(part: Any) -> Any:
+        if isinstance(part, Graph):
+            return sizes.graph(part)
+        return sizes.values(part) if isinstance(part, tuple) else part
+
     return replace(
-        found,
-        weights=sizes.values(found.weights),
-        trained=sizes.values(found.trained),
-        forward=sizes.graph(found.forward),
-        backward=sizes.graph(found.backward),
+        found, **{part.name: sized(getattr(found, part.name)) for part in fields(found)}
     )
 
 
@@ -174,7 +180,7 @@ def _passes_of(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 @lru_cache(maxsize=256)
 def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
     alike, units = _by_primes(stage, shares)
-    return _sized_split(_split_traced_alike(alike, shares, remat), Sizes(units))
+    return _sized(_split_traced_alike(alike, shares, remat), Sizes(units))
 
 
 @lru_cache(maxsize=256)
@@ -184,19 +190,7 @@ def _split_traced_alike(
     if shares.num_sequences == 1:  # nothing is summed over it
         return _split_passes_of(stage, shares, remat)
     alike, sequences = _by_prime(stage, shares)
-    return _sized_split(_split_passes_of(stage, alike, remat), Sizes(sequences))
-
-
-def _sized_split(found: SplitPasses, sizes: Sizes) -> SplitPasses:
-    return replace(
-        found,
-        weights=sizes.values(found.weights),
-        trained=sizes.values(found.trained),
-        forward=sizes.graph(found.forward),
-        input_gradient=sizes.graph(found.input_gradient),
-        weight_gradient=sizes.graph(found.weight_gradient),
-        kept=sizes.values(found.kept),
-    )
+    return _sized(_split_passes_of(stage, alike, remat), Sizes(sequences))
 
 
 @lru_cache(maxsize=256)

@@ -178,28 +178,25 @@ class Search:
         self.least_usd: float | None = None
         self.begin_s = time.monotonic()
 
-    def run(self) -> None:
-        """Do everything. Errors as of `propose`."""
-        with _rare_collections():
-            self._run()
+    def run(self, *, proves: bool = True) -> None:
+        """Do everything. Errors as of `propose`.
 
-    def run_without_proofs(self) -> None:
-        """Do all but prove how much better any plan could be: without a limited time
-        the plans are the same."""
+        Unless it `proves`, nothing says how much better any plan could be; without a
+        limited time the plans are the same.
+        """
         with _rare_collections():
-            self.propose()
-            self.improve(self.incumbents.objectives)
-            self.finish()
-            self._keep_to_limits()
+            self._run(proves)
 
-    def _run(self) -> None:
+    def _run(self, proves: bool) -> None:
         with deadline(left_s() * _PROPOSED_SHARE):
             self.propose()
-        with deadline(left_s() * _PROVED_SHARE):
-            self.prove()
+        if proves:
+            with deadline(left_s() * _PROVED_SHARE):
+                self.prove()
         self.improve(self.incumbents.objectives)
         self.finish()
-        self.prove_split()
+        if proves:
+            self.prove_split()
         self._keep_to_limits()
 
     def propose(self) -> None:
