@@ -75,7 +75,9 @@ PLAN = Plan(
     ),
 )
 CLIP_NORM = 0.5
-RULE = optax.adamw(1e-2)
+# One gradient is 4e-8: with Adam's usual `eps` of 1e-8 its update follows its rounding,
+# which is another on every kind of processor.
+RULE = optax.adamw(1e-2, eps=1e-5)
 
 
 def runtime_of(plan: Plan, rule: optax.GradientTransformation = RULE) -> StageRuntime:
@@ -139,7 +141,7 @@ class Reference:
         assert saved.keys() == self.weights.keys()
         for path, value in saved.items():
             expected = self.weights[path]
-            np.testing.assert_allclose(value, expected, atol=2e-5, err_msg=path)
+            np.testing.assert_allclose(value, expected, atol=5e-6, err_msg=path)
 
 
 @pytest.mark.parametrize("lost", draws(["b", "ab", "a", "c", "bc"], short=2))
