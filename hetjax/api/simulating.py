@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.costs import Costs
 from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, read_compiled
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.costs.network.wire_bytes import GradientWire
@@ -43,6 +44,7 @@ from hetjax.plans.plan_files import read_plan
 from hetjax.plans.precision import Dtype
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
+from hetjax.schedule.certainty import certainty_of
 from hetjax.schedule.predicted import predict
 from hetjax.schedule.search import with_schedule
 from hetjax.stage.arrays import OptimizerInit
@@ -161,18 +163,22 @@ def _simulated(
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
         warn_of_profile(model)
         check_measured(profile, device_kinds(plan, cluster), "plan")
-    costs = checked_costs(
-        plan,
-        model,
-        cluster,
-        profile,
-        dtype=dtype,
-        attention=attention,
-        optimizer=subject.init,
-        schedule=schedule,
-        gradient_wire=gradient_wire,
-        compiled=compiled,
-    )
+
+    def costs_on(there: Cluster) -> Costs:
+        return checked_costs(
+            plan,
+            model,
+            there,
+            profile,
+            dtype=dtype,
+            attention=attention,
+            optimizer=subject.init,
+            schedule=schedule,
+            gradient_wire=gradient_wire,
+            compiled=compiled,
+        )
+
+    costs = costs_on(cluster)
     tied = tied_holders(plan, model)
     if schedule is not None:
         plan = with_schedule(plan, schedule, costs, tied)
@@ -186,7 +192,9 @@ def _simulated(
         usd_per_hour=usd_per_hour(plan, cluster),
     )
     check_finite(predicted)
-    return SimulatedStep(predicted)
+    measured = frozenset() if profile is None else profile.devices
+    sure = certainty_of(predicted, cluster, costs_on, measured=measured)
+    return SimulatedStep(predicted, sure)
 
 
 def _read(given: Plan | str | Path) -> tuple[Plan, str]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.device_names import meant
+from hetjax.cluster.speeds import AS_MODELLED, Speeds
 from hetjax.errors import BadInput
 from hetjax.files.parsing import toml_table
 
@@ -49,7 +50,7 @@ class DeviceSpec:
     `gbit` 1e9 bits; both bandwidths count one direction: `intra_node_gb_per_s` of one
     device, `network_gbit_per_s` of one host. `links_span_hosts` if the links inside a
     node join its hosts too. `watts` is the board's power, without the host's. `sources`
-    tells by field where a figure is from.
+    tells by field where a figure is from. `speeds` are those of the node.
     """
 
     name: str
@@ -66,6 +67,7 @@ class DeviceSpec:
     fp16_native: bool = True
     attention: Literal["cudnn", "splash"] | None = None
     links_span_hosts: bool = False
+    speeds: Speeds = AS_MODELLED
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -152,10 +154,23 @@ def device_spec(node: Node) -> DeviceSpec:
     sources = dict.fromkeys(given, "the cluster file")
     known = catalogue().get(canonical_name(node.device))
     if known:
-        return replace(known, **given, **native, sources={**known.sources, **sources})
-    if len(given) < len(DEVICE_FIGURES):
+        sources = {**known.sources, **sources}
+        spec = replace(known, **given, **native, sources=sources)
+    elif len(given) < len(DEVICE_FIGURES):
         raise _unknown(node, [key for key in DEVICE_FIGURES if key not in given])
-    return DeviceSpec(name=node.device, sources=sources, **{**given, **native})
+    else:
+        spec = DeviceSpec(name=node.device, sources=sources, **{**given, **native})
+    return spec if node.speeds == AS_MODELLED else _at_speeds(spec, node.speeds)
+
+
+def _at_speeds(spec: DeviceSpec, speeds: Speeds) -> DeviceSpec:
+    """The ways out are scaled here, what kernels take where it is estimated."""
+    return replace(
+        spec,
+        intra_node_gb_per_s=spec.intra_node_gb_per_s * speeds.links,
+        network_gbit_per_s=spec.network_gbit_per_s * speeds.network,
+        speeds=speeds,
+    )
 
 
 def _native(best: Precision | None) -> dict[str, Any]:

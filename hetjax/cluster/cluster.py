@@ -8,12 +8,13 @@ which devices are there (`discovery.py`).
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal, get_args
 
 from hetjax.cluster import ranges
+from hetjax.cluster.speeds import AS_MODELLED, Speeds
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
 
@@ -37,7 +38,7 @@ class Node:
     figures from `peak_tflops` on; those are per device, one direction, but
     `network_gbit_per_s` per host. `peak_tflops` is dense, in `precision`: what such a
     device computes best in, bf16 unless said or known. The price and the preemptions
-    are the whole node's.
+    are the whole node's. `speeds` are what a run has taught; no file says them.
 
     >>> Node(name="rented", device="L4", count=8, hosts=2, price_per_hour=6.0)
     Node(name='rented', device='L4', count=8, hosts=2, price_per_hour=6.0)
@@ -57,6 +58,7 @@ class Node:
     intra_node_gb_per_s: float | None = None
     network_gbit_per_s: float | None = None
     precision: Precision | None = None
+    speeds: Speeds = field(default=AS_MODELLED, metadata={"in_files": False})
 
     def __repr__(self) -> str:
         """Only what was said of it: most nodes leave most to the catalogue."""

@@ -15,7 +15,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.zones import check_joined
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.files.parsing import parsed, read_file, toml_table
-from hetjax.files.tables import as_kind, read_fields, read_record
+from hetjax.files.tables import as_kind, is_in_files, read_fields, read_record
 
 _PRESETS = Path(__file__).parent / "presets"
 
@@ -76,9 +76,9 @@ def cluster_toml(cluster: Cluster) -> str:
     lines = [f"name = {_toml(cluster.name)}"]
     for node in cluster.nodes:
         given = {
-            key: value
-            for key, value in asdict(node).items()
-            if value != Node.__dataclass_fields__[key].default
+            key: getattr(node, key)
+            for key, field in Node.__dataclass_fields__.items()
+            if is_in_files(field) and getattr(node, key) != field.default
         }
         lines += ["", "[[node]]", *_assignments(given)]
     for link in cluster.links:

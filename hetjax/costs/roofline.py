@@ -10,9 +10,10 @@ of a device (the catalogue) nor measured times (`profile.py`).
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetjax.cluster.catalogue import DeviceSpec, Precision, native_precisions
+from hetjax.cluster.speeds import AS_MODELLED
 from hetjax.costs.graph.joins import ATTENTION, RAGGED, ragged_sizes
 from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
@@ -41,8 +42,8 @@ class Calibration:
     one device (tiles that are not full, pipelines that fill). `memory_efficiency` and
     `link_efficiency` are the shares of the two bandwidths that plain kernels and
     rings of all-reduces see. `launch_s` is what a kernel takes that does nothing,
-    `latency_s` a ring's hop. A kernel of attention reaches the largest products' share
-    at endless lengths and heads, and half of that for one of them at
+    `latency_s` a ring's hop. A kernel of attention reaches `attention_efficiency` of
+    the peak at endless lengths and heads, and half of that for one of them at
     `attention_half_length` positions or heads of `attention_half_head`.
     """
 
@@ -52,6 +53,7 @@ class Calibration:
     link_efficiency: float = 0.50
     launch_s: float = 4e-6
     latency_s: float = 5e-6
+    attention_efficiency: float = 0.80
     attention_half_length: float = 128.0
     attention_half_head: float = 64.0
 
@@ -67,15 +69,16 @@ _HOPPER = Calibration(
     half_size=112.0,
     memory_efficiency=0.83,
     launch_s=1.5e-6,
+    attention_efficiency=0.745,
     attention_half_length=1250.0,
     attention_half_head=42.0,
 )
 CALIBRATIONS = {
-    "A100": Calibration(matmul_efficiency=0.87),
+    "A100": Calibration(matmul_efficiency=0.87, attention_efficiency=0.87),
     "H100": _HOPPER,
     "H200": _HOPPER,
-    "GH200": Calibration(matmul_efficiency=0.84),
-    "B200": Calibration(matmul_efficiency=0.78),
+    "GH200": Calibration(matmul_efficiency=0.84, attention_efficiency=0.84),
+    "B200": Calibration(matmul_efficiency=0.78, attention_efficiency=0.78),
     "cpu": Calibration(launch_s=2e-6, half_size=8.0),
 }
 
@@ -103,9 +106,19 @@ def ring_hop(device: DeviceSpec, card_bytes_per_s: float = math.inf) -> Hop:
 
 
 def calibration(device: DeviceSpec) -> Calibration:
-    """Give the constants of the device's kind, found by its name."""
+    """Give the constants of the device's kind, found by its name, at its speeds."""
     known = [kind for kind in CALIBRATIONS if device.name.startswith(kind)]
-    return CALIBRATIONS[max(known, key=len)] if known else Calibration()
+    found = CALIBRATIONS[max(known, key=len)] if known else Calibration()
+    speeds = device.speeds
+    if speeds == AS_MODELLED:
+        return found
+    return replace(
+        found,
+        matmul_efficiency=found.matmul_efficiency * speeds.products,
+        attention_efficiency=found.attention_efficiency * speeds.attention,
+        memory_efficiency=found.memory_efficiency * speeds.memory,
+        launch_s=found.launch_s / speeds.launches,
+    )
 
 
 def pass_times(
@@ -238,7 +251,7 @@ def attention_share(length: int, head_size: int, constants: Calibration) -> floa
     It saturates in both sizes s as s / (s + half).
     """
     return (
-        constants.matmul_efficiency
+        constants.attention_efficiency
         * (length / (length + constants.attention_half_length))
         * (head_size / (head_size + constants.attention_half_head))
     )

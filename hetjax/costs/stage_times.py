@@ -76,7 +76,7 @@ def layer_times(
     way: _Way = shares.dtype, optimizer, stage.offload
     sync_s = _data_sync_s(held.stacks, stage, node, way)
     if profile is not None and canonical_name(node.device) in profile.devices:
-        m = _measured(profile, stage, layer, node.device, shares.num_sequences)
+        m = _measured(profile, stage, layer, node, shares.num_sequences)
         return LayerTimes(
             busy_s=m.forward_s + m.backward_s,
             backward_s=m.backward_s,
@@ -116,7 +116,7 @@ def least_update_s(
     device = device_spec(node)
     if profile is not None and canonical_name(node.device) in profile.devices:
         if stage.offload == "none":
-            m = _measured(profile, stage, layer, node.device, shares.num_sequences)
+            m = _measured(profile, stage, layer, node, shares.num_sequences)
             return min(m.update_s, _update_s(m, shared=True))
     stacks = [s for s in layer_stacks(model, layer).stacks if s.only is None]
     if not stacks:
@@ -139,7 +139,7 @@ def layer_halves_s(
 ) -> float:
     """Give the seconds of a layer's backward in two halves, as of `layer_times`."""
     if profile is not None and canonical_name(node.device) in profile.devices:
-        m = _measured(profile, stage, layer, node.device, shares.num_sequences)
+        m = _measured(profile, stage, layer, node, shares.num_sequences)
         return _half(m, m.input_gradient_s) + _half(m, m.weight_gradient_s)
     device = device_spec(node)
     hop = ring_hop(device, tensor_card_bytes_per_s)
@@ -173,7 +173,7 @@ def stage_times(
         times = profiled_times(
             profile,
             stage,
-            device=node.device,
+            node=node,
             microbatch_size=replica.microbatch_size,
             shared=len(plan.replicas) > 1,
         )
@@ -207,7 +207,7 @@ def profiled_times(
     profile: Profile,
     stage: Stage,
     *,
-    device: str,
+    node: Node,
     microbatch_size: int,
     shared: bool = False,
 ) -> StageTimes:
@@ -217,10 +217,10 @@ def profiled_times(
     was not measured in halves is cut into equal ones. Layers are `shared` if several
     replicas hold them: their updates take other programs.
     """
-    layers = _measured_layers(profile, stage, device, microbatch_size)
+    layers = _measured_layers(profile, stage, node, microbatch_size)
 
     def program_s(seconds: Iterable[float]) -> float:
-        return fsum(seconds) + profile.program_s
+        return fsum(seconds) + profile.program_s / node.speeds.layers
 
     return StageTimes(
         forward_s=program_s(m.forward_s for m in layers),
@@ -233,32 +233,33 @@ def profiled_times(
 
 
 def has_halves(
-    profile: Profile, stage: Stage, *, device: str, microbatch_size: int
+    profile: Profile, stage: Stage, *, node: Node, microbatch_size: int
 ) -> bool:
     """Say whether the halves of all the stage's backwards were measured."""
-    layers = _measured_layers(profile, stage, device, microbatch_size)
+    layers = _measured_layers(profile, stage, node, microbatch_size)
     return all(m.input_gradient_s is not None for m in layers)
 
 
 def _measured_layers(
-    profile: Profile, stage: Stage, device: str, microbatch_size: int
+    profile: Profile, stage: Stage, node: Node, microbatch_size: int
 ) -> list[Measurement]:
     size = microbatch_size // stage.mesh.data
-    return [_measured(profile, stage, n, device, size) for n in range(*stage.layers)]
+    return [_measured(profile, stage, n, node, size) for n in range(*stage.layers)]
 
 
 def _measured(
-    profile: Profile, stage: Stage, layer: int, device: str, microbatch_size: int
+    profile: Profile, stage: Stage, layer: int, node: Node, microbatch_size: int
 ) -> Measurement:
-    return measured(
+    found = measured(
         profile,
-        device=device,
+        device=node.device,
         kind=profile.layers[layer],
         tensor=stage.mesh.tensor,
         data=stage.mesh.data,
         microbatch_size=microbatch_size,
         remat=stage.remat,
     )
+    return found.at_speed(node.speeds.layers)
 
 
 def _update_s(layer: Measurement, shared: bool) -> float:

@@ -86,9 +86,15 @@ def read_fields(
 def _kinds_of(record: type) -> tuple[dict[str, Kind], set[str]]:
     """What a file has for each field, and which fields have a default."""
     hints = get_type_hints(record)
+    read = [field for field in fields(record) if is_in_files(field)]
     kinds: dict[str, Kind]
-    kinds = {field.name: kind_of(hints[field.name]) for field in fields(record)}
-    return kinds, {field.name for field in fields(record) if _has_default(field)}
+    kinds = {field.name: kind_of(hints[field.name]) for field in read}
+    return kinds, {field.name for field in read if _has_default(field)}
+
+
+def is_in_files(field: Field[Any]) -> bool:
+    """Say whether files have this field; its metadata says `in_files` where not."""
+    return bool(field.metadata.get("in_files", True))
 
 
 def _has_default(field: Field[Any]) -> bool:

@@ -17,9 +17,11 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
+from hetjax.report.certainty import certainty_values, how_sure_line
 from hetjax.report.metrics import ms
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.timeline import timeline_picture
+from hetjax.schedule.certainty import Certainty
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.result import Lane, lane_of
 from hetjax.schedule.simulation.trace import Span, perfetto, simulated_spans
@@ -41,10 +43,12 @@ _DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
 class SimulatedStep:
     """One predicted step of a plan: `print(step)`, `step.draw()`.
 
-    Times are seconds; `gap` and `lower_bound_s` are None where no bound is known.
+    Times are seconds; `gap` and `lower_bound_s` are None where no bound is known, and
+    `certainty` where nobody asked how sure the prediction is.
     """
 
     predicted: Predicted
+    certainty: Certainty | None = None
 
     @property
     def plan(self) -> Plan:
@@ -94,6 +98,7 @@ class SimulatedStep:
             "usd_per_million_tokens": predicted.usd_per_million_tokens,
             "stages": _stage_values(predicted),
             "devices": _device_values(predicted),
+            **certainty_values(self.certainty, plan.tokens_per_step),
         }
 
     def draw(self) -> Picture:
@@ -120,14 +125,14 @@ class SimulatedStep:
                 *aligned(_DEVICE_HEADER, _device_rows(predicted)),
                 "",
                 headline(predicted),
-                *_second_line(predicted),
+                *self._second_lines(),
             ]
         )
 
     def _repr_html_(self) -> str:
         predicted = self.predicted
         times = f"times: {predicted.times_from}"
-        said = headline(predicted), *_second_line(predicted)
+        said = headline(predicted), *self._second_lines()
         stages = html_table(
             _stage_header(predicted.plan),
             _stage_rows(predicted),
@@ -135,6 +140,10 @@ class SimulatedStep:
             notes=[times],
         )
         return stages + html_table(_DEVICE_HEADER, _device_rows(predicted), notes=said)
+
+    def _second_lines(self) -> list[str]:
+        sure = [] if self.certainty is None else [how_sure_line(self.certainty)]
+        return [*_second_line(self.predicted), *sure]
 
 
 def check_finite(predicted: Predicted) -> None:

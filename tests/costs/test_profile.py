@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetjax.cluster.cluster import Node
 from hetjax.costs.measured.layer_profile import (
     LinkMeasurement,
     Measurement,
@@ -318,7 +319,7 @@ def test_a_stage_takes_the_sum_of_its_layers_and_one_program() -> None:
     times = profiled_times(
         profile_of(halves, head, program_s=0.01),
         stage,
-        device="cpu",
+        node=Node(name="cpu-0", device="cpu", count=2),
         microbatch_size=2,
     )
     assert times.forward_s == pytest.approx(0.25 + 0.25 + 1.0 + 0.01)

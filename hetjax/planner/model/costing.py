@@ -159,7 +159,7 @@ def _not_measured(
         and not has_halves(
             profile,
             stage,
-            device=kinds[stage.node],
+            node=cluster.node(stage.node),
             microbatch_size=plan.replicas[r].microbatch_size,
         )
         for r, s, stage in plan.stages()

@@ -5,13 +5,15 @@ Owns that a plan is priced as `simulate` does, under launch-aheads that suit it.
 not own the simulation (`schedule/`) nor which plans there are to simulate.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from hetjax.cluster.cluster import Cluster
 from hetjax.costs.costs import Costs
 from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
+from hetjax.schedule.certainty import Certainty, certainty_of
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.search import may_split, with_schedule
 from hetjax.stage.partition import tied_holders
@@ -38,6 +40,23 @@ def as_planned(request: PlanRequest, plan: Plan) -> Predicted:
     """Simulate a plan of a search in its own order."""
     costs = _costs(request, plan, halves=True)
     return predict(plan, costs, tied_holders(plan, request.model))
+
+
+def how_sure(request: PlanRequest, predicted: Predicted) -> Certainty:
+    """Return how sure the prediction of a plan of the request is."""
+    plan = predicted.plan
+    halves = may_split(plan.schedule) or bool(plan.programs)
+
+    def costs_on(cluster: Cluster) -> Costs:
+        return _costs(replace(request, cluster=cluster), plan, halves=halves)
+
+    profile = request.profile
+    return certainty_of(
+        predicted,
+        request.cluster,
+        costs_on,
+        measured=frozenset() if profile is None else profile.devices,
+    )
 
 
 def _costs(request: PlanRequest, plan: Plan, *, halves: bool) -> Costs:

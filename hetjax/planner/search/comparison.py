@@ -9,7 +9,7 @@ others), options (`cli/`) nor what is shown (`report/`).
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -26,7 +26,7 @@ from hetjax.planner.model.deadline import (
     is_over,
     left_s,
 )
-from hetjax.planner.model.evaluator import as_planned
+from hetjax.planner.model.evaluator import as_planned, how_sure
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_WORK, Found, Search
@@ -35,6 +35,7 @@ from hetjax.planner.search.incumbents import Incumbent, TellProgress
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.planner.search.worth import Worth, worth_of_parts
 from hetjax.plans.plan import Plan
+from hetjax.schedule.certainty import Certainty
 from hetjax.schedule.predicted import Predicted
 
 _LITTLE_WORK = 4_000  # forwards of a step
@@ -75,6 +76,8 @@ class Planned:
     there is a plan to move from. `bfloat16_step_s` is the plan's step if workers send
     gradients in bfloat16, None where they do or send none. `left_out` names what there
     was no time for; the search is `cut_short` where the time was up before its end.
+    `certainties` says how sure predictions are: of the best plan ("hetjax") and, of
+    plans that are simulated quickly, of those of other planners.
     """
 
     request: PlanRequest
@@ -91,10 +94,16 @@ class Planned:
     bfloat16_step_s: float | None = None
     left_out: tuple[str, ...] = ()
     cut_short: bool = False
+    certainties: Mapping[str, Certainty] = field(default_factory=dict)
 
     @property
     def best(self) -> Predicted:
         return self.found.best
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How sure the best plan's prediction is."""
+        return self.certainties.get("hetjax")
 
 
 def planned(
@@ -139,10 +148,11 @@ def planned(
     answered = {*others, *(case.name for case in cases)}
     asked = (*names, *(name for name, _ in clusters))
     simulated = search.incumbents.under_all_schedules()
+    found = _with_times_from(found, profile_path)
     return Planned(
         request=request,
         objective=objective,
-        found=_with_times_from(found, profile_path),
+        found=found,
         alone=alone,
         moved=moved,
         idle=why_idle(found, search.incumbents.simulated(), cut_short),
@@ -156,7 +166,19 @@ def planned(
         bfloat16_step_s=_bfloat16_step_s(found),
         left_out=tuple(name for name in asked if name not in answered),
         cut_short=is_over(),
+        certainties=_certainties(found, others),
     )
+
+
+def _certainties(found: Found, others: Evaluated) -> dict[str, Certainty]:
+    """How sure predictions are; those of others only where that takes no time."""
+    quick = {
+        name: judged
+        for name, judged in others.items()
+        if isinstance(judged, Predicted) and judged.plan.num_forwards <= _LITTLE_WORK
+    }
+    judged = {"hetjax": found.best} | ({} if is_over() else quick)
+    return {name: how_sure(found.request, each) for name, each in judged.items()}
 
 
 def _bfloat16_step_s(found: Found) -> float | None:

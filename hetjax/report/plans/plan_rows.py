@@ -23,6 +23,7 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.plans.plan import Plan
+from hetjax.report.certainty import SAME, distinguishable, how_sure_line
 from hetjax.report.metrics import ms
 from hetjax.report.plans.assumed_links import guess_lines, link_lines
 from hetjax.report.plans.binding import binding, binding_line
@@ -57,6 +58,8 @@ _WORTH_HALVING = 0.01  # of a step: less is not worth rounding gradients
 
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
+    if planned.certainty is not None:
+        yield how_sure_line(planned.certainty)
     yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
@@ -248,8 +251,18 @@ def planner_row(
         return name, "no plan", "", "", "", told
     step_s = judged.simulation.step_time_s
     change = _comparison(step_s / planned.best.simulation.step_time_s)
+    if not _surely_differs(planned, name):
+        change = f"{change}, {SAME}"
     size = _size(judged)
     return name, ms(step_s), "" if name == "hetjax" else change, *size, told
+
+
+def _surely_differs(planned: Planned, name: str) -> bool:
+    """Whether ours is surely faster or slower; nobody doubts what was not asked."""
+    ours, other = planned.certainty, planned.certainties.get(name)
+    if ours is None or other is None or name == "hetjax":
+        return True
+    return distinguishable(other.ratio(ours))
 
 
 def _comparison(ratio: float) -> str:

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What errors on published runs say of speeds: leaving one family of runs out in turn.
+
+Owns the fit. The logarithm of measured over predicted time is a sum of slopes times
+speeds; a speed differs from the model's by a part that all have in common, one of its
+kind of device and one of its family (framework and hardware). All parts are normal, and
+their widths are those that make the rows most probable (type II maximum likelihood).
+Does not own predictions (`predicting.py`).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import minimize
+
+Floats = NDArray[np.float64]
+
+SPEEDS = ("products", "attention", "memory", "launches", "links", "network")
+_ROWS = 24  # of a family that are fitted to: each counts about as much
+_NORMAL_90 = 1.6449
+# Widths before the rows are looked at: common, of a family, of a kind, of each speed.
+# Products cannot be much faster than 80 % of a peak; launches of programs that nobody
+# compiled, and attention, are another matter.
+_COMMON = (0.07, 0.4, 0.15, 1.0, 0.3, 0.3)
+_FAMILY = (0.1, 0.25, 0.2, 1.0, 0.6, 0.4)
+_KIND = (0.07, 0.2, 0.1, 0.3, 0.25, 0.2)
+_SOFTWARE, _NOISE = 0.1, 0.07
+_SURE = np.array([0.2] * 18 + [0.5] * 2)  # of the logarithms of these
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """N rows: logarithms of measured over predicted, slopes by speed, and groups."""
+
+    families: tuple[str, ...]
+    surprise_N: Floats
+    slope_NS: Floats
+    family_N: NDArray[np.int64]
+    kind_N: NDArray[np.int64]
+
+    def part(self, index_M: NDArray[np.int64]) -> "Rows":
+        return Rows(
+            families=self.families,
+            surprise_N=self.surprise_N[index_M],
+            slope_NS=self.slope_NS[index_M],
+            family_N=self.family_N[index_M],
+            kind_N=self.kind_N[index_M],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How well the others foretell one family.
+
+    Errors are means of |predicted / measured - 1|, by the catalogue and as learnt from
+    the others; `covered` is the share of rows in their 90 % intervals, `factor` what
+    the median interval multiplies and divides by, and the same of ratios of two rows.
+    """
+
+    name: str
+    rows: int
+    least: float
+    median: float
+    most: float
+    below_one: int
+    error: float
+    learnt_error: float
+    covered: float
+    factor: float
+    ratios_covered: float
+    ratios_factor: float
+
+
+def leave_one_out(rows: Rows) -> list[Family]:
+    """Judge every family by what the others say of it."""
+    found = []
+    for family in range(len(rows.families)):
+        is_left_out = rows.family_N == family
+        widths = _fitted(_thinned(rows.part(np.flatnonzero(~is_left_out))))
+        found.append(_judged(rows, family, widths))
+    return found
+
+
+def widths_of_all(rows: Rows) -> dict[str, dict[str, float]]:
+    """Return the widths that all rows together make most probable."""
+    w = _fitted(_thinned(rows))
+    parts = {"common": w[:6], "family": w[6:12], "kind": w[12:18]}
+    found = {
+        part: dict(zip(SPEEDS, map(float, values.round(3)), strict=True))
+        for part, values in parts.items()
+    }
+    rest = {"software": round(float(w[18]), 3), "noise": round(float(w[19]), 3)}
+    return found | {"rest": rest}
+
+
+def fixed_band(rows: Rows, share: float) -> float:
+    """Return the factor of the narrowest band that holds a share of all families."""
+    order = np.argsort(rows.surprise_N)
+    surprise_N = rows.surprise_N[order]
+    weight_N = (1 / np.bincount(rows.family_N)[rows.family_N] / len(rows.families))[
+        order
+    ]
+    reached_N = np.cumsum(weight_N)
+    spans = []
+    for i in range(len(surprise_N)):
+        j = np.searchsorted(reached_N, reached_N[i] - weight_N[i] + share)
+        if j < len(surprise_N):
+            spans.append(surprise_N[j] - surprise_N[i])
+    return math.exp(min(spans) / 2)
+
+
+def _judged(rows: Rows, family: int, widths: Floats) -> Family:
+    test = np.flatnonzero(rows.family_N == family)
+    train = np.flatnonzero(rows.family_N != family)
+    surprise_M = rows.surprise_N[test]
+    mean_M, covariance_MM = _told_by(rows, widths, train, test)
+    sd_M = np.sqrt(np.diag(covariance_MM))
+    left_M = surprise_M - mean_M
+    i, j = np.triu_indices(len(test), 1)
+    variances = covariance_MM[i, i] + covariance_MM[j, j] - 2 * covariance_MM[i, j]
+    pair_sd = np.sqrt(variances)
+    over_M = np.exp(-surprise_M)  # predicted / measured
+    return Family(
+        name=rows.families[family],
+        rows=len(test),
+        least=float(over_M.min()),
+        median=float(np.median(over_M)),
+        most=float(over_M.max()),
+        below_one=int((over_M < 1).sum()),
+        error=float(np.abs(over_M - 1).mean()),
+        learnt_error=float(np.abs(np.exp(-left_M) - 1).mean()),
+        covered=float((np.abs(left_M) <= _NORMAL_90 * sd_M).mean()),
+        factor=math.exp(_NORMAL_90 * float(np.median(sd_M))),
+        ratios_covered=float(
+            (np.abs(left_M[i] - left_M[j]) <= _NORMAL_90 * pair_sd).mean()
+        ),
+        ratios_factor=math.exp(_NORMAL_90 * float(np.median(pair_sd))),
+    )
+
+
+def _told_by(
+    rows: Rows, widths: Floats, train: NDArray[np.int64], test: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Mean and covariance of some rows' surprises, given others'."""
+    smooth_NN = _covariance(rows, widths)
+    noise = widths[19] ** 2
+    known_TT = smooth_NN[np.ix_(train, train)] + noise * np.eye(len(train))
+    between_MT = smooth_NN[np.ix_(test, train)]
+    factor = cho_factor(known_TT, lower=True)
+    mean_M = between_MT @ cho_solve(factor, rows.surprise_N[train])
+    own_MM = smooth_NN[np.ix_(test, test)] + noise * np.eye(len(test))
+    return mean_M, own_MM - between_MT @ cho_solve(factor, between_MT.T)
+
+
+def _fitted(rows: Rows) -> Floats:
+    """The widths that make the rows most probable."""
+    start = np.log([*_COMMON, *_FAMILY, *_KIND, _SOFTWARE, _NOISE])
+
+    def loss(logs: Floats) -> float:
+        widths = np.exp(logs)
+        covariance_NN = _covariance(rows, widths)
+        covariance_NN += widths[19] ** 2 * np.eye(len(rows.surprise_N))
+        factor = cho_factor(covariance_NN, lower=True)
+        fit = rows.surprise_N @ cho_solve(factor, rows.surprise_N) / 2
+        size = np.log(np.diag(factor[0])).sum()
+        return float(fit + size + (((logs - start) / _SURE) ** 2).sum() / 2)
+
+    found = minimize(loss, start, method="L-BFGS-B", options={"maxiter": 60})
+    return np.exp(found.x)
+
+
+def _covariance(rows: Rows, widths: Floats) -> Floats:
+    """Of all rows' surprises, without noise."""
+    family_NN = rows.family_N[:, None] == rows.family_N
+    kind_NN = rows.kind_N[:, None] == rows.kind_N
+    found_NN = widths[18] ** 2 * family_NN
+    for s in range(len(SPEEDS)):
+        slope_N = rows.slope_NS[:, s]
+        parts = widths[s] ** 2 + widths[6 + s] ** 2 * family_NN
+        found_NN = found_NN + np.outer(slope_N, slope_N) * (
+            parts + widths[12 + s] ** 2 * kind_NN
+        )
+    return found_NN
+
+
+def _thinned(rows: Rows) -> Rows:
+    """At most so many rows of each family."""
+    draw = np.random.default_rng(0)
+    kept = [
+        draw.permutation(np.flatnonzero(rows.family_N == family))[:_ROWS]
+        for family in range(len(rows.families))
+    ]
+    return rows.part(np.concatenate(kept))

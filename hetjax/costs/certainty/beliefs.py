@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is believed of the parameters of the model of time, and how it changes.
+
+Beliefs are a normal distribution over the logarithms of speeds. The logarithm of a time
+is taken as linear in them, with the elasticities as slopes: so an interval is a square
+root, what a run has measured is learnt in closed form, and of two times that depend on
+the same speeds the ratio is known better than either. Owns this arithmetic (our
+derivation; textbook Bayesian linear regression). Does not own the widths before any run
+(`priors.py`) nor the slopes (`elasticities.py`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.certainty.elasticities import (
+    SOFTWARE,
+    Elasticities,
+    Parameter,
+    at_speed,
+    parameters_of,
+)
+from hetjax.costs.certainty.priors import NOISE, width
+
+Floats = NDArray[np.float64]
+_NORMAL = {0.5: 0.6745, 0.8: 1.2816, 0.9: 1.6449, 0.95: 1.96}  # two-sided quantiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A range that holds the true value with probability `level`, and its median."""
+
+    low: float
+    median: float
+    high: float
+    level: float = 0.9
+
+    @property
+    def factor(self) -> float:
+        """What the median is multiplied and divided by to get the ends."""
+        return self.high / self.median
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """A time that was measured where another was predicted.
+
+    `noise` is the standard deviation of the logarithm of what no parameter explains.
+    """
+
+    measured_s: float
+    predicted_s: float
+    elasticities: Elasticities
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Beliefs:
+    """Means and covariances of log(speed) by parameter; mean 0 is as modelled.
+
+    `noise` is the standard deviation of the logarithm of one run's time that no
+    parameter explains.
+    """
+
+    parameters: tuple[Parameter, ...]
+    mean_P: Floats
+    covariance_PP: Floats
+    noise: float
+
+    def interval(
+        self, time_s: float, slopes: Elasticities, level: float = 0.9
+    ) -> Interval:
+        """Return the interval of a time that was predicted at the means."""
+        slope_P = self._slopes(slopes)
+        variance = slope_P @ self.covariance_PP @ slope_P + self.noise**2
+        return _interval(time_s, variance, level)
+
+    def ratio(
+        self,
+        one: tuple[float, Elasticities],
+        other: tuple[float, Elasticities],
+        level: float = 0.9,
+    ) -> Interval:
+        """Return the interval of one predicted time over another.
+
+        What both depend on alike cancels; noise counts by how far they differ: two
+        plans with the same slopes are taken to miss alike.
+        """
+        slope_P = self._slopes(one[1]) - self._slopes(other[1])
+        apart = min(1.0, float(np.abs(slope_P).sum()))
+        variance = slope_P @ self.covariance_PP @ slope_P
+        variance += 2 * apart * self.noise**2
+        return _interval(one[0] / other[0], variance, level)
+
+    def observed(self, observations: Iterable[Observation]) -> "Beliefs":
+        """Return what is believed after these times were measured.
+
+        Their predictions were made at the means of these beliefs.
+        """
+        seen = list(observations)
+        if not seen:
+            return self
+        slope_NP = -np.array([self._slopes(o.elasticities) for o in seen])
+        surprise_N = np.array([math.log(o.measured_s / o.predicted_s) for o in seen])
+        noise_NN = np.diag([o.noise**2 for o in seen])
+        gain_PN = np.linalg.solve(
+            slope_NP @ self.covariance_PP @ slope_NP.T + noise_NN,
+            slope_NP @ self.covariance_PP,
+        ).T
+        return replace(
+            self,
+            mean_P=self.mean_P + gain_PN @ surprise_N,
+            covariance_PP=self.covariance_PP - gain_PN @ slope_NP @ self.covariance_PP,
+        )
+
+    def speed(self, parameter: Parameter) -> Interval:
+        """Return what is believed of one speed."""
+        i = self.parameters.index(parameter)
+        return _interval(math.exp(self.mean_P[i]), self.covariance_PP[i, i], 0.9)
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """Return the cluster at the means: what plans are made and predicted for.
+
+        Software that is slower makes every kind of work slower.
+        """
+        means = dict(zip(self.parameters, self.mean_P, strict=True))
+        software = means.get(SOFTWARE, 0.0)
+        factors = {
+            parameter: math.exp(means.get(parameter, 0.0) + software)
+            for parameter in parameters_of(cluster)
+        }
+        faster = ((p, f) for p, f in factors.items() if f != 1.0)
+        return reduce(lambda c, pair: at_speed(c, *pair), faster, cluster)
+
+    def _slopes(self, slopes: Elasticities) -> Floats:
+        unknown = slopes.keys() - {*self.parameters}
+        assert not unknown, unknown
+        return np.array([slopes.get(p, 0.0) for p in self.parameters])
+
+
+def prior_beliefs(cluster: Cluster, noise: float = NOISE) -> Beliefs:
+    """Return what is believed of a cluster's devices and links before anything ran."""
+    parameters = (SOFTWARE, *parameters_of(cluster))
+    return Beliefs(
+        parameters=parameters,
+        mean_P=np.zeros(len(parameters)),
+        covariance_PP=_covariances(parameters),
+        noise=noise,
+    )
+
+
+def _covariances(parameters: Sequence[Parameter]) -> Floats:
+    """What kinds of device have in common they have with all that use that speed."""
+    widths = [width(parameter) for parameter in parameters]
+    common_P = np.array([w.common for w in widths])
+    alike_PP = np.array([[a[1] == b[1] for b in parameters] for a in parameters])
+    own_P = np.array([w.own for w in widths])
+    return np.outer(common_P, common_P) * alike_PP + np.diag(own_P**2)
+
+
+def _interval(median: float, variance: float, level: float) -> Interval:
+    factor = math.exp(_NORMAL[level] * math.sqrt(variance))
+    return Interval(
+        low=median / factor, median=median, high=median * factor, level=level
+    )
+
+
+def known_speeds(beliefs: Beliefs) -> Mapping[Parameter, Interval]:
+    """Return what is believed of every speed, by parameter."""
+    return {parameter: beliefs.speed(parameter) for parameter in beliefs.parameters}

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of a predicted time each parameter of the model of time decides.
+
+Owns the elasticities of a prediction. Does not own the parameters (`cluster/speeds.py`)
+nor how well they are known (`beliefs.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.speeds import PARAMETERS
+
+# the kind of device, or the link, and which of its speeds
+Parameter = tuple[str, str]
+Elasticities = Mapping[Parameter, float]
+SOFTWARE: Parameter = ("", "software")  # what makes all times longer or shorter alike
+
+_STEP = 1.25  # speeds are varied so much: beliefs are wider, and maxima have kinks
+_LEAST = 1e-6  # of a slope
+
+
+def elasticities(
+    predict: Callable[[Cluster], float], cluster: Cluster, *, together: bool = False
+) -> Elasticities:
+    """Return -d log(time) / d log(speed) of `predict` at the cluster, by parameter.
+
+    A parameter that decides nothing is left out. `predict` gives seconds on a cluster
+    of the same nodes and links at other speeds. Where that takes long, all kinds of
+    device are varied `together`, and each gets an equal part of what they decide.
+    What a profile has measured contains what the software takes.
+    """
+    found: dict[Parameter, float] = {}
+    for parameters in _varied(cluster, together):
+        slow = predict(_at_speeds(cluster, parameters, 1 / _STEP))
+        fast = predict(_at_speeds(cluster, parameters, _STEP))
+        share = math.log(slow / fast) / (2 * math.log(_STEP))
+        if abs(share) > _LEAST:
+            found |= dict.fromkeys(parameters, share / len(parameters))
+    measured = sum(share for (_, name), share in found.items() if name == "layers")
+    return {SOFTWARE: 1.0 - measured, **found}
+
+
+def _varied(cluster: Cluster, together: bool) -> list[list[Parameter]]:
+    """Which parameters are varied at once."""
+    every = list(parameters_of(cluster))
+    if not together:
+        return [[parameter] for parameter in every]
+    by_name: dict[tuple[bool, str], list[Parameter]] = {}
+    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    for owner, name in every:
+        by_name.setdefault((owner in kinds, name), []).append((owner, name))
+    return list(by_name.values())
+
+
+def _at_speeds(
+    cluster: Cluster, parameters: Sequence[Parameter], factor: float
+) -> Cluster:
+    return reduce(lambda c, p: at_speed(c, p, factor), parameters, cluster)
+
+
+def parameters_of(cluster: Cluster) -> Iterator[Parameter]:
+    """Yield the parameters of all kinds of device and of all links of a cluster."""
+    for kind in dict.fromkeys(canonical_name(node.device) for node in cluster.nodes):
+        yield from ((kind, name) for name in PARAMETERS)
+    yield from (("-".join(link.between), "network") for link in cluster.links)
+
+
+def at_speed(cluster: Cluster, parameter: Parameter, factor: float) -> Cluster:
+    """Return the cluster with one parameter so many times as fast."""
+    owner, name = parameter
+
+    def faster(node: Node) -> Node:
+        if canonical_name(node.device) != owner:
+            return node
+        return replace(node, speeds=node.speeds.scaled({name: factor}))
+
+    links = tuple(
+        replace(link, bandwidth_gbit_per_s=link.bandwidth_gbit_per_s * factor)
+        if "-".join(link.between) == owner
+        else link
+        for link in cluster.links
+    )
+    return replace(cluster, nodes=tuple(map(faster, cluster.nodes)), links=links)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well each parameter of the model of time is known before anything ran.
+
+Owns these widths and where they come from. Does not own what is done with them
+(`beliefs.py`) nor the medians, which are the model's own constants (`roofline.py`).
+"""
+
+from dataclasses import dataclass
+
+from hetjax.cluster.catalogue import catalogue
+from hetjax.costs.certainty.elasticities import SOFTWARE, Parameter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Width:
+    """The standard deviation of a parameter's logarithm: what all kinds of device have
+    in common, and what each has of its own."""
+
+    common: float
+    own: float
+
+
+PUBLISHED = "326 published runs of 13 families, none of them ours"
+H200 = "an H200 that ran our programs"
+PROFILE = "a profile"
+NOBODY = "no measurement"
+
+# Fitted to published runs, each family left out in turn (`experiments.accuracy
+# .published`): `common` is what differs from framework to framework, `own` from kind to
+# kind of device. Launches are fitted wider: most of those frameworks launch kernels one
+# by one, which compiled programs do not.
+_WIDTHS = {
+    "products": Width(common=0.14, own=0.07),
+    "attention": Width(common=0.35, own=0.20),
+    "memory": Width(common=0.24, own=0.10),
+    "launches": Width(common=0.60, own=0.30),
+    "links": Width(common=0.60, own=0.30),
+    "network": Width(common=0.50, own=0.20),
+    "layers": Width(common=0.03, own=0.03),
+    SOFTWARE[1]: Width(common=0.12, own=0.0),
+}
+# Of the chip that `experiments/results/gpu/` has measured, with programs of ours: kinds
+# with the same chip have other memory, other limits of power.
+_MEASURED = {
+    "H200": {"products": 0.06, "attention": 0.10, "memory": 0.08, "launches": 0.30},
+    "H100": {"products": 0.10, "attention": 0.15, "memory": 0.15, "launches": 0.40},
+    "H800": {"products": 0.10, "attention": 0.15, "memory": 0.15, "launches": 0.40},
+}
+# Kinds that some published run has used; of all others nothing is known but data sheets
+_PUBLISHED = ("A100", "H100", "GH200", "V100", "TPU-v5e", "GeForce-RTX-3090")
+_PUBLISHED += ("GeForce-RTX-2080", "TITAN-RTX")
+_UNSEEN = 2.0  # times as far from what kinds have in common
+_LINK = Width(common=0.10, own=0.20)  # of a rate that the cluster file says
+
+# What else differs between one prediction and one run, of which no parameter tells:
+# estimated, and where layers were measured
+NOISE, NOISE_OF_PROFILE = 0.14, 0.05
+
+
+def width(parameter: Parameter) -> Width:
+    """Return how well a parameter is known."""
+    owner, name = parameter
+    for kind, measured in _MEASURED.items():
+        if owner.startswith(kind) and name in measured:
+            return Width(common=0.0, own=measured[name])
+    known = _WIDTHS[name]
+    if name in ("layers", SOFTWARE[1]):
+        return known
+    if _is_link(owner):
+        return _LINK
+    if source(owner) == NOBODY:
+        return Width(common=known.common, own=_UNSEEN * known.own)
+    return known
+
+
+def source(kind: str) -> str:
+    """Return what beliefs about a kind of device rest on, for people."""
+    if kind.startswith("H200"):
+        return H200
+    return PUBLISHED if kind.startswith(_PUBLISHED) else NOBODY
+
+
+def _is_link(owner: str) -> bool:
+    return "-" in owner and owner not in catalogue()
