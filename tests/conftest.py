@@ -13,6 +13,7 @@ import pytest
 from hetjax.runtime.execution import stages
 from tests import compiled_cache, jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
+from tests.checkpoint.fake_s3 import ENVIRONMENT, FakeS3
 
 pytest_plugins = ["tests.short_runs"]
 COMPILED = pytest.StashKey[Path]()
@@ -48,6 +49,17 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
     """A cloud on loopback that the client library talks to."""
     with FakeGcs("bucket").serving() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
+    """Another, with credentials in the environment."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with FakeS3("bucket").serving() as server:
         yield server
 
 

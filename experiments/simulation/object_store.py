@@ -120,6 +120,9 @@ class SimStore:
         for name in names:
             self._call(lambda name=name: self._bucket.remove(name))
 
+    def written_s(self, name: str) -> float:
+        raise NotImplementedError  # no run asks
+
     def _call(self, act: Callable[[], _Found]) -> _Found:
         bucket, world = self._bucket, self._bucket.world
         takes_s = world.random.uniform(*_TAKES_S) * bucket.slowness

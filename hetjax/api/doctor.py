@@ -19,13 +19,15 @@ def diagnose(
     cluster: str | Path | None = None,
     run_dir: str | Path | None = None,
     cloud: str | None = None,
+    endpoint: str | None = None,
     ports: Sequence[int] = (),
     peers: Sequence[str] = (),
 ) -> Diagnosis:
     """Look at this machine, and at what is named: a finding each, problems with a fix.
 
     `cluster` is a cluster file, `run_dir` the directory of a run that is to start,
-    `cloud` a checkpoint store, `ports` those that have to be free here, `peers` are
+    `cloud` a checkpoint store, `endpoint` its server if that is not the provider's,
+    `ports` those that have to be free here, `peers` are
     other machines, HOST:PORT, where `hetjax doctor --listen PORT` runs. Every question
     is given up after some seconds; JAX is started in a process of its own. Nothing is
     left behind.
@@ -39,6 +41,7 @@ def diagnose(
                 cluster=None if cluster is None else Path(cluster),
                 run_dir=None if run_dir is None else Path(run_dir),
                 cloud=cloud,
+                endpoint=endpoint,
                 ports=tuple(ports),
                 peers=tuple(peers),
             )

@@ -27,6 +27,7 @@ from hetjax.checkpoint.lease_holder import HeldFor
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunIdentity
 from hetjax.checkpoint.signing import read_key
+from hetjax.checkpoint.stores.endpoint import S3, endpoint_problems
 from hetjax.checkpoint.stores.local import FileStore, open_directory
 from hetjax.checkpoint.stores.store import BandwidthLimit, Store, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
@@ -48,7 +49,8 @@ class CheckpointStorage:
 
     `directory` is a path on each worker's host, in which `{worker}` stands for its
     name: one folder shared by all, or a local disk of each. `cloud` is the URL of a
-    store that they are uploaded to (see `open_store`), or None. `copies` is the number
+    store that they are uploaded to (see `open_store`), or None; `endpoint` that of its
+    server, if it is not the provider's. `copies` is the number
     of nodes that have each slice on their disks. `lease` is the folder of the run's
     lease, `number` its number and `store_number` that of the store's: what is written
     carries them, and is not written once they are over (0: nobody looks).
@@ -62,6 +64,7 @@ class CheckpointStorage:
     keep: int = 2
     copies: int = 1
     cloud: str | None = None
+    endpoint: str | None = None
     upload_mbit_per_s: float | None = None
     lease: str = ""
     number: int = 0
@@ -84,7 +87,7 @@ class CheckpointStorage:
             return None
         limit = self.upload_mbit_per_s
         bytes_per_s = math.inf if limit is None else limit * 1e6 / 8
-        return open_store(self.cloud, bytes_per_s, is_tried)
+        return open_store(self.cloud, bytes_per_s, is_tried, self.endpoint)
 
     def hold(self, worker: str) -> Lease | None:
         """Take the lease on this worker's folder, if that has one; raises Held.
@@ -212,12 +215,21 @@ def lease_folder(path: Path) -> Store:
     return TimeLimitedStore(FileStore(path, needs_links=False))
 
 
-def open_store(url: str, bytes_per_s: float = math.inf, is_tried: bool = True) -> Store:
-    """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
+def open_store(
+    url: str,
+    bytes_per_s: float = math.inf,
+    is_tried: bool = True,
+    endpoint: str | None = None,
+) -> Store:
+    """The store at `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///path` or a
+    plain path, tried out.
 
-    `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
-    nothing can be written there, if that is tried.
+    `bytes_per_s` limits uploads, `endpoint` is a server that speaks S3. Raises BadInput
+    where the URL is not one of these, or nothing can be written there, if that is
+    tried.
     """
+    for problem in endpoint_problems(url, endpoint):
+        raise problem
     if bytes_per_s <= 0:
         raise BadInput(
             got=f"an upload limit of {bytes_per_s} bytes per second",
@@ -232,11 +244,31 @@ def open_store(url: str, bytes_per_s: float = math.inf, is_tried: bool = True) -
 
         bucket, _, prefix = rest.partition("/")
         return open_bucket(bucket, prefix.strip("/"), limit, is_tried)
+    if url.startswith(S3):
+        return _open_s3(url, limit, endpoint, is_tried)
     path = unquote(rest) if found else url
     if not path or (found and (scheme != "file" or not path.startswith("/"))):
         raise BadInput(
             got=f"checkpoint store {url!r}",
-            allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
+            allowed="gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, file:///PATH or the path "
+            "of a folder",
             fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
         )
     return open_directory(Path(path).absolute(), limit, is_tried)
+
+
+def _open_s3(
+    url: str, limit: BandwidthLimit, endpoint: str | None, is_tried: bool
+) -> Store:
+    try:
+        from hetjax.checkpoint.stores.s3_opening import open_bucket
+    except ModuleNotFoundError as error:
+        if error.name not in ("obstore", "botocore"):
+            raise
+        raise BadInput(
+            got=f"checkpoint store {url}, and the package {error.name} is missing",
+            allowed="stores of S3 where obstore and botocore are installed, on every "
+            "machine of the run",
+            fix="pip install 'hetjax[s3]'",
+        ) from error
+    return open_bucket(url, limit, endpoint, is_tried)

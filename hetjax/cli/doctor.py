@@ -45,6 +45,8 @@ class DoctorOptions:
     """Directory of a run: can it be written, how fast, and is it in use?"""
     cloud: str | None = None
     """Store of checkpoints, as in --checkpoint.cloud."""
+    endpoint: str | None = None
+    """Server of that store, as in --checkpoint.endpoint."""
     ports: tuple[int, ...] = ()
     """TCP ports that have to be free on this machine: 6379 for Ray, say."""
     peers: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ def doctor(arguments: Sequence[str]) -> int:
             cluster=options.cluster,
             run_dir=options.run_dir,
             cloud=options.cloud,
+            endpoint=options.endpoint,
             ports=options.ports,
             peers=options.peers,
         )

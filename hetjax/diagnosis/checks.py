@@ -38,6 +38,7 @@ _CUDNN, _CUDNN_WITHOUT, _CUDNN_CAPABILITY = "nvidia-cudnn-cu12", (9, 11), 7.5
 _LEAST_FREE_GIB = {"problem": 1.0, "warning": 20.0}
 _SLOW_DISK_MB_PER_S = 50.0
 _CLOCK_S = {"problem": 60.0, "warning": 1.0}  # stores refuse requests by the minute
+_STORE_CLOCK_S = 2.0  # S3 tells whole seconds
 _SLOW_LINK = 0.5  # of what the cluster file or the catalogue promises
 
 
@@ -241,7 +242,10 @@ def _store(found: StoreAnswer) -> Iterator[Finding]:
     if found.error is not None:
         yield _problem("store", found.error, found.fix)
     else:
-        yield _ok("store", f"{found.url}: can be written, {found.seconds:.1f} s")
+        can = "lists, creates once, reads and deletes"
+        yield _ok("store", f"{found.url}: {can}, {found.seconds:.1f} s")
+        if abs(found.clock_ahead_s) > _STORE_CLOCK_S:
+            yield from _clock(found.url, found.clock_ahead_s)
 
 
 def _port(found: Port) -> Iterator[Finding]:

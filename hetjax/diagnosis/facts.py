@@ -63,6 +63,7 @@ class StoreAnswer:
 
     url: str
     seconds: float = 0.0
+    clock_ahead_s: float = 0.0
     error: str | None = None
     fix: str = ""
 

@@ -36,6 +36,7 @@ from hetjax.diagnosis.facts import (
     StoreAnswer,
 )
 from hetjax.diagnosis.peers import ask, listen
+from hetjax.diagnosis.store_trial import trial
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.mesh.accelerators import visible_accelerator
@@ -65,6 +66,7 @@ class Scope:
     cluster: Path | None = None
     run_dir: Path | None = None
     cloud: str | None = None
+    endpoint: str | None = None
     ports: tuple[int, ...] = ()
     peers: tuple[str, ...] = ()
     root: Path = Path("/")
@@ -79,7 +81,9 @@ def gather(asked: Scope) -> Facts:
             installed=installed(asked.root),
             cluster=asked.cluster and cluster_file(asked.cluster),
             run_dir=asked.run_dir and _run_dir_in_time(asked.run_dir),
-            store=None if asked.cloud is None else store_answer(asked.cloud),
+            store=None
+            if asked.cloud is None
+            else store_answer(asked.cloud, asked.endpoint),
             ports=tuple(map(port, asked.ports)),
             started=started.result(),
             peers=tuple(peer.result() for peer in peers),
@@ -193,11 +197,13 @@ def _written(found: RunDirectory, folder: Path) -> RunDirectory:
     )
 
 
-def store_answer(url: str) -> StoreAnswer:
-    """Write to the store as the start of a run does."""
+def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
+    """Do to the store what a run does."""
     start_s = time.perf_counter()
     try:
-        within(_STORE_S, lambda: open_store(url))
+        ahead_s = within(
+            _STORE_S, lambda: trial(open_store(url, endpoint=endpoint), url)
+        )
     except TimeoutError:
         return StoreAnswer(
             url=url,
@@ -210,7 +216,8 @@ def store_answer(url: str) -> StoreAnswer:
         told = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = "put right what the store says, or leave --checkpoint.cloud out"
         return StoreAnswer(url=url, error=f"checkpoint store {url}: {told}", fix=fix)
-    return StoreAnswer(url=url, seconds=time.perf_counter() - start_s)
+    spent_s = time.perf_counter() - start_s
+    return StoreAnswer(url=url, seconds=spent_s, clock_ahead_s=ahead_s)
 
 
 def port(number: int) -> Port:

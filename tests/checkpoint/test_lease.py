@@ -24,21 +24,15 @@ from hetjax.checkpoint.stored_steps import (
     committed_steps,
     object_name,
 )
-from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import Store
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
-from tests.checkpoint.fake_gcs import FakeGcs
+from tests.checkpoint.fake_s3 import ENVIRONMENT
 from tests.checkpoint.test_hostile_names import manifest
 from tests.checkpoint.values import state_of
 
 SOON_S = 0.6
-
-
-@pytest.fixture
-def bucket(gcs: FakeGcs) -> GcsStore:
-    return GcsStore("bucket", "run", pause_s=0.001, timeout_s=5.0)
 
 
 def taken(store: Store, renew_s: float = 0.1) -> Lease:
@@ -271,13 +265,13 @@ time.time_ns = lambda: now_ns() + int(1e9 * shift_s)
 from hetjax.checkpoint import lease as leases
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder, open_store
 from tests.checkpoint.values import state_of
-top, cloud = Path(sys.argv[1]), sys.argv[2]
+top, cloud, endpoint = Path(sys.argv[1]), sys.argv[2], sys.argv[4] or None
 leases._machine = lambda: sys.argv[3]  # as if each were on a machine of its own
-store = open_store(cloud)
+store = open_store(cloud, endpoint=endpoint)
 run = leases.acquire(lease_folder(top / ".lease"), "run", lease_s=3, renew_s=0.3)
 kept = leases.acquire(store, "store", lease_s=3, renew_s=0.3)
 storage = CheckpointStorage(
-    directory=str(top / "checkpoints"), cloud=cloud, keep=99,
+    directory=str(top / "checkpoints"), cloud=cloud, endpoint=endpoint, keep=99,
     lease=str(top / ".lease"), number=run.number, store_number=kept.number,
 )
 print("holds", run.number, kept.number, flush=True)
@@ -337,19 +331,24 @@ class Saver:
             self._child.communicate()
 
 
-@pytest.mark.parametrize("cloud", ["file", "gcs"])
+@pytest.mark.parametrize("cloud", ["file", "gcs", "s3"])
 def test_two_processes_on_one_directory_and_store(
     tmp_path: Path, cloud: str, request: pytest.FixtureRequest
 ):
     """The first is stopped for too long; their clocks are years apart."""
     url = f"file://{tmp_path}/store"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    endpoint = ""
     if cloud == "gcs":
         server = request.getfixturevalue("gcs")
         environment["STORAGE_EMULATOR_HOST"] = server.url
         url = "gs://bucket/run"
+    if cloud == "s3":
+        endpoint = request.getfixturevalue("s3").url
+        environment |= ENVIRONMENT
+        url = "s3://bucket/run"
     one, two = (
-        Saver(str(tmp_path), url, shift, environment=environment)
+        Saver(str(tmp_path), url, shift, endpoint, environment=environment)
         for shift in ("1e8", "-1e9")
     )
     try:

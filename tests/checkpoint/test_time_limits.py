@@ -85,6 +85,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
         "x", path / "f", record_of_file(path / "f")
     ),
     "removing": lambda store, path: store.remove(["x"]),
+    "looking": lambda store, path: store.written_s("x"),
 }
 
 
@@ -100,7 +101,7 @@ class Hung(FileStore):
         return super().__getattribute__(name)
 
 
-CALLED = {"names", "get_text", "get", "put_text", "put", "remove"}
+CALLED = {"names", "get_text", "get", "put_text", "put", "remove", "written_s"}
 
 
 @pytest.mark.parametrize("call", CALLS)

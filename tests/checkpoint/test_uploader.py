@@ -17,7 +17,6 @@ from hetjax.checkpoint.stored_steps import (
     manifests,
     object_name,
 )
-from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import (
     CorruptData,
@@ -25,14 +24,9 @@ from hetjax.checkpoint.stores.store import (
     StoreError,
 )
 from hetjax.checkpoint.uploader import Uploader
-from tests.checkpoint.fake_gcs import FakeGcs, Fault
+from tests.checkpoint.faulty_server import Fault, FaultyServer
 
 LONG_S = 30.0
-
-
-@pytest.fixture
-def bucket(gcs: FakeGcs) -> GcsStore:
-    return GcsStore("bucket", "run", pause_s=0.001, timeout_s=5.0)
 
 
 @dataclass
@@ -66,6 +60,9 @@ class Watched:
 
     def names(self, prefix: str) -> list[str]:
         return self.store.names(prefix)
+
+    def written_s(self, name: str) -> float:
+        return self.store.written_s(name)
 
     def remove(self, names: Iterable[str]) -> None:
         self.store.remove(names)
@@ -142,12 +139,12 @@ def test_a_step_is_stored_whole_and_committed(store: Store, tmp_path: Path) -> N
 
 
 def test_the_manifest_follows_the_files_and_commit_follows_the_manifest(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     save(tmp_path, 10)
     with Uploader(bucket, tmp_path, "a") as uploader:
         upload(uploader, 10)
-    generations = {n: found.generation for n, found in gcs.buckets["bucket"].items()}
+    generations = {n: found.generation for n, found in cloud.buckets["bucket"].items()}
     *_, last_but_one, last = sorted(generations, key=generations.__getitem__)
     assert last_but_one == "run/step_00000010/a/manifest.json"
     assert last == "run/step_00000010/COMMIT"
@@ -171,7 +168,7 @@ def test_a_step_without_commit_has_no_manifests(store: Store) -> None:
 
 
 def test_workers_that_upload_at_once_make_one_commit(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     workers = ("a", "b", "c", "d")
     saved = [save(tmp_path, 10, worker, workers) for worker in workers]
@@ -182,24 +179,24 @@ def test_workers_that_upload_at_once_make_one_commit(
         assert uploader.wait(LONG_S)
         uploader.close()
     assert manifests(bucket, 10) == saved
-    made = [found.generation for found in gcs.buckets["bucket"].values()]
+    made = [found.generation for found in cloud.buckets["bucket"].values()]
     assert max(made) == len(made) == 4 * 4 + 1  # nothing was made twice
 
 
 def test_a_step_that_fails_warns_once_and_leaves_the_one_before(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
     with Uploader(bucket, tmp_path, "a") as uploader:
         upload(uploader, 10)
-        gcs.fault = lambda *_: 503
-        with pytest.warns(match="step 20 was not uploaded to gs://bucket/run") as told:
+        cloud.fault = lambda *_: 503
+        with pytest.warns(match="step 20 was not uploaded to ..://bucket/run") as told:
             upload(uploader, 20)
         assert len(told) == 1
         assert "tried 10 times" in str(told[0].message)
         assert "training goes on" in str(told[0].message)
-        gcs.fault = lambda *_: None
+        cloud.fault = lambda *_: None
         assert committed_steps(bucket) == [10]
         upload(uploader, 30)
     assert committed_steps(bucket) == [10, 30]
@@ -284,16 +281,16 @@ def test_a_step_stays_until_a_newer_one_is_committed(
 
 
 def test_commit_is_removed_before_what_it_vouches_for(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     with Uploader(bucket, tmp_path, "a", keep=1) as uploader:
         for step in (10, 20):
             save(tmp_path, step)
             upload(uploader, step)
-    removed = [r.path for r in gcs.log if r.method == "DELETE" and r.status == 204]
-    prefix = "/storage/v1/b/bucket/o/run/step_00000010"
+    removed = [r.path for r in cloud.log if r.method == "DELETE" and r.status == 204]
+    prefix = cloud.path("run/step_00000010")
     assert removed[:2] == [f"{prefix}/COMMIT", f"{prefix}/a/manifest.json"]
-    assert len(removed) == 2 + 3
+    assert len(set(removed)) == 2 + 3
 
 
 def test_going_back_gives_up_the_later_steps_once_a_new_one_is_committed(
@@ -424,14 +421,14 @@ def test_commit_does_not_stay_where_a_worker_takes_its_part_away_meanwhile(
 
 
 def test_old_steps_that_cannot_be_removed_are_told_and_do_no_harm(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     for step in (10, 20):
         save(tmp_path, step)
-    gcs.fault = lambda method, *_: 403 if method == "DELETE" else None
+    cloud.fault = lambda method, *_: 403 if method == "DELETE" else None
     with Uploader(bucket, tmp_path, "a", keep=1) as uploader:
         upload(uploader, 10)
-        with pytest.warns(match="old checkpoints in gs://bucket/run were not removed"):
+        with pytest.warns(match="old checkpoints in ..://bucket/run were not removed"):
             upload(uploader, 20)
     assert committed_steps(bucket) == [10, 20]
 
@@ -463,7 +460,7 @@ def test_warnings_made_errors_do_not_stop_the_uploader(tmp_path: Path) -> None:
 
 
 def test_a_store_full_of_faults_commits_every_step_whole(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     dice, lock = random.Random(4), threading.Lock()
     kinds: list[Fault] = [503, "reset", "lose reply", ("truncate", 9), ("corrupt", 2)]
@@ -474,7 +471,7 @@ def test_a_store_full_of_faults_commits_every_step_whole(
 
     workers = ("a", "b")
     uploaders = [Uploader(bucket, tmp_path, w, keep=3) for w in workers]
-    gcs.fault = fault
+    cloud.fault = fault
     saved: dict[int, list[Manifest]] = {}
     for step in (10, 20, 30):
         saved[step] = [save(tmp_path, step, worker, workers) for worker in workers]
@@ -494,10 +491,10 @@ def test_a_store_full_of_faults_commits_every_step_whole(
 
 
 def test_a_store_that_never_answers_well_stops_nothing(
-    gcs: FakeGcs, bucket: GcsStore, tmp_path: Path
+    cloud: FaultyServer, bucket: Store, tmp_path: Path
 ) -> None:
     save(tmp_path, 10)
-    gcs.fault = lambda *_: "reset"
+    cloud.fault = lambda *_: "reset"
     with Uploader(bucket, tmp_path, "a") as uploader:
         with pytest.warns(match="step 10 was not uploaded .*tried 10 times"):
             upload(uploader, 10)

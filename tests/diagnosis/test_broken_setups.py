@@ -24,6 +24,7 @@ from hetjax.diagnosis import gathering, peers
 from hetjax.diagnosis.checks import diagnosis
 from hetjax.diagnosis.gathering import Scope, gather, start_devices
 from hetjax.report.diagnosis import Finding
+from tests.checkpoint.fake_s3 import FakeS3
 
 
 @pytest.fixture(autouse=True)
@@ -290,10 +291,50 @@ def test_a_store_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "gcloud auth application-default login" in found.fix
 
 
+@pytest.mark.parametrize("kind", ["gcs", "s3"])
+def test_a_store_that_is_well_is_left_as_it_was(
+    kind: str, request: pytest.FixtureRequest
+):
+    server = request.getfixturevalue(kind)
+    url = f"{server.scheme}://bucket/run"
+    endpoint = server.url if kind == "s3" else None
+    asked = Scope(cloud=url, endpoint=endpoint)
+    assert problems(asked) == []
+    (found,) = [f for f in diagnosis(gather(asked)).findings if f.check == "store"]
+    assert f"{url}: lists, creates once, reads and deletes" in found.found
+    assert list(server.buckets["bucket"]) == ["run/.writable"]
+
+
+@pytest.mark.parametrize(
+    ("method", "fix"),
+    [("HEAD", "s3:GetObject"), ("DELETE", "s3:DeleteObject"), ("PUT", "s3:PutObject")],
+)
+def test_a_store_that_does_not_allow_all(s3: FakeS3, method: str, fix: str):
+    s3.fault = lambda got, *_: 403 if got == method else None
+    found = only(Scope(cloud="s3://bucket/run", endpoint=s3.url))
+    assert "refuses" in found.found and fix in found.fix
+
+
+def test_a_store_that_overwrites(s3: FakeS3):
+    s3.is_old = True
+    found = only(Scope(cloud="s3://bucket/run", endpoint=s3.url))
+    assert "ignores If-None-Match" in found.found and "another store" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "said"),
+    [(300.0, "s ahead of this machine"), (3600.0, "RequestTimeTooSkewed")],
+)
+def test_a_store_with_another_time(s3: FakeS3, ahead_s: float, said: str):
+    s3.ahead_s = ahead_s
+    found = only(Scope(cloud="s3://bucket/run", endpoint=s3.url))
+    assert said in found.found and "timedatectl set-ntp true" in found.fix
+
+
 def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch):
     over = threading.Event()
     monkeypatch.setattr(gathering, "_STORE_S", 0.2)
-    monkeypatch.setattr(gathering, "open_store", lambda url: over.wait(30))
+    monkeypatch.setattr(gathering, "open_store", lambda url, **_: over.wait(30))
     assert "does not answer in 0.2 s" in only(Scope(cloud="gs://b/r")).found
     over.set()
 

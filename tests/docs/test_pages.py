@@ -41,6 +41,7 @@ REASONS = [
     "installs packages",
     "needs a Ray cluster",
     "needs a bucket of your own",
+    "needs a bucket of your own: run by tests/docs/test_stores_page.py",
     "needs a card",
     "the page Survive does it, with a kill",
     "a minute: run by tests/cli/test_demo.py",

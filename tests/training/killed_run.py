@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that trains in argv[1] and kills itself while it saves step argv[2]."""
+"""A process that trains in argv[1] and kills itself while it saves step argv[2].
+
+With a store (argv[3]) and its server (argv[4]) it is killed by somebody else.
+"""
 
 import os
 import signal
@@ -17,6 +20,7 @@ jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates
 
 
 def main(directory: Path, step: int) -> None:
+    """Train until it is time to die."""
     commit = writer.replace_text
 
     def commit_or_die(path: Path, text: str) -> None:
@@ -25,10 +29,19 @@ def main(directory: Path, step: int) -> None:
         commit(path, text)
 
     writer.replace_text = commit_or_die
+    train(directory, CheckpointConfig(every=4))
+
+
+def train(directory: Path, checkpoint: CheckpointConfig) -> None:
     preset = small_preset(directory, ONE_STAGE)  # the fewest programs to compile
-    preset = but(preset, checkpoint=CheckpointConfig(every=4))
+    preset = but(preset, checkpoint=checkpoint)
     run(preset.config, preset, MODEL)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[3:]:
+        cloud, endpoint = sys.argv[3:]
+        store = CheckpointConfig(every=2, cloud=cloud, endpoint=endpoint)
+        train(Path(sys.argv[1]), store)
+    else:
+        main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -145,6 +145,12 @@ class GcsStore:
             with suppress(FileNotFoundError):
                 self._retry(name, partial(blob.delete, **self._transfer_options()))
 
+    def written_s(self, name: str) -> float:
+        blob = self._blob(name)
+        self._retry(name, partial(blob.reload, **self._transfer_options()))
+        assert blob.time_created is not None, name
+        return blob.time_created.timestamp()
+
     def _retry(self, name: str, attempt: Callable[[], _T]) -> _T:
         url = self._url(name)
         return retry(url, _errors_translated(url)(attempt), self._pause_s)

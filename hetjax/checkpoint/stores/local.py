@@ -111,6 +111,9 @@ class FileStore:
                 while (path := path.parent) != self._directory:
                     path.rmdir()
 
+    def written_s(self, name: str) -> float:
+        return inside(self._directory, name).stat().st_mtime
+
     def remove_old_parts(self) -> None:
         """Remove files of uploads that were killed long ago; others may be running.
 

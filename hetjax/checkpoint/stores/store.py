@@ -5,7 +5,7 @@ Owns the protocol and the errors of stores, attempts and the pauses between them
 checked receipt of a file, the bandwidth that upload threads share, and the limit of
 each call. A call that is given up goes on in a thread of its own until its own end, and
 nobody waits for it: objects are created once and files are put in place whole, so it
-can do no harm. Does not own where the bytes are kept (`local.py`, `gcs.py`).
+can do no harm. Does not own where the bytes are kept (`local.py`, `gcs.py`, `s3.py`).
 """
 
 import math
@@ -64,6 +64,10 @@ class Store(Protocol):
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects in this order; missing ones are skipped."""
+
+    def written_s(self, name: str) -> float:
+        """When an object was written, in seconds since 1970 by the store's clock."""
+        ...
 
 
 class StoreError(OSError):
@@ -213,6 +217,10 @@ class TimeLimitedStore:
         for name in names:
             what = f"removing {name} of {self}"
             within(CALL_S, what, lambda name=name: self._store.remove([name]))
+
+    def written_s(self, name: str) -> float:
+        what = f"looking at {name} of {self}"
+        return within(CALL_S, what, lambda: self._store.written_s(name))
 
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:

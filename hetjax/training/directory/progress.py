@@ -37,6 +37,7 @@ def checkpoint_storage(
         keep=config.checkpoint.keep,
         copies=config.checkpoint.copies,
         cloud=config.checkpoint.cloud,
+        endpoint=config.checkpoint.endpoint,
         upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
         key_file=None if key_file is None else str(key_file.absolute()),
         run=run,

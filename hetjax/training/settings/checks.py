@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
+from hetjax.checkpoint.stores.endpoint import S3, bucket_problems, endpoint_problems
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
 from hetjax.errors import BadInput
@@ -110,6 +111,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         _profile_problems,
         _offload_problems,
         _upload_problems,
+        _store_problems,
         _copies_problems,
         _recovery_problems,
         _reroute_problems,
@@ -196,6 +198,14 @@ def _upload_problems(config: RunConfig) -> Iterator[BadInput]:
         )
     if not _UPLOAD.has(limit):
         yield _out_of_range(config, name, _UPLOAD.allowed(name), "100")
+
+
+def _store_problems(config: RunConfig) -> Iterator[BadInput]:
+    """What would be written into the run's files before a store is opened."""
+    cloud, endpoint = config.checkpoint.cloud, config.checkpoint.endpoint
+    yield from endpoint_problems(cloud, endpoint)
+    if cloud is not None and cloud.startswith(S3):
+        yield from bucket_problems(cloud)
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:

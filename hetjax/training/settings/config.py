@@ -50,8 +50,12 @@ class CheckpointConfig:
     copies: int = 1
     """How many nodes keep each slice on their disks; with --checkpoint.local."""
     cloud: str | None = None
-    """Store to copy checkpoints to while training goes on: gs://BUCKET/PREFIX or
-    file:///FOLDER. A run that ends waits for the last copy, an hour at most."""
+    """Store to copy checkpoints to while training goes on: gs://BUCKET/PREFIX,
+    s3://BUCKET/PREFIX or file:///FOLDER. A run that ends waits for the last copy, an
+    hour at most."""
+    endpoint: str | None = None
+    """Server that speaks S3, for --checkpoint.cloud s3://...: https://HOST:PORT, or
+    http:// where nobody else is on the network. None: AWS."""
     upload_mbit_per_s: float | None = None
     """Limit on what copying may take of a worker's network; None: no limit."""
     key_file: Path | None = None

@@ -35,7 +35,8 @@ PASSING += ("data.path", "data.cache_dir", "adopt")
 PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
 # Where things are, on which machines: not what a run computes
 _PLACES = ("platform", "tls.cert", "tls.key", "tls.ca", "checkpoint.local")
-_PLACES += ("checkpoint.cloud", "checkpoint.key_file", "checkpoint.upload_mbit_per_s")
+_PLACES += ("checkpoint.cloud", "checkpoint.endpoint", "checkpoint.key_file")
+_PLACES += ("checkpoint.upload_mbit_per_s",)
 
 
 def settings_to_compare(config: RunConfig) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who we are to S3: AWS's own chain of credentials, and the region.
+
+Owns asking botocore, which knows the environment, profiles (also those that log in by
+SSO, roles or a command), containers and instances, and asks again before credentials
+end. Nothing is taken from arguments, kept in files or said in errors. Does not own what
+they are used for (`s3.py`).
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from botocore.exceptions import BotoCoreError
+from botocore.session import Session
+
+from hetjax.errors import BadInput
+
+_ASKED_AGAIN_S = 300.0  # sooner than botocore's credentials end
+_NOWHERE = "us-east-1"  # what servers that know no regions expect
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Login:
+    """What signs requests. `credentials` gives those that hold at the moment."""
+
+    region: str
+    credentials: Callable[[], Any]
+
+
+def find_login(url: str) -> Login:
+    """Ask AWS's chain; BadInput where it has nothing."""
+    try:
+        session = Session()
+        region = session.get_config_variable("region")
+        found = session.get_credentials()
+    except BotoCoreError as error:  # its text may come from a command of the user's
+        raise _no_credentials(url, f" ({type(error).__name__})") from error
+    if found is None:
+        raise _no_credentials(url)
+
+    def credentials() -> dict[str, Any]:
+        now = found.get_frozen_credentials()
+        return {
+            "access_key_id": now.access_key,
+            "secret_access_key": now.secret_key,
+            "token": now.token,
+            "expires_at": datetime.now(UTC) + timedelta(seconds=_ASKED_AGAIN_S),
+        }
+
+    region = os.environ.get("AWS_REGION") or region or _NOWHERE
+    return Login(region=region, credentials=credentials)
+
+
+def _no_credentials(url: str, why: str = "") -> BadInput:
+    return BadInput(
+        got=f"checkpoint store {url}, but no AWS credentials{why}",
+        allowed="credentials in the environment, a profile, or of the instance, on "
+        "every machine of the run",
+        fix="type `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY",
+    )
