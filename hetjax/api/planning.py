@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.api.plan_objective import needs_prices, objective_of, priced_part
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.certainty.calibration import read_calibration
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
@@ -64,6 +65,7 @@ def find_plan(
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
     compiled: str | Path | None = None,
+    calibration: str | Path | None = None,
     current: Plan | str | Path | None = None,
     allow_model_code: str | None = None,
     quiet: bool = False,
@@ -74,7 +76,8 @@ def find_plan(
     What is not given is the preset's; without a preset, `model`, `global_batch` and
     `seq_len` are required. `cluster` is a cluster, a file or a name; by default the
     preset's, or the devices that are here. `profile` is a file of measured times,
-    `compiled` one of what the compiler said of a run's memory.
+    `compiled` one of what the compiler said of a run's memory, `calibration` one of
+    what a run measured of its steps.
     `current` is the plan that runs now, from which a move has to pay off; a function
     that its file names as the model is called only if it is the one that
     `allow_model_code` names. `choices` are
@@ -103,6 +106,10 @@ def find_plan(
     )
     if compiled is not None:
         request = replace(request, compiled=read_compiled(compiled))
+    if calibration is not None:
+        seen = read_calibration(calibration)
+        learnt = seen.applied(request.cluster)
+        request = replace(request, calibration=seen, cluster=learnt)
     objective = objective_of(config, request.cluster)
     if now is None and not config.pareto and needs_prices(objective):
         priced = priced_part(request.cluster, config.usd_per_kwh)

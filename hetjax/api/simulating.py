@@ -12,6 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.certainty.calibration import (
+    UNCALIBRATED,
+    Calibration,
+    read_calibration,
+)
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, read_compiled
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
@@ -80,6 +85,7 @@ def simulate_plan(
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
     compiled: str | Path | None = None,
+    calibration: str | Path | None = None,
     allow_model_code: str | None = None,
     dtype: Dtype | None = None,
     attention: Attention | None = None,
@@ -96,10 +102,11 @@ def simulate_plan(
     that `allow_model_code` names. `cluster` is a cluster, a file or a
     name, by default the preset's, or the devices that are here. Times come from the
     file `profile`, or are estimated; what the compiler said of a run's memory from the
-    file `compiled`. `dtype` is the precision of computation ("best":
-    what every kind of device does best) and `attention` its form, both of stages that
-    do not say theirs, `schedule` another schedule than the plan's, `gradient_wire`
-    what workers send gradients in. `train` and `lora` say what of the model is trained.
+    file `compiled`, what it measured of its steps from `calibration`. `dtype` is the
+    precision of computation ("best": what every kind of device does best) and
+    `attention` its form, both of stages that do not say theirs, `schedule` another
+    schedule than the plan's, `gradient_wire` what workers send gradients in. `train`
+    and `lora` say what of the model is trained.
 
     BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
     memory than there is.
@@ -133,7 +140,11 @@ def simulate_plan(
         _check_asked(asked, subject.plan)
         known = NOTHING if compiled is None else read_compiled(compiled)
         way = dtype, attention
-        return _simulated(subject, measured, path, way, schedule, gradient_wire, known)
+        seen = UNCALIBRATED if calibration is None else read_calibration(calibration)
+        subject = replace(subject, cluster=seen.applied(subject.cluster))
+        return _simulated(
+            subject, measured, path, way, schedule, gradient_wire, known, seen
+        )
 
 
 def _check_asked(asked: Dtype | None, plan: Plan) -> None:
@@ -156,6 +167,7 @@ def _simulated(
     schedule: str | None,
     gradient_wire: GradientWire,
     compiled: CompiledBytes,
+    calibration: Calibration,
 ) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster
     dtype, attention = way
@@ -183,7 +195,7 @@ def _simulated(
     if schedule is not None:
         plan = with_schedule(plan, schedule, costs, tied)
         check_plan(plan, model, cluster, f"--schedule {schedule}")
-    source = times_from(plan, cluster, dtype, profile, path, tied)
+    source = times_from(plan, cluster, dtype, profile, path, tied, calibration)
     predicted = predict(
         plan,
         costs,
@@ -193,7 +205,9 @@ def _simulated(
     )
     check_finite(predicted)
     measured = frozenset() if profile is None else profile.devices
-    sure = certainty_of(predicted, cluster, costs_on, measured=measured)
+    sure = certainty_of(
+        predicted, cluster, costs_on, measured=measured, calibration=calibration
+    )
     return SimulatedStep(predicted, sure)
 
 

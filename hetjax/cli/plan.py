@@ -53,6 +53,8 @@ class PlanOptions(PlanConfig):
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     compiled: Path | None = None
     """What the compiler said of a run's memory, its compiled.json; else estimated."""
+    calibration: Path | None = None
+    """What a run measured of its own steps, its calibration.json: speeds as it had."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """The plan that runs now: count also what has to move to the new one."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
@@ -90,6 +92,7 @@ def plan(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         profile=options.profile,
         compiled=options.compiled,
+        calibration=options.calibration,
         allow_model_code=options.allow_model_code,
         current=options.from_,
         quiet=options.json,

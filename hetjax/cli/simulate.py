@@ -68,6 +68,8 @@ class SimulateOptions:
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     compiled: Path | None = None
     """What the compiler said of a run's memory, its compiled.json; else estimated."""
+    calibration: Path | None = None
+    """What a run measured of its own steps, its calibration.json: speeds as it had."""
     dtype: Dtype | None = None
     """Precision of computation; best: what every kind of device does best. Else the
     plan's, the profile's, the preset's, or best."""
@@ -115,6 +117,7 @@ def simulate(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         profile=options.profile,
         compiled=options.compiled,
+        calibration=options.calibration,
         allow_model_code=options.allow_model_code,
         dtype=options.dtype,
         attention=options.attention,

@@ -5,19 +5,29 @@ Owns the simulations at other speeds that an interval takes. Does not own the ar
 (`costs/certainty/`) nor the words (`report/`).
 """
 
+import math
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import process_time
 
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, part_of
-from hetjax.costs.certainty.beliefs import Beliefs, Interval, prior_beliefs
+from hetjax.costs.certainty.beliefs import Beliefs, Interval, Observation
+from hetjax.costs.certainty.calibration import UNCALIBRATED, Calibration
 from hetjax.costs.certainty.elasticities import Elasticities, elasticities
-from hetjax.costs.certainty.priors import NOISE, NOISE_OF_PROFILE, PROFILE, source
+from hetjax.costs.certainty.priors import (
+    NOISE,
+    NOISE_OF_PROFILE,
+    NOISE_OF_RUN,
+    PROFILE,
+    RUN,
+    source,
+)
 from hetjax.costs.costs import Costs
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulated import simulated
 
+_MOST_NEWTON, _NEAR = 6, 0.01  # steps of Newton's method, and when it is there
 _LONG_S = 0.1  # of CPU for one prediction: with more, kinds are varied together
 
 # the costs of the plan on the same machines at other speeds
@@ -47,13 +57,13 @@ def certainty_of(
     costs_on: CostsOn,
     *,
     measured: Set[str] = frozenset(),
-    beliefs: Beliefs | None = None,
+    calibration: Calibration = UNCALIBRATED,
 ) -> Certainty:
     """Return how sure a prediction is; `measured` are kinds of device in a profile.
 
-    `costs_on` gives the costs of its plan on a cluster of the plan's nodes. Without
-    `beliefs` those that hold before anything ran, of the whole cluster: so that plans
-    on other nodes can be compared.
+    `costs_on` gives the costs of its plan on a cluster of the plan's nodes, which is at
+    the speeds that the `calibration` teaches. Beliefs are of the whole cluster, so that
+    plans on other nodes can be compared.
     """
     plan, tied = predicted.plan, predicted.tied
     used = part_of(cluster, plan.nodes)
@@ -66,12 +76,55 @@ def certainty_of(
     predict(used)
     is_long = process_time() - started_s > _LONG_S
     slopes = elasticities(predict, used, together=is_long and len(kinds) > 1)
-    if beliefs is None:
-        noise = NOISE_OF_PROFILE if measured >= kinds.keys() else NOISE
-        beliefs = prior_beliefs(cluster, noise)
+    noise = NOISE_OF_PROFILE if measured >= kinds.keys() else NOISE
+    beliefs = calibration.beliefs(cluster, noise)
+    seen = calibration.kinds()
     return Certainty(
         interval=beliefs.interval(predicted.simulation.step_time_s, slopes),
         slopes=slopes,
         beliefs=beliefs,
-        basis={kind: PROFILE if kind in measured else source(kind) for kind in kinds},
+        basis={kind: _basis(kind, seen, measured) for kind in kinds},
+    )
+
+
+def _basis(kind: str, seen: Set[str], measured: Set[str]) -> str:
+    """What a kind's speeds rest on: the best that there is."""
+    told = PROFILE if kind in measured else source(kind)
+    return f"{RUN}, before that {told}" if kind in seen else told
+
+
+def learnt(
+    predicted: Predicted,
+    cluster: Cluster,
+    costs_on: CostsOn,
+    seen: Calibration,
+    measured_s: float,
+) -> Calibration:
+    """Return what was seen before, and that a step of this plan took so long.
+
+    Slopes change with speeds, so the step is learnt by Newton's method: predicted once
+    more at the speeds that it has taught, until the prediction is the measured time.
+    """
+    found, plan, tied = seen, predicted.plan, predicted.tied
+    for _ in range(_MOST_NEWTON):
+        there = found.applied(cluster)
+        costs = costs_on(part_of(there, plan.nodes))
+        now = replace(predicted, simulation=simulated(plan, costs, tied))
+        sure = certainty_of(now, there, costs_on, calibration=found)
+        found = seen.with_step(_observation(measured_s, sure))
+        if abs(math.log(measured_s / sure.interval.median)) < _NEAR:
+            break
+    return found
+
+
+def _observation(measured_s: float, sure: Certainty) -> Observation:
+    """A measured step beside its prediction, moved along its slopes to where all speeds
+    are as modelled: so steps that were predicted at different speeds go together."""
+    means = dict(zip(sure.beliefs.parameters, sure.beliefs.mean_P, strict=True))
+    back = sum(slope * means[p] for p, slope in sure.slopes.items())
+    return Observation(
+        measured_s=measured_s,
+        predicted_s=sure.interval.median * math.exp(back),
+        elasticities=sure.slopes,
+        noise=NOISE_OF_RUN,
     )

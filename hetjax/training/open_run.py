@@ -9,6 +9,7 @@ training (`session.py`).
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 
 from hetjax.cluster.cluster import Cluster
@@ -26,7 +27,7 @@ from hetjax.training.driver_setup import start_driver
 from hetjax.training.observers.dispatch import Dispatcher
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.observers.records import StartRecord
-from hetjax.training.observers.step_comparison import StepComparison
+from hetjax.training.observers.step_comparison import StepComparison, learn_step
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notices import Notice
@@ -114,7 +115,11 @@ def open_run(
     driver.on_lost = lambda lost: observers.see_lost(
         driver.at, lost.worker, lost.reason
     )
-    comparison = StepComparison(predict=predict, is_simulated=start.config.simulate)
+    comparison = StepComparison(
+        predict=predict,
+        learn=partial(learn_step, start.config, start.model),
+        is_simulated=start.config.simulate,
+    )
     comparison.begin(driver.plan, start.hardware.cluster)
     found = OpenRun(
         start=start,

@@ -16,6 +16,11 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.cluster.speeds import PARAMETERS, Speeds
 from hetjax.costs.certainty.beliefs import Beliefs, Observation, prior_beliefs
+from hetjax.costs.certainty.calibration import (
+    UNCALIBRATED,
+    calibration_json,
+    parse_calibration,
+)
 from hetjax.costs.certainty.elasticities import (
     SOFTWARE,
     Elasticities,
@@ -25,6 +30,7 @@ from hetjax.costs.certainty.elasticities import (
 )
 from hetjax.costs.certainty.priors import width
 from hetjax.costs.plan_costs import costs_of
+from hetjax.errors import BadInput
 from hetjax.models.named import TypedName, load_named
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.schedule.simulated import simulated
@@ -189,3 +195,37 @@ def test_no_file_says_speeds():
     assert parse_cluster(cluster_toml(cluster)) == CLUSTER
     with pytest.raises(Exception, match="speeds"):
         parse_cluster(cluster_toml(CLUSTER).replace("count", "speeds = 1\ncount", 1))
+
+
+def observed(**changes: float) -> Observation:
+    values = dict(measured_s=2.0, predicted_s=1.0, noise=0.03)
+    return Observation(elasticities=slopes(10), **values | changes)
+
+
+def test_a_calibration_reads_back_and_counts_on_other_clusters_too():
+    calibration = UNCALIBRATED.with_step(observed())
+    text = calibration_json(calibration)
+    assert parse_calibration(text) == calibration
+    alone = Cluster(name="one", nodes=CLUSTER.nodes[:1])
+    assert calibration.applied(alone).nodes[0].speeds.products < 1.0
+    other = Cluster(name="other", nodes=(Node(name="x", device="L4", count=1),))
+    assert calibration.applied(other).nodes[0].speeds.products < 1.0  # its software
+    assert UNCALIBRATED.applied(alone) is alone
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"version": 1', '"version": 2'),
+        ("2.0", "-2.0"),
+        ("2.0", "1e400"),
+        ('"products"', '"magic"'),
+        ('"share": ', '"share": 1e9, "x": '),
+        ("[", "{"),
+    ],
+)
+def test_a_calibration_that_cannot_be_is_refused(old: str, new: str):
+    text = calibration_json(UNCALIBRATED.with_step(observed()))
+    assert old in text
+    with pytest.raises(BadInput):
+        parse_calibration(text.replace(old, new, 1))

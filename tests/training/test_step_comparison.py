@@ -15,6 +15,7 @@ from hetjax.plans.plan import Plan
 from hetjax.training.observers.step_comparison import (
     ComparedStep,
     StepComparison,
+    learn_step,
     predict_step,
 )
 from hetjax.training.session import run
@@ -58,9 +59,13 @@ def refuse(plan: Plan, cluster: Cluster) -> NoReturn:
     )
 
 
+def unlearnt(plan: Plan, cluster: Cluster, step_s: float) -> None:
+    raise AssertionError("nothing was predicted")
+
+
 def test_each_plan_is_compared_after_its_third_step_and_the_first_does_not_count():
     cluster = hetjax.load_cluster(SIX)
-    comparison = StepComparison(predict=refuse, is_simulated=False)
+    comparison = StepComparison(predict=refuse, learn=unlearnt, is_simulated=False)
     assert comparison.add(1.0) is None  # no plan yet
     for first_s in (9.0, 7.0):
         comparison.begin(TWO_REPLICAS, cluster)
@@ -78,10 +83,44 @@ def test_estimates_that_are_far_off_come_with_advice(
     preset = small_preset(tmp_path)
     cluster = hetjax.load_cluster(SIX)
     found: Any = predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
-    comparison = StepComparison(predict=lambda *_: found, is_simulated=False)
+    learnt: list[float] = []
+    comparison = StepComparison(
+        predict=lambda *_: found,
+        learn=lambda *step: learnt.append(step[2]),
+        is_simulated=False,
+    )
     comparison.begin(TWO_REPLICAS, cluster)
     step_s = measured_s * found.simulation.step_time_s
     told: list[ComparedStep | None] = [comparison.add(step_s) for _ in range(3)]
     percent = f"{measured_s - 1:+.1%}"
     assert percent in str(told[2])
+    assert learnt == [pytest.approx(step_s)]
     assert ("hetjax profile" in str(told[2])) is advised
+
+
+def test_what_a_run_measured_is_predicted_from_then_on(tmp_path: Path):
+    preset = small_preset(tmp_path)
+    config = replace(preset.config, run_dir=tmp_path)
+    cluster = hetjax.load_cluster(SIX)
+    before = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    measured_s = 3 * before.simulation.step_time_s
+    learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
+    after = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    assert after.simulation.step_time_s == pytest.approx(measured_s, rel=0.15)
+    assert after.times_from.startswith("at speeds learnt from 1 measured steps")
+    learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
+    again = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    assert again.simulation.step_time_s == pytest.approx(measured_s, rel=0.03)
+    file = tmp_path / "calibration.json"
+    step = hetjax.simulate_plan(
+        TWO_REPLICAS,
+        model=MODEL,
+        cluster=cluster,
+        dtype=config.dtype,
+        calibration=file,
+        quiet=True,
+    )
+    assert step.step_time_s == pytest.approx(measured_s, rel=0.1)
+    assert step.certainty is not None and "steps of a run" in str(step)
+    assert measured_s in step.certainty.interval
+    assert len(json.loads(file.read_text())["steps"]) == 2

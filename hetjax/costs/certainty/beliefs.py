@@ -10,7 +10,7 @@ derivation; textbook Bayesian linear regression). Does not own the widths before
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -121,6 +121,10 @@ class Beliefs:
             covariance_PP=self.covariance_PP - gain_PN @ slope_NP @ self.covariance_PP,
         )
 
+    def with_noise(self, noise: float) -> "Beliefs":
+        """Return the same with other noise."""
+        return replace(self, noise=noise)
+
     def speed(self, parameter: Parameter) -> Interval:
         """Return what is believed of one speed."""
         i = self.parameters.index(parameter)
@@ -146,9 +150,15 @@ class Beliefs:
         return np.array([slopes.get(p, 0.0) for p in self.parameters])
 
 
-def prior_beliefs(cluster: Cluster, noise: float = NOISE) -> Beliefs:
-    """Return what is believed of a cluster's devices and links before anything ran."""
-    parameters = (SOFTWARE, *parameters_of(cluster))
+def prior_beliefs(
+    cluster: Cluster, noise: float = NOISE, others: Iterable[Parameter] = ()
+) -> Beliefs:
+    """Return what is believed of a cluster's devices and links before anything ran.
+
+    And of `others`, which are not in this cluster.
+    """
+    every = (SOFTWARE, *parameters_of(cluster), *others)
+    parameters = tuple(dict.fromkeys(every))
     return Beliefs(
         parameters=parameters,
         mean_P=np.zeros(len(parameters)),
@@ -171,8 +181,3 @@ def _interval(median: float, variance: float, level: float) -> Interval:
     return Interval(
         low=median / factor, median=median, high=median * factor, level=level
     )
-
-
-def known_speeds(beliefs: Beliefs) -> Mapping[Parameter, Interval]:
-    """Return what is believed of every speed, by parameter."""
-    return {parameter: beliefs.speed(parameter) for parameter in beliefs.parameters}

@@ -8,6 +8,7 @@ Owns these widths and where they come from. Does not own what is done with them
 from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.speeds import PARAMETERS
 from hetjax.costs.certainty.elasticities import SOFTWARE, Parameter
 
 
@@ -23,6 +24,7 @@ class Width:
 PUBLISHED = "326 published runs of 13 families, none of them ours"
 H200 = "an H200 that ran our programs"
 PROFILE = "a profile"
+RUN = "steps of a run"
 NOBODY = "no measurement"
 
 # Fitted to published runs, each family left out in turn (`experiments.accuracy
@@ -50,11 +52,12 @@ _MEASURED = {
 _PUBLISHED = ("A100", "H100", "GH200", "V100", "TPU-v5e", "GeForce-RTX-3090")
 _PUBLISHED += ("GeForce-RTX-2080", "TITAN-RTX")
 _UNSEEN = 2.0  # times as far from what kinds have in common
+_GUESS = Width(common=0.0, own=0.7)  # the catalogue's stand-in for any CPU
 _LINK = Width(common=0.10, own=0.20)  # of a rate that the cluster file says
 
 # What else differs between one prediction and one run, of which no parameter tells:
-# estimated, and where layers were measured
-NOISE, NOISE_OF_PROFILE = 0.14, 0.05
+# estimated, where layers were measured, and where a run of the same job was
+NOISE, NOISE_OF_PROFILE, NOISE_OF_RUN = 0.14, 0.05, 0.03
 
 
 def width(parameter: Parameter) -> Width:
@@ -68,9 +71,16 @@ def width(parameter: Parameter) -> Width:
         return known
     if _is_link(owner):
         return _LINK
+    if owner == "cpu":
+        return _GUESS
     if source(owner) == NOBODY:
         return Width(common=known.common, own=_UNSEEN * known.own)
     return known
+
+
+def is_parameter(parameter: Parameter) -> bool:
+    """Say whether the model of time has such a parameter."""
+    return parameter[1] in PARAMETERS
 
 
 def source(kind: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from hetjax.cluster.catalogue import canonical_name, catalogue, compiler_of
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
+from hetjax.costs.certainty.calibration import UNCALIBRATED, Calibration
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.compiled import (
     NOTHING,
@@ -99,8 +100,24 @@ def times_from(
     profile: Profile | None,
     path: Path | None,
     tied: Tied,
+    calibration: Calibration = UNCALIBRATED,
 ) -> str:
     """Say for people where the plan's times come from; `path` is the profile's."""
+    source = _times_from(plan, cluster, dtype, profile, path, tied)
+    num_steps = len(calibration.observations)
+    if not device_kinds(plan, cluster) & calibration.kinds():
+        return source
+    return f"at speeds learnt from {num_steps} measured steps, {source}"
+
+
+def _times_from(
+    plan: Plan,
+    cluster: Cluster,
+    dtype: Dtype | None,
+    profile: Profile | None,
+    path: Path | None,
+    tied: Tied,
+) -> str:
     if profile is None:
         spelled = _estimated_in(plan, cluster, set(), dtype)
         return f"estimated from {_sources(plan, cluster)}, {spelled}"

@@ -56,6 +56,7 @@ def how_sure(request: PlanRequest, predicted: Predicted) -> Certainty:
         request.cluster,
         costs_on,
         measured=frozenset() if profile is None else profile.devices,
+        calibration=request.calibration,
     )
 
 

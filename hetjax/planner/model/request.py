@@ -11,6 +11,7 @@ from functools import cached_property
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.certainty.calibration import UNCALIBRATED, Calibration
 from hetjax.costs.measured.compiled import CompiledBytes
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import GradientWire
@@ -68,7 +69,8 @@ class PlanRequest:
     of every replica has its own. `microbatch_sizes` count sequences before the split
     over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
     every kind of device does best. `offloads` are what stages may have on their host,
-    those on nodes of one. `compiled` is what a compiler has said of programs.
+    those on nodes of one. `compiled` is what a compiler has said of programs,
+    `calibration` what runs have measured: the cluster is at the speeds that they teach.
     `usd_per_kwh` is what electricity costs where it counts (`cluster/prices.py`),
     `gradient_wire` what workers send each other gradients in.
     """
@@ -83,6 +85,7 @@ class PlanRequest:
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
     compiled: CompiledBytes = field(default_factory=dict)
+    calibration: Calibration = UNCALIBRATED
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
     data_degrees: tuple[int, ...] = (1, 2, 4, 8)

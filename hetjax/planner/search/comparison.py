@@ -245,6 +245,7 @@ def _with_times_from(found: Found, profile_path: Path | None) -> Found:
         request.profile,
         profile_path,
         best.tied,
+        request.calibration,
     )
     told = memory_from(told, best.costs)
     return replace(found, best=replace(best, times_from=told))

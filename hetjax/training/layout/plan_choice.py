@@ -13,6 +13,11 @@ from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import load_cluster
+from hetjax.costs.certainty.calibration import (
+    UNCALIBRATED,
+    Calibration,
+    read_calibration,
+)
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput, placed
 from hetjax.models.attention.attention import head_sizes
@@ -37,7 +42,7 @@ from hetjax.plans.precision import with_precisions
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
-from hetjax.training.directory.rundir import PROFILE, Previous
+from hetjax.training.directory.rundir import CALIBRATION, PROFILE, Previous
 from hetjax.training.layout.compiled_memory import read_run_compiled
 from hetjax.training.layout.hardware import is_virtual
 from hetjax.training.layout.plan_model import check_is_for_model, is_for_model
@@ -266,9 +271,11 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
             f"the profile is of {known}: all times of this cluster are estimates",
             stacklevel=2,
         )
+    seen = read_run_calibration(config)
     return PlanRequest(
         model=model,
-        cluster=cluster,
+        cluster=seen.applied(cluster),
+        calibration=seen,
         seq_len=config.seq_len,
         global_batch=config.global_batch,
         dtype=config.dtype,
@@ -297,6 +304,12 @@ def read_run_profile(
         warn_of_profile(model)
         compute_dtype(config.dtype, profile, config.dtype)
     return profile, path
+
+
+def read_run_calibration(config: RunConfig) -> Calibration:
+    """Return what the run has measured of its own steps so far."""
+    path = config.run_dir / CALIBRATION
+    return read_calibration(path) if path.exists() else UNCALIBRATED
 
 
 def optimizer_init(config: RunConfig) -> OptimizerInit:

@@ -5,6 +5,7 @@ Owns which steps count, and the words. Does not own the prediction
 (`hetjax/schedule/predicted.py`) nor the costs that it is made of.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,8 @@ from statistics import median
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.certainty.calibration import write_calibration
+from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model
@@ -20,10 +23,16 @@ from hetjax.plans.plan import Plan
 from hetjax.report.metrics import ms
 from hetjax.report.plans.binding import Binding, binding, largest_term
 from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu
+from hetjax.schedule.certainty import CostsOn, learnt
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
+from hetjax.training.directory.rundir import CALIBRATION
 from hetjax.training.layout.compiled_memory import read_run_compiled
-from hetjax.training.layout.plan_choice import optimizer_init, read_run_profile
+from hetjax.training.layout.plan_choice import (
+    optimizer_init,
+    read_run_calibration,
+    read_run_profile,
+)
 from hetjax.training.settings.config import RunConfig
 
 _NUM_STEPS = 3  # of a plan, until it is compared; the first one also warms up
@@ -37,25 +46,52 @@ def predict_step(
 
     BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
+    return _predict(config, model, plan, cluster)[0]
+
+
+def learn_step(
+    config: RunConfig, model: Model, plan: Plan, cluster: Cluster, measured_s: float
+) -> None:
+    """Keep a measured step in the run's directory, beside what was predicted for it.
+
+    Raises as `predict_step` does.
+    """
+    seen = read_run_calibration(config)
+    predicted, costs_on = _predict(config, model, plan, cluster)
+    found = learnt(predicted, cluster, costs_on, seen, measured_s)
+    write_calibration(config.run_dir / CALIBRATION, found)
+
+
+def _predict(
+    config: RunConfig, model: Model, plan: Plan, cluster: Cluster
+) -> tuple[Predicted, CostsOn]:
+    """The step at the speeds that the run has learnt so far, and its costs at any."""
     profile, path = read_run_profile(config, model)
+    seen = read_run_calibration(config)
+    cluster = seen.applied(cluster)
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
-    costs = checked_costs(
-        plan,
-        model,
-        cluster,
-        profile,
-        dtype=config.dtype,
-        attention=config.attention,
-        optimizer=optimizer_init(config),
-        transport=config.transport if has_workers else "in-process",
-        gradient_wire=config.gradient_wire,
-        compiled=read_run_compiled(config),
-    )
+    compiled = read_run_compiled(config)
+
+    def costs_on(there: Cluster) -> Costs:
+        return checked_costs(
+            plan,
+            model,
+            there,
+            profile,
+            dtype=config.dtype,
+            attention=config.attention,
+            optimizer=optimizer_init(config),
+            transport=config.transport if has_workers else "in-process",
+            gradient_wire=config.gradient_wire,
+            compiled=compiled,
+        )
+
+    costs = costs_on(cluster)
     tied = tied_holders(plan, model)
-    source = times_from(plan, cluster, config.dtype, profile, path, tied)
+    source = times_from(plan, cluster, config.dtype, profile, path, tied, seen)
     predicted = predict(plan, costs, tied, times_from=memory_from(source, costs))
     check_finite(predicted)
-    return predicted
+    return predicted, costs_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +147,7 @@ class StepComparison:
     """Compares once for each plan, after its third step."""
 
     predict: Callable[[Plan, Cluster], Predicted]
+    learn: Callable[[Plan, Cluster, float], None]
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None
     _times_s: list[float] = field(default_factory=list)
@@ -132,9 +169,21 @@ class StepComparison:
             found = self.predict(plan, cluster)
         except (BadInput, NoFeasiblePlan) as bad:
             return ComparedStep(measured_s=measured_s, why=bad.got)
+        if not self.is_simulated:
+            self._learn(plan, cluster, measured_s)
         return ComparedStep(
             measured_s=measured_s,
             predicted=found,
             is_simulated=self.is_simulated,
             is_cpu_guessed=guesses_a_cpu(found, cluster),
         )
+
+    def _learn(self, plan: Plan, cluster: Cluster, measured_s: float) -> None:
+        """Keep the step for later predictions; a full disk is no reason to end."""
+        try:
+            self.learn(plan, cluster, measured_s)
+        except OSError as error:
+            warnings.warn(
+                f"what the run measured of its steps is not kept: {error.strerror}",
+                stacklevel=2,
+            )

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs have measured of their own steps, and the file that keeps it.
+
+Owns the JSON and that beliefs follow from it. Does not own the arithmetic
+(`beliefs.py`) nor who measures (`training/observers/step_comparison.py`).
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.certainty.beliefs import Beliefs, Observation, prior_beliefs
+from hetjax.costs.certainty.elasticities import SOFTWARE, Elasticities, parameters_of
+from hetjax.costs.certainty.priors import NOISE, NOISE_OF_RUN, is_parameter
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value, parsed, read_file
+from hetjax.files.tables import as_kind, read_record
+from hetjax.files.writing import write_whole
+
+VERSION = 1
+_MOST = 64  # steps that are kept, the last ones
+_FIX = "remove the file: a run writes its own anew"
+_MOST_SHARE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Steps that were measured, each beside its prediction at speeds as modelled."""
+
+    observations: tuple[Observation, ...] = ()
+
+    def with_step(self, observation: Observation) -> "Calibration":
+        """Return these and one more."""
+        return Calibration((*self.observations, observation)[-_MOST:])
+
+    def beliefs(self, cluster: Cluster, noise: float = NOISE) -> Beliefs:
+        """Return what is believed of a cluster's speeds after these steps.
+
+        `noise` is what no speed explains of a run on kinds that no step was on.
+        """
+        seen = {p for o in self.observations for p in o.elasticities}
+        prior = prior_beliefs(cluster, noise, others=sorted(seen))
+        kinds = {owner for owner, name in parameters_of(cluster) if name == "products"}
+        if kinds <= {owner for owner, _ in seen}:
+            noise = min(noise, NOISE_OF_RUN)
+        return prior.observed(self.observations).with_noise(noise)
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """Return the cluster at the speeds that these steps teach."""
+        return self.beliefs(cluster).applied(cluster) if self.observations else cluster
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds of device that some step has used."""
+        slopes = (o.elasticities for o in self.observations)
+        return frozenset(owner for each in slopes for owner, _ in each)
+
+
+UNCALIBRATED = Calibration()
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Read what a run has measured; BadInput starts with the path."""
+    return read_file(path, parse_calibration, what="calibration file")
+
+
+def parse_calibration(text: str) -> Calibration:
+    """Read the JSON text; BadInput says where and what."""
+    allowed = "JSON: one object with version and steps"
+    raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=_FIX)
+    values = read_record(
+        raw, where="", required={"version": "an integer", "steps": "a list"}
+    )
+    if values["version"] != VERSION or len(values["steps"]) > _MOST:
+        raise BadInput(
+            got=f"version {values['version']} with {len(values['steps'])} steps",
+            allowed=f"version {VERSION} with at most {_MOST} steps",
+            fix=_FIX,
+        )
+    return Calibration(
+        tuple(_step(raw, f"steps[{i}]") for i, raw in enumerate(values["steps"]))
+    )
+
+
+def write_calibration(path: str | Path, calibration: Calibration) -> None:
+    """Write what reads back as the same."""
+    write_whole(path, calibration_json(calibration))
+
+
+def calibration_json(calibration: Calibration) -> str:
+    """Return the JSON text that reads back as the same."""
+    steps = [_values(step) for step in calibration.observations]
+    return json.dumps({"version": VERSION, "steps": steps}, indent=1) + "\n"
+
+
+def _values(step: Observation) -> dict[str, Any]:
+    return {
+        "measured_s": step.measured_s,
+        "predicted_s": step.predicted_s,
+        "noise": step.noise,
+        "shares": [
+            {"what": owner, "speed": name, "share": share}
+            for (owner, name), share in step.elasticities.items()
+        ],
+    }
+
+
+def _step(raw: object, where: str) -> Observation:
+    values = read_record(
+        raw,
+        where=where,
+        required={
+            "measured_s": "a number",
+            "predicted_s": "a number",
+            "noise": "a number",
+            "shares": "a list",
+        },
+    )
+    for key in ("measured_s", "predicted_s", "noise"):
+        _check(
+            1e-9 < values[key] < 1e9, f"{where}.{key} = {values[key]}", "1e-9 to 1e9"
+        )
+    shares = _shares(values.pop("shares"), where)
+    return Observation(elasticities=shares, **values)
+
+
+def _shares(rows: Iterable[object], where: str) -> Elasticities:
+    found: dict[tuple[str, str], float] = {}
+    for raw in rows:
+        kinds = {"what": "a string", "speed": "a string", "share": "a number"}
+        row = read_record(raw, where=f"{where}.shares", required=kinds)
+        parameter = row["what"], row["speed"]
+        known = parameter == SOFTWARE or is_parameter(parameter)
+        _check(known, f"{where}.shares: {parameter}", "speeds of the model of time")
+        share = as_kind(row["share"], "a number", where=f"{where}.shares")
+        in_range = abs(share) <= _MOST_SHARE
+        _check(in_range, f"{where}.shares: {share}", f"up to {_MOST_SHARE}")
+        found[parameter] = share
+    return found
+
+
+def _check(holds: bool, got: str, allowed: str) -> None:
+    if not holds:
+        raise BadInput(got=got, allowed=allowed, fix=_FIX)
