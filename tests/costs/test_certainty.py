@@ -105,7 +105,7 @@ def test_intervals_hold_the_steps_that_the_simulator_finds_at_drawn_speeds():
 def test_ratios_of_plans_are_known_better_than_either(cuts: tuple[int, int]):
     beliefs = prior_beliefs(CLUSTER, noise=0.0)
     both = [(step_s(cut, CLUSTER), slopes(cut)) for cut in cuts]
-    ratio = beliefs.ratio(*both)
+    ratio = beliefs.ratio(both[0], both[1])
     assert ratio.factor < beliefs.interval(*both[0]).factor
     draw = np.random.default_rng(1)
     one, other = cuts

@@ -36,7 +36,7 @@ _CHIPS = {"GH200": "H100", "GeForce": "RTX", "TITAN": "RTX"}  # kinds of one gen
 
 def main() -> None:
     """Print the table, or everything as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Predicted against measured.")
     parser.add_argument("--groundtruth", type=Path, required=True)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

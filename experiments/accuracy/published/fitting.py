@@ -9,6 +9,7 @@ Does not own predictions (`predicting.py`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +85,11 @@ def leave_one_out(rows: Rows) -> list[Family]:
     return found
 
 
-def widths_of_all(rows: Rows) -> dict[str, dict[str, float]]:
+def widths_of_all(rows: Rows) -> dict[str, Mapping[str, float]]:
     """Return the widths that all rows together make most probable."""
     w = _fitted(_thinned(rows))
     parts = {"common": w[:6], "family": w[6:12], "kind": w[12:18]}
-    found = {
+    found: dict[str, Mapping[str, float]] = {
         part: dict(zip(SPEEDS, map(float, values.round(3)), strict=True))
         for part, values in parts.items()
     }

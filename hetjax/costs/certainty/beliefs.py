@@ -80,7 +80,7 @@ class Beliefs:
     ) -> Interval:
         """Return the interval of a time that was predicted at the means."""
         slope_P = self._slopes(slopes)
-        variance = slope_P @ self.covariance_PP @ slope_P + self.noise**2
+        variance = float(slope_P @ self.covariance_PP @ slope_P) + self.noise**2
         return _interval(time_s, variance, level)
 
     def ratio(
@@ -96,7 +96,7 @@ class Beliefs:
         """
         slope_P = self._slopes(one[1]) - self._slopes(other[1])
         apart = min(1.0, float(np.abs(slope_P).sum()))
-        variance = slope_P @ self.covariance_PP @ slope_P
+        variance = float(slope_P @ self.covariance_PP @ slope_P)
         variance += 2 * apart * self.noise**2
         return _interval(one[0] / other[0], variance, level)
 

@@ -17,7 +17,7 @@ from hetjax.costs.certainty.elasticities import SOFTWARE, Elasticities, paramete
 from hetjax.costs.certainty.priors import NOISE, NOISE_OF_RUN, is_parameter
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value, parsed, read_file
-from hetjax.files.tables import as_kind, read_record
+from hetjax.files.tables import read_record
 from hetjax.files.writing import write_whole
 
 VERSION = 1
@@ -129,12 +129,14 @@ def _step(raw: object, where: str) -> Observation:
 def _shares(rows: Iterable[object], where: str) -> Elasticities:
     found: dict[tuple[str, str], float] = {}
     for raw in rows:
-        kinds = {"what": "a string", "speed": "a string", "share": "a number"}
-        row = read_record(raw, where=f"{where}.shares", required=kinds)
-        parameter = row["what"], row["speed"]
+        row = read_record(
+            raw,
+            where=f"{where}.shares",
+            required={"what": "a string", "speed": "a string", "share": "a number"},
+        )
+        parameter, share = (row["what"], row["speed"]), row["share"]
         known = parameter == SOFTWARE or is_parameter(parameter)
         _check(known, f"{where}.shares: {parameter}", "speeds of the model of time")
-        share = as_kind(row["share"], "a number", where=f"{where}.shares")
         in_range = abs(share) <= _MOST_SHARE
         _check(in_range, f"{where}.shares: {share}", f"up to {_MOST_SHARE}")
         found[parameter] = share
