@@ -9,6 +9,7 @@ nor the simulation (`schedule/`).
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
@@ -49,7 +50,7 @@ from hetjax.plans.plan_files import read_plan
 from hetjax.plans.precision import Dtype
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
-from hetjax.schedule.certainty import certainty_of
+from hetjax.schedule.certainty import Certainty, certainty_of
 from hetjax.schedule.predicted import predict
 from hetjax.schedule.search import with_schedule
 from hetjax.stage.arrays import OptimizerInit
@@ -205,10 +206,14 @@ def _simulated(
     )
     check_finite(predicted)
     measured = frozenset() if profile is None else profile.devices
-    sure = certainty_of(
-        predicted, cluster, costs_on, measured=measured, calibration=calibration
-    )
-    return SimulatedStep(predicted, sure)
+
+    @cache
+    def surely() -> Certainty:
+        return certainty_of(
+            predicted, cluster, costs_on, measured=measured, calibration=calibration
+        )
+
+    return SimulatedStep(predicted, surely)
 
 
 def _read(given: Plan | str | Path) -> tuple[Plan, str]:

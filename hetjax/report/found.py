@@ -77,7 +77,7 @@ class FoundPlan:
     @property
     def step(self) -> SimulatedStep:
         """One simulated step of the plan."""
-        return SimulatedStep(self.planned.best, self.planned.certainty)
+        return SimulatedStep(self.planned.best, lambda: self.planned.certainty)
 
     @property
     def step_time_s(self) -> float:

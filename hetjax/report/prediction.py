@@ -8,6 +8,7 @@ certified bound. Does not own the drawing (`pictures/timeline.py`), the simulati
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +44,17 @@ _DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
 class SimulatedStep:
     """One predicted step of a plan: `print(step)`, `step.draw()`.
 
-    Times are seconds; `gap` and `lower_bound_s` are None where no bound is known, and
-    `certainty` where nobody asked how sure the prediction is.
+    Times are seconds; `gap` and `lower_bound_s` are None where no bound is known.
+    `surely` says how sure the prediction is, which takes more simulations.
     """
 
     predicted: Predicted
-    certainty: Certainty | None = None
+    surely: Callable[[], Certainty] | None = None
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How sure the prediction is; None where that is not known."""
+        return None if self.surely is None else self.surely()
 
     @property
     def plan(self) -> Plan:
@@ -142,8 +148,9 @@ class SimulatedStep:
         return stages + html_table(_DEVICE_HEADER, _device_rows(predicted), notes=said)
 
     def _second_lines(self) -> list[str]:
-        sure = [] if self.certainty is None else [how_sure_line(self.certainty)]
-        return [*_second_line(self.predicted), *sure]
+        sure = self.certainty
+        told = [] if sure is None else [how_sure_line(sure)]
+        return [*_second_line(self.predicted), *told]
 
 
 def check_finite(predicted: Predicted) -> None:

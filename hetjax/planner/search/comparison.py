@@ -9,8 +9,8 @@ others), options (`cli/`) nor what is shown (`report/`).
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import get_args
 
@@ -76,8 +76,6 @@ class Planned:
     there is a plan to move from. `bfloat16_step_s` is the plan's step if workers send
     gradients in bfloat16, None where they do or send none. `left_out` names what there
     was no time for; the search is `cut_short` where the time was up before its end.
-    `certainties` says how sure predictions are: of the best plan ("hetjax") and, of
-    plans that are simulated quickly, of those of other planners.
     """
 
     request: PlanRequest
@@ -94,16 +92,25 @@ class Planned:
     bfloat16_step_s: float | None = None
     left_out: tuple[str, ...] = ()
     cut_short: bool = False
-    certainties: Mapping[str, Certainty] = field(default_factory=dict)
 
     @property
     def best(self) -> Predicted:
         return self.found.best
 
-    @property
-    def certainty(self) -> Certainty | None:
+    @cached_property
+    def certainty(self) -> Certainty:
         """How sure the best plan's prediction is."""
-        return self.certainties.get("hetjax")
+        return how_sure(self.request, self.best)
+
+    @cached_property
+    def certainties(self) -> Mapping[str, Certainty]:
+        """How sure those of other planners are, of plans that are simulated quickly."""
+        return {
+            name: how_sure(self.request, judged)
+            for name, judged in (self.baselines or {}).items()
+            if isinstance(judged, Predicted)
+            and judged.plan.num_forwards <= _LITTLE_WORK
+        }
 
 
 def planned(
@@ -166,19 +173,7 @@ def planned(
         bfloat16_step_s=_bfloat16_step_s(found),
         left_out=tuple(name for name in asked if name not in answered),
         cut_short=is_over(),
-        certainties=_certainties(found, others),
     )
-
-
-def _certainties(found: Found, others: Evaluated) -> dict[str, Certainty]:
-    """How sure predictions are; those of others only where that takes no time."""
-    quick = {
-        name: judged
-        for name, judged in others.items()
-        if isinstance(judged, Predicted) and judged.plan.num_forwards <= _LITTLE_WORK
-    }
-    judged = {"hetjax": found.best} | ({} if is_over() else quick)
-    return {name: how_sure(found.request, each) for name, each in judged.items()}
 
 
 def _bfloat16_step_s(found: Found) -> float | None:

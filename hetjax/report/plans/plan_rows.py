@@ -53,13 +53,13 @@ CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
 
 _LOOSE_GAP, _SMALL_MODEL_GAP, _LOW_MFU = 0.5, 0.1, 0.2
 _DAYS_FROM_HOURS = 48
+_ALIKE = "as fast"  # less than half a per cent apart
 _WORTH_HALVING = 0.01  # of a step: less is not worth rounding gradients
 
 
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
-    if planned.certainty is not None:
-        yield how_sure_line(planned.certainty)
+    yield how_sure_line(planned.certainty)
     yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
@@ -251,7 +251,7 @@ def planner_row(
         return name, "no plan", "", "", "", told
     step_s = judged.simulation.step_time_s
     change = _comparison(step_s / planned.best.simulation.step_time_s)
-    if not _surely_differs(planned, name):
+    if change != _ALIKE and not _surely_differs(planned, name):
         change = f"{change}, {SAME}"
     size = _size(judged)
     return name, ms(step_s), "" if name == "hetjax" else change, *size, told
@@ -259,10 +259,8 @@ def planner_row(
 
 def _surely_differs(planned: Planned, name: str) -> bool:
     """Whether ours is surely faster or slower; nobody doubts what was not asked."""
-    ours, other = planned.certainty, planned.certainties.get(name)
-    if ours is None or other is None or name == "hetjax":
-        return True
-    return distinguishable(other.ratio(ours))
+    other = planned.certainties.get(name)
+    return other is None or distinguishable(other.ratio(planned.certainty))
 
 
 def _comparison(ratio: float) -> str:
@@ -272,7 +270,7 @@ def _comparison(ratio: float) -> str:
     ('1.36x as fast', '2.00x slower', 'as fast')
     """
     if abs(ratio - 1) < 0.005:
-        return "as fast"
+        return _ALIKE
     return f"{ratio:.2f}x as fast" if ratio > 1 else f"{1 / ratio:.2f}x slower"
 
 
