@@ -14,6 +14,7 @@ from hetjax.cli.process import process_main
 COMMANDS = {
     "demo": "race planners on a small cluster of unlike cards",
     "train": "train a model, or go on with a run",
+    "launch": "start a run on a Slurm cluster, or on hosts by ssh",
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",
     "sample": "let a trained model go on with a text",

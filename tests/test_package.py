@@ -130,6 +130,7 @@ def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
             "doctor",
             "eval",
             "export",
+            "launch",
             "plan",
             "preempt",
             "profile",

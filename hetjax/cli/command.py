@@ -22,7 +22,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.sources.readers import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
-from hetjax.files.writing import naming
+from hetjax.files.writing import naming, write_whole
 from hetjax.models.named import check_model_name
 from hetjax.plans.plan_files import read_plan
 from hetjax.report.pictures.picture import check_picture
@@ -166,3 +166,17 @@ def write_outputs(
         show()
         if lines and not options.json:
             print("\n".join(lines))
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write a file, whole or not at all; BadInput names the option that gave it."""
+    try:
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+    except OSError as error:
+        raise BadInput(
+            got=f"{error.filename}: {error.strerror}",
+            allowed=f"a file that can be written for {option}",
+            fix=f"give another path: {option} PATH",
+        ) from error

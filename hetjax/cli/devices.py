@@ -9,13 +9,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from hetjax.cli.command import main_of
+from hetjax.cli.command import main_of, write_file
 from hetjax.cli.options import parse_options
 from hetjax.cluster.catalogue import DeviceSpec, candidates, catalogue
+from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.errors import BadInput
 from hetjax.report.progress import working
 
@@ -25,6 +27,9 @@ peak, watts and prices of one. With a word, those that it may mean or whose name
 it; without, also the accelerators of this machine.
 
   python -m hetjax.devices "A100 80GB"
+
+With --ssh, look at the hosts of a file instead, measure the ways between them, and
+write the cluster file that they make.
 
 Exit codes: 0 done, 2 bad input, as a word that no device has."""
 _ROW = "{:<42} {:>10} {:>9} {:>6} {:>11} {:>11}"
@@ -36,6 +41,10 @@ class DevicesOptions:
 
     word: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORD")] = ""
     """A name, or a part of one; all devices if left out."""
+    ssh: Path | None = None
+    """File of hosts to look at, as for hetjax launch ssh."""
+    output: Path | None = None
+    """Where to write their cluster file; None: it is printed."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print one JSON object in place of the table."""
 
@@ -44,6 +53,14 @@ def devices(arguments: Sequence[str]) -> None:
     """Print what the arguments ask for."""
     default = DevicesOptions()
     options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    if options.ssh is not None:
+        return _hosts(options.ssh, options.output)
+    if options.output is not None:
+        raise BadInput(
+            got="--output without --ssh",
+            allowed="--output with --ssh HOSTS.toml",
+            fix="add --ssh, or leave --output out",
+        )
     found = meant(options.word)
     here = None if options.word else _here()
     if options.json:
@@ -99,6 +116,24 @@ def _here() -> Mapping[str, int]:
         here = accelerators_here(os.environ)
     nodes = discover(here).nodes if here else ()
     return {node.device: node.count for node in nodes}
+
+
+def _hosts(file: Path, output: Path | None) -> None:
+    """Look at the hosts of a file; write or print the cluster that they make."""
+    with working("looking"):
+        from hetjax.diagnosis.hosts_by_ssh import look_at_hosts
+
+        found = look_at_hosts(file)
+    text = cluster_toml(found.cluster)
+    kinds = [
+        f"{node.name}: {node.count} x {node.device}" for node in found.cluster.nodes
+    ]
+    lines = [*kinds, *found.ways]
+    if output is None:
+        print(text, *(f"# {line}" for line in lines), sep="\n")
+        return
+    write_file(output, text, "--output")
+    print(*lines, f"cluster file: {output}", sep="\n")
 
 
 main = main_of(devices)

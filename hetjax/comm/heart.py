@@ -21,6 +21,7 @@ none, nor is anything that follows it. Does not own the connections' proof of id
 import hmac
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -287,6 +288,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def main(control_fd: int, parent: int) -> None:
+    # whoever ends a group of processes tells all of them, and the parent has to save
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hearing = Hearing(socket.socket(fileno=control_fd))
     with suppress(ConnectionError):  # of the control socket: the parent is gone
         while True:

@@ -72,6 +72,7 @@ class LaunchRequest:
     the accelerators of this machine that workers on it may have; `only_cpu`: they have
     none, whatever is here, and with `simulate` CPUs stand in for them. Output of
     workers goes to `logs`/NAME.log, unless the table says that it is elsewhere.
+    `hosts` is the file that names machines, for a launcher that reads one.
     `work` makes what a worker in this process works on. A process waits to become a
     worker again `standby_after_s` after that was started; 0: none does.
     """
@@ -81,6 +82,7 @@ class LaunchRequest:
     here: Sequence[LocalDevice] = ()
     only_cpu: bool = False
     simulate: bool = False
+    hosts: Path | None = None
     logs: Path
     cache_dir: Path
     work: Callable[[Json], Work]
@@ -102,11 +104,14 @@ class LauncherFile(Protocol):
 class RemoteLauncherFile(LauncherFile, Protocol):
     """What it defines besides where workers are on other machines."""
 
-    def find_cluster(self) -> Cluster:
-        """Return the cluster of the machines that there are; BadInput for none."""
+    def find_cluster(self, hosts: Path | None) -> Cluster:
+        """Return the cluster of the machines that there are; BadInput for none.
+
+        `hosts` is the file that names them, for a launcher that reads one.
+        """
         ...
 
-    def run_on_nodes(self, cluster: Cluster) -> RunOnNode:
+    def run_on_nodes(self, cluster: Cluster, hosts: Path | None) -> RunOnNode:
         """Give what runs a module on a node's machine, to look at its devices.
 
         It raises BadInput if a node has no machine.

@@ -9,6 +9,7 @@ own what workers do (`training/worker.py`), nor the run that they are driven by
 
 import os
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -43,16 +44,17 @@ class WorkerPlace:
       them to a shell: quote them);
     * hands its standard input on: the bootstrap comes there, one line, and with it the
       run's secret, which is in no argument and no variable;
-    * hands on the environment, or sets it (behind ssh: `env NAME=VALUE`), and finds
-      the same Python there;
+    * hands on the environment, or sets it (behind ssh: `env NAME=VALUE`);
     * stays as long as the worker, whose log is what it prints: its end is the worker's.
 
     It is the child whose process id this launcher knows. A standby process is started
-    through it, too. `address` is where peers reach the worker; at another one than the
-    controller's it watches its own machine for notices.
+    through it, too. `python` is the interpreter there, as the program wants it spelled.
+    `address` is where peers reach the worker; at another one than the controller's it
+    watches its own machine for notices.
     """
 
     prefix: tuple[str, ...] = ()
+    python: str = sys.executable
     address: str = LOOPBACK
 
 
@@ -109,7 +111,8 @@ class OnThisMachine:
         self._processes = stack.enter_context(Processes(logs=logs))
         self._standby = WarmStandby(standby_after_s)
         stack.callback(self._standby.end)
-        self._places, self._module = places or {}, module
+        self._places = {} if places is None else places  # may be filled later
+        self._module = module
         self._begun_s: dict[str, float] = {}
         self._bootstraps = Bootstraps(address, stack, terms)
         self.connections = self._bootstraps.connections
@@ -124,6 +127,7 @@ class OnThisMachine:
             place = self._places.get(worker, WorkerPlace())
             command = WorkerCommand(
                 prefix=place.prefix,
+                python=place.python,
                 module=self._module,
                 environment={**shared, **self._own.get(worker, {})},
             )
@@ -156,6 +160,7 @@ class OnThisMachine:
 
 
 _END_S = 5.0
+_KILLED = 128  # and the signal's number: what shells and srun say of a killed process
 
 
 @dataclass(kw_only=True)
@@ -216,7 +221,8 @@ class Processes:
                     worker,
                     f"ended with code {child.returncode} ({last}); its log is "
                     f"{self._log(worker)}",
-                    has_failed=child.returncode > 0,  # and was not killed
+                    # and was not killed, nor has ssh lost its way (255)
+                    has_failed=0 < child.returncode < _KILLED,
                 )
 
     def _log(self, worker: str) -> Path:

@@ -4,7 +4,7 @@
 Owns placing, starting and watching them, and which machines are there; Ray gathers what
 they print. Nothing of a step passes through Ray: controller and workers talk over links
 of their own, and no object of ours is pickled but a few words of text. Does not own
-which machine is which node (`hetjax/cluster/ray_nodes.py`), nor what a worker does
+which machine is which node (`hetjax/cluster/machines.py`), nor what a worker does
 (`hetjax/training/worker.py`).
 """
 
@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.cluster.local_devices import LocalDevice, devices_json, read_devices
+from hetjax.cluster.machines import Machine, matched
 from hetjax.cluster.ray_nodes import (
-    RayNode,
     cluster_of_ray,
     has_gpus,
-    matched,
     on_ray_nodes,
     ray_nodes,
     with_known_figures,
@@ -60,12 +60,12 @@ def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
     )
 
 
-def find_cluster() -> Cluster:
+def find_cluster(hosts: Path | None) -> Cluster:
     """Return the cluster that Ray's machines make; joins or starts Ray."""
     return cluster_of_ray(_Machines().now())
 
 
-def run_on_nodes(cluster: Cluster) -> RunOnNode:
+def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
     """Give what runs `python -m MODULE ARGUMENT` on a node's machine, with its devices.
 
     It raises TimeoutExpired after so many seconds, and BadInput if a node has no
@@ -171,7 +171,7 @@ class OnRay:
         self._cluster = part_of(known, there) if there else known
         return self._cluster
 
-    def _look(self, cluster: Cluster, machines: Sequence[RayNode]) -> None:
+    def _look(self, cluster: Cluster, machines: Sequence[Machine]) -> None:
         self._looked_s = time.monotonic()
         if self._discovered:
             names = {machine.part: name for name, machine in self._machines.items()}
@@ -212,13 +212,13 @@ class _Worker:
         serve(read_bootstrap(bootstrap))
 
 
-def _actor(node: Node, machine: RayNode, simulate: bool) -> Any:
+def _actor(node: Node, machine: Machine, simulate: bool) -> Any:
     """Ask Ray for an actor on that machine with its part of the node's accelerators."""
     options = _on(machine.id) | _accelerators_of(node, machine, simulate)
     return _ray().remote(_Worker).options(**options).remote()
 
 
-def _accelerators_of(node: Node, machine: RayNode, simulate: bool) -> dict[str, Any]:
+def _accelerators_of(node: Node, machine: Machine, simulate: bool) -> dict[str, Any]:
     """Options by which Ray gives out the node's accelerators on that machine."""
     number = 0 if _is_virtual(machine, simulate) else node.devices_per_host
     if machine.device.startswith("TPU"):
@@ -226,7 +226,7 @@ def _accelerators_of(node: Node, machine: RayNode, simulate: bool) -> dict[str, 
     return {"num_gpus": number}
 
 
-def _visible(node: Node, machine: RayNode, simulate: bool) -> dict[str, str]:
+def _visible(node: Node, machine: Machine, simulate: bool) -> dict[str, str]:
     """What shows a worker its own devices.
 
     Nothing where all of the machine's are alike: then Ray sees to it. Of unlike ones
@@ -238,7 +238,7 @@ def _visible(node: Node, machine: RayNode, simulate: bool) -> dict[str, str]:
     return visible_devices(own, machine.own) if own else {}
 
 
-def _is_virtual(machine: RayNode, simulate: bool) -> bool:
+def _is_virtual(machine: Machine, simulate: bool) -> bool:
     return simulate or machine.device == "cpu"
 
 
@@ -283,7 +283,7 @@ class _Machines:
     def __init__(self) -> None:
         self._seen: dict[str, list[LocalDevice]] = {}
 
-    def now(self) -> list[RayNode]:
+    def now(self) -> list[Machine]:
         """Those that are alive; joins or starts Ray."""
         reported = _joined().nodes()
         new = [
@@ -326,14 +326,14 @@ def _has_accelerators(cluster: Cluster) -> bool:
     return any(node.device != "cpu" for node in cluster.nodes)
 
 
-def _answering(machines: Sequence[RayNode]) -> list[RayNode]:
+def _answering(machines: Sequence[Machine]) -> list[Machine]:
     """Those where Ray takes a connection: it is slow to tell of one that is dead."""
     with ThreadPoolExecutor(len(machines) or 1) as pool:
         there = list(pool.map(_answers, machines))
     return list(compress(machines, there))
 
 
-def _answers(machine: RayNode) -> bool:
+def _answers(machine: Machine) -> bool:
     try:
         socket.create_connection((machine.address, machine.port), _ANSWER_S).close()
     except OSError:

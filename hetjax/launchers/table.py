@@ -34,6 +34,8 @@ class LauncherRow:
     finder: str = ""
     """Whose word counts for which machines there are where no cluster file is given;
     empty where workers are here."""
+    reads_hosts: bool = False
+    """Whether its machines are those of a file, `--hosts`."""
     logs: str = "the logs in {logs}"
     """Where people find what workers have printed; {logs} is the run's folder for it,
     in which there is nothing where the launcher's own system keeps it."""
@@ -59,6 +61,17 @@ LAUNCHERS: Mapping[str, LauncherRow] = {
         finder="Ray's",
         logs="Ray's logs",
     ),
+    "slurm": LauncherRow(
+        summary="on the nodes of a Slurm job",
+        module="hetjax.launchers.on_slurm",
+        finder="Slurm's",
+    ),
+    "ssh": LauncherRow(
+        summary="on hosts by ssh",
+        module="hetjax.launchers.over_ssh",
+        finder="the hosts'",
+        reads_hosts=True,
+    ),
 }
 LOCAL_PROCESSES = "processes"  # what a run gets that cannot be in one process
 _HELP = ", ".join(f"{row.summary} ({name})" for name, row in LAUNCHERS.items())
@@ -73,7 +86,7 @@ def with_worker_processes() -> str:
     """Return the names of launchers whose workers can be lost, for people.
 
     >>> with_worker_processes()
-    'processes or ray'
+    'processes, ray, slurm or ssh'
     """
     return _either(n for n, row in LAUNCHERS.items() if row.has_worker_processes)
 
@@ -82,7 +95,7 @@ def with_own_disks() -> str:
     """Return the names of launchers whose workers have disks of their own, for people.
 
     >>> with_own_disks()
-    'ray'
+    'ray, slurm or ssh'
     """
     return _either(n for n, row in LAUNCHERS.items() if not row.shares_disk)
 

@@ -19,20 +19,21 @@ _STANDBY = "hetjax.launchers.standby_process"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerCommand:
     """How a worker process is started: words before its own (`WorkerPlace.prefix`),
-    its module, variables."""
+    the interpreter, its module, variables."""
 
     prefix: tuple[str, ...] = ()
+    python: str = sys.executable
     module: str
     environment: Mapping[str, str]
 
     @property
     def words(self) -> list[str]:
-        return [*self.prefix, sys.executable, "-m", self.module]
+        return [*self.prefix, self.python, "-m", self.module]
 
     @property
     def on_standby(self) -> list[str]:
         """The same for one that waits first."""
-        return [*self.prefix, sys.executable, "-m", _STANDBY, self.module]
+        return [*self.prefix, self.python, "-m", _STANDBY, self.module]
 
 
 class WarmStandby:

@@ -36,6 +36,7 @@ def launcher_of(
         here=hardware.here,
         only_cpu=is_virtual(config),
         simulate=config.simulate,
+        hosts=config.hosts,
         logs=config.run_dir / LOGS,
         cache_dir=config.data.cache_dir.expanduser(),
         work=work,

@@ -59,6 +59,8 @@ REFUSED = [
     ["doctor", "--ports", "0"],
     ["doctor", "--listen", "70000"],
     ["doctor", "--probe", "--json"],
+    ["launch", "ssh", "missing.toml", "--", "train", "tiny"],
+    ["launch", "slurm", "missing.toml", "--", "train", "tiny"],
     ["preempt", "missing"],
     ["preempt", "missing", "--noed", "a"],
 ]

@@ -11,10 +11,9 @@ import pytest
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.local_devices import LocalDevice
+from hetjax.cluster.machines import Machine, matched
 from hetjax.cluster.ray_nodes import (
-    RayNode,
     cluster_of_ray,
-    matched,
     on_ray_nodes,
     ray_nodes,
     with_known_figures,
@@ -35,7 +34,7 @@ def told(number: int, /, alive: bool = True, **resources: Any) -> dict[str, Any]
     }
 
 
-def addresses(found: Mapping[str, RayNode]) -> dict[str, str]:
+def addresses(found: Mapping[str, Machine]) -> dict[str, str]:
     return {worker: machine.address for worker, machine in found.items()}
 
 

@@ -118,6 +118,14 @@ def test_a_heart_ends_with_its_process_and_not_before():
         time.sleep(0.01)
 
 
+def test_a_heart_beats_on_when_all_of_a_group_are_told_to_end():
+    """As scancel and systemd tell them: the process itself saves, and needs it."""
+    with busy(BUSY_S) as (peers, _):
+        heart()._child.terminate()
+        assert len(peers.mailbox.receive("busy", KEY)) == 24
+        assert heart()._child.poll() is None
+
+
 def test_a_heart_that_was_killed_is_told_of_and_followed_by_another():
     with busy(0.0) as (peers, _):
         peers.mailbox.receive("busy", KEY)

@@ -28,7 +28,10 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 from hetjax.__main__ import main as hetjax
 from hetjax.cli.train import parse
 from hetjax.cluster.cluster_files import load_cluster
+from hetjax.cluster.hosts import load_hosts
+from hetjax.launchers import on_machines, over_ssh
 from hetjax.plans.plan_files import parse_plan
+from tests.launchers import fake_programs
 from tests.training.test_workers import set_environment
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +43,7 @@ PAGES = [
 REASONS = [
     "installs packages",
     "needs a Ray cluster",
+    "needs a Slurm job",
     "needs a bucket of your own",
     "needs a bucket of your own: run by tests/docs/test_stores_page.py",
     "needs a card",
@@ -92,7 +96,10 @@ class Reader:
 
     def toml(self, example: Example) -> None:
         path = self._written(example, "cluster.toml")
-        assert load_cluster(path).nodes
+        if path.name == "hosts.toml":
+            assert load_hosts(path).hosts
+        else:
+            assert load_cluster(path).nodes
 
     def json(self, example: Example) -> None:
         self._written(example, "some-plan.json")
@@ -149,9 +156,22 @@ def few_devices(patched: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def far_machines(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm and hosts that are this machine: 10.0.0.2 is 127.0.0.2."""
+    fake_programs.put_on_path(tmp_path_factory.mktemp("far"), monkeypatch)
+    for module in (on_machines, over_ssh):
+        monkeypatch.setattr(
+            module, "number_of", lambda address: address.replace("10.0.0.", "127.0.0.")
+        )
+
+
+@pytest.fixture
 def reader(
     tmp_path: Path,
     home: Path,
+    far_machines: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Reader:

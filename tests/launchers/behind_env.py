@@ -2,6 +2,7 @@
 """A launcher from outside: workers behind a command that says where they are."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
@@ -27,11 +28,11 @@ def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
     )
 
 
-def find_cluster() -> Cluster:
+def find_cluster(hosts: Path | None) -> Cluster:
     return Cluster(name="found", nodes=(Node(name="far", device="cpu", count=1),))
 
 
-def run_on_nodes(cluster: Cluster) -> RunOnNode:
+def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
     def run(node: Node, module: str, argument: str, limit_s: float) -> Any:
         raise AssertionError(f"nobody need look at a {node.device}")
 

@@ -48,12 +48,12 @@ def test_the_cards_of_a_machine_are_two_nodes_whose_workers_see_one_each(
     machine = Cluster(initialize_head=True, head_node_args=head)
     try:
         monkeypatch.setenv("RAY_ADDRESS", str(machine.address))
-        cluster = find_cluster()
+        cluster = find_cluster(None)
         assert [(n.device, n.count) for n in cluster.nodes] == [
             ("GeForce-RTX-3090", 1),
             ("GeForce-RTX-4090", 1),
         ]
-        run = run_on_nodes(cluster)
+        run = run_on_nodes(cluster, None)
         told = [
             json.loads(run(node, "tests.launchers.telling_variables", "", 60.0).stdout)
             for node in cluster.nodes

@@ -121,7 +121,7 @@ def test_a_launcher_from_outside_needs_its_file_and_its_row(
     copies = CheckpointConfig(copies=2)
     check_config(replace(config, reroute=True, checkpoint=copies))  # can be lost
     found = choose_hardware(config, preset)
-    assert found.cluster == behind_env.find_cluster()
+    assert found.cluster == behind_env.find_cluster(None)
     assert (found.source, found.discovered) == ("the test's", True)
     with ExitStack() as stack:
         launcher = launcher_of(config, found, 0, no_work, stack)

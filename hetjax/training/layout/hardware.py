@@ -203,9 +203,9 @@ def _of_remote_workers(
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     named = _named(asked)
     launcher = remote_launcher_file(config.launcher)
-    cluster = named or launcher.find_cluster()
+    cluster = named or launcher.find_cluster(config.hosts)
     if not is_virtual(config):
-        run = launcher.run_on_nodes(cluster)
+        run = launcher.run_on_nodes(cluster, config.hosts)
         cluster = as_found_apart(cluster, run, config.data.cache_dir)
     source = _source(config, given) if named else LAUNCHERS[config.launcher].finder
     return Hardware(

@@ -115,9 +115,27 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         _copies_problems,
         _recovery_problems,
         _reroute_problems,
+        _hosts_problems,
     ):
         yield from of(config)
     yield from _tls_problems(config)
+
+
+def _hosts_problems(config: RunConfig) -> Iterator[BadInput]:
+    """A launcher that reads a file of hosts has one, others have no use for it."""
+    readers = " or ".join(n for n, row in LAUNCHERS.items() if row.reads_hosts)
+    if LAUNCHERS[config.launcher].reads_hosts and config.hosts is None:
+        yield BadInput(
+            got=f"--launcher {config.launcher} without --hosts",
+            allowed="a file that names the machines and how to reach them",
+            fix="hetjax launch ssh HOSTS.toml -- train PRESET ..., or add --hosts FILE",
+        )
+    if not LAUNCHERS[config.launcher].reads_hosts and config.hosts is not None:
+        yield BadInput(
+            got=f"--hosts with --launcher {config.launcher}",
+            allowed=f"--hosts with --launcher {readers}",
+            fix=f"add --launcher {readers}, or leave --hosts out",
+        )
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:

@@ -139,6 +139,8 @@ class RunConfig:
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
     launcher: LauncherName = "embedded"
+    hosts: Path | None = None
+    """File of the machines that launcher ssh reaches."""
     transport: Literal["sockets", "transfer"] = "sockets"
     """What carries activations between workers; transfer: JAX's own server."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"

@@ -23,7 +23,8 @@ KEPT += ("data.mixture", "train.only")
 KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
 # Settings that may differ from start to start without a word
 PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
-PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
+PASSING += ("launcher", "hosts", "transport", "recovery", "simulate", "stop_after")
+PASSING += ("trace",)
 PASSING += (
     "max_hours",
     "standby_plans_after_s",

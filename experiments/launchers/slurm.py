@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on a real Slurm of this machine, and what is done to them.
+
+`python -m experiments.launchers.slurm FOLDER [--kills N]` prints a line of JSON for
+each: workers and clients killed, a node down, the notice before the time limit. As
+root, with Debian's Slurm (`own_slurm.py`); jobs are submitted by `hetjax launch slurm`.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.launchers.own_slurm import own_slurm, slurm
+from experiments.launchers.trial import (
+    WORKER,
+    events,
+    kill,
+    losses,
+    processes,
+    report,
+    settings,
+    wait_for,
+    wait_for_step,
+    written,
+)
+
+_REVOKED_S = 3.0  # sooner, a node refuses the credential of a start that has just ended
+
+
+def submitted(folder: Path, run_dir: Path, *options: str, nodes: str = "fast old"):
+    """Submit a run; its job."""
+    cluster, plan = written(folder, *nodes.split())
+    words = [sys.executable, "-m", "hetjax.launch", "slurm", str(cluster)]
+    words += ["--cpus-per-device", "1", *options, "--", "train"]
+    words += settings(folder, run_dir, plan)
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return done.stdout.split()[-1]
+
+
+def ended(job: str) -> str:
+    """Wait for the end of a job; what Slurm calls it."""
+
+    def state() -> str:
+        told = slurm("scontrol", "show", "job", "-o", job).split()
+        return next(w.partition("=")[2] for w in told if w.startswith("JobState="))
+
+    going = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
+    wait_for(f"job {job}", lambda: state() not in going)
+    return state()
+
+
+def workers_on(node: str) -> list[int]:
+    return processes(["-m", WORKER], f"SLURMD_NODENAME={node}\0")
+
+
+def clients_of(node: str) -> list[int]:
+    """An srun, and the process beside it that ends its step should it die."""
+    return sorted(processes(["srun", f"--nodelist={node}"]))
+
+
+def go_on(job: str) -> None:
+    """Let a job that is back in the queue start at once, rather than in two minutes."""
+
+    def waits() -> bool:
+        return {*slurm("squeue", "-h", "-o", "%T").split()} == {"PENDING"}
+
+    wait_for("a requeue", waits)
+    time.sleep(_REVOKED_S)
+    slurm("scontrol", "update", f"jobid={job}", "StartTime=now")
+
+
+def killed(
+    folder: Path, name: str, whole: dict[int, float], victims: Callable[[], list[int]]
+) -> None:
+    """A run some of whose processes are killed at a step."""
+    run_dir, begun_s = folder / name / "run", time.monotonic()
+    run_dir.parent.mkdir()
+    job = submitted(folder, run_dir)
+    wait_for_step(run_dir)
+    number = kill(victims())
+    state = ended(job)
+    wall_s = round(time.monotonic() - begun_s, 1)
+    report(name, run_dir, whole, state=state, killed=number, wall_s=wall_s)
+
+
+def down(folder: Path, whole: dict[int, float]) -> None:
+    """A component's only node goes: Slurm ends all of the job, and starts it again."""
+    run_dir = folder / "down" / "run"
+    run_dir.parent.mkdir()
+    job = submitted(folder, run_dir)
+    wait_for_step(run_dir, 30)
+    slurm("scontrol", "update", "nodename=old", "state=down", "reason=trial")
+    go_on(job)
+    report("node down, two components", run_dir, whole, state=ended(job))
+
+
+def down_alone(folder: Path, whole: dict[int, float]) -> None:
+    """One node of a job without components goes: the others go on (--no-kill)."""
+    run_dir = folder / "alone" / "run"
+    run_dir.parent.mkdir()
+    cluster, plan = written(folder, "small", "fast")
+    text = cluster.read_text().replace("A100-SXM4-40GB", "cpu").replace("T4", "cpu")
+    cluster.write_text(text)
+    words = [sys.executable, "-m", "hetjax.launch", "slurm", str(cluster)]
+    words += ["--cpus-per-device", "1", "--sbatch", "nodelist=small,fast", "--"]
+    words += ["train", *settings(folder, run_dir, plan)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    job = done.stdout.split()[-1]
+    wait_for_step(run_dir)
+    told = slurm("scontrol", "show", "job", "-o", job).split()
+    host = next(w.partition("=")[2] for w in told if w.startswith("BatchHost="))
+    (other,) = {"small", "fast"} - {host}
+    slurm("scontrol", "update", f"nodename={other}", "state=down", "reason=trial")
+    report("node down, no components", run_dir, whole, state=ended(job), gone=other)
+
+
+def noticed(folder: Path, whole: dict[int, float]) -> None:
+    """The notice before the time limit comes; the job goes back into the queue."""
+    run_dir = folder / "notice" / "run"
+    run_dir.parent.mkdir()
+    job = submitted(folder, run_dir)
+    wait_for_step(run_dir)
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    go_on(job)
+    report("notice, requeued", run_dir, whole, state=ended(job))
+
+
+def cancelled(folder: Path, whole: dict[int, float]) -> None:
+    """scancel: the run saves within KillWait; a job of its own goes on with it."""
+    run_dir = folder / "cancel" / "run"
+    run_dir.parent.mkdir()
+    job = submitted(folder, run_dir)
+    wait_for_step(run_dir)
+    slurm("scancel", job)
+    state = ended(job)
+    told = events(run_dir)
+    again = ended(submitted(folder, run_dir))
+    report("scancel", run_dir, whole, state=state, told=told, again=again)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=3)
+    given = parser.parse_args()
+    folder = given.folder.absolute()
+    with own_slurm(folder / "slurm"):
+        run_dir = folder / "whole" / "run"
+        run_dir.parent.mkdir()
+        state = ended(submitted(folder, run_dir))
+        whole = losses(run_dir)
+        report("undisturbed", run_dir, whole, state=state)
+        assert state == "COMPLETED", state
+        for number in range(given.kills):
+            killed(folder, f"worker {number}", whole, lambda: workers_on("old"))
+            killed(folder, f"srun {number}", whole, lambda: clients_of("old")[:1])
+            killed(folder, f"both srun {number}", whole, lambda: clients_of("old"))
+        noticed(folder, whole)
+        cancelled(folder, whole)
+        down(folder, whole)
+        down_alone(folder, whole)
+
+
+if __name__ == "__main__":
+    main()

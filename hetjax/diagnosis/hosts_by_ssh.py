@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts of a file, looked at: the cluster that they make, with measured links.
+
+Owns what is said of it. Does not own looking at a host's cards
+(`hetjax/launchers/over_ssh.py`) nor measuring a way (`way_between.py`).
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.machines import cluster_of_machines, matched
+from hetjax.diagnosis.facts import Peer
+from hetjax.diagnosis.way_between import links_of, ways_between
+from hetjax.launchers.over_ssh import SshHosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LookedAt:
+    """The cluster that hosts make; `ways` has a line for people on each pair."""
+
+    cluster: Cluster
+    ways: tuple[str, ...]
+
+
+def look_at_hosts(file: Path) -> LookedAt:
+    """Look at all hosts and measure the ways between them; BadInput for a bad file, or
+    if none answers."""
+    reach = SshHosts(file)
+    machines = reach.machines(looks=True)
+    found = cluster_of_machines("ssh", machines)
+    ways = ways_between(reach, machines)
+    links = links_of(found, matched(found, machines, simulate=False), ways)
+    lines = tuple(_line(*ends, way) for ends, way in ways.items())
+    return LookedAt(cluster=replace(found, links=links), ways=lines)
+
+
+def _line(left: str, right: str, way: Peer) -> str:
+    if way.error is not None:
+        return f"{left} to {right}: not measured ({way.error})"
+    return f"{left} to {right}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.3g} ms"

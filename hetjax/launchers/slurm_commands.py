@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's own commands, asked with a limit, and what it means if one fails.
+
+Owns running them. Does not own what they print (`hetjax/cluster/slurm_nodes.py`), nor
+the job script (`job_script.py`).
+"""
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+from hetjax.errors import BadInput
+
+_LIMIT_S = 30.0
+
+
+def slurm_output(words: Sequence[str], limit_s: float | None = _LIMIT_S) -> str:
+    """Return what a command prints; BadInput if it is missing, fails or hangs; None: it
+    may."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+    except OSError as error:
+        raise BadInput(
+            got=f"no {words[0]} on this machine ({error.strerror})",
+            allowed="a machine with Slurm's commands: a login node, or a job",
+            fix="log in to the cluster, or add the folder of Slurm's commands to PATH",
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise _failed(words, f"no answer in {limit_s} s") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise _failed(words, said[-1] if said else f"exit code {done.returncode}")
+    return done.stdout
+
+
+def _failed(words: Sequence[str], why: str) -> BadInput:
+    return BadInput(
+        got=f"{' '.join(words[:3])}: {why}",
+        allowed="Slurm's answer",
+        fix=f"type it yourself, to see what is wrong: {shlex.join(words)}",
+    )
