@@ -18,6 +18,7 @@ import pytest
 from hetjax.train import main
 from tests.launchers import fake_programs
 from tests.launchers.fake_programs import heard, processes
+from tests.short_runs import draws
 from tests.training.pair import (
     EVERY,
     STEPS,
@@ -170,7 +171,7 @@ def test_a_node_that_goes_for_good_is_lost_and_the_run_goes_on_with_the_other(
     assert (recovered["gone"], nodes_of(run_dir)) == ([], {"left"})
 
 
-@pytest.mark.parametrize("launcher", WORKERS)
+@pytest.mark.parametrize("launcher", draws(WORKERS, short=1))
 def test_workers_far_away_end_when_their_controller_is_killed(
     launcher: str, programs: Path, tmp_path: Path, cache: Path
 ):
