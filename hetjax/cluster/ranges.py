@@ -18,6 +18,10 @@ class Range(NamedTuple):
         """Whether it is one of them; what is no number is not."""
         return self.least <= value <= self.most
 
+    def nearest(self, value: float) -> float:
+        """Return the number of the range that is nearest."""
+        return min(max(value, self.least), self.most)
+
     def allowed(self, name: str) -> str:
         """The range in words.
 

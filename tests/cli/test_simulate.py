@@ -151,9 +151,11 @@ def test_the_tables_tell_stages_devices_and_step(
     assert "GiB" in row
     [shares] = [line for line in lines if line.startswith("west-0/0")]
     assert shares.split()[1:3] == ["r0.s1", "89.1%"]
-    assert lines[-2] == "step time 27,500.2 ms, 5 tokens/s, bubble 10.9%"
+    assert lines[-3] == "step time 27,500.2 ms, 5 tokens/s, bubble 10.9%"
     # all but the update; no provider's price of an H20 is known
-    assert lines[-1] == "lower bound 27,000.0 ms (gap 1.9%)"
+    assert lines[-2] == "lower bound 27,000.0 ms (gap 1.9%)"
+    assert lines[-1].startswith("how sure: 90% of such steps take ")
+    assert "a profile" in lines[-1]
 
 
 def test_another_schedule_is_simulated_and_kept_as_a_plan(

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import reduce
 
 from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.ranges import RATE
 from hetjax.cluster.speeds import PARAMETERS
 
 # the kind of device, or the link, and which of its speeds
@@ -78,10 +79,14 @@ def at_speed(cluster: Cluster, parameter: Parameter, factor: float) -> Cluster:
             return node
         return replace(node, speeds=node.speeds.scaled({name: factor}))
 
-    links = tuple(
-        replace(link, bandwidth_gbit_per_s=link.bandwidth_gbit_per_s * factor)
-        if "-".join(link.between) == owner
-        else link
-        for link in cluster.links
+    def wider(link: Link) -> Link:
+        if "-".join(link.between) != owner:
+            return link
+        gbit_per_s = RATE.nearest(link.bandwidth_gbit_per_s * factor)
+        return replace(link, bandwidth_gbit_per_s=gbit_per_s)
+
+    return replace(
+        cluster,
+        nodes=tuple(map(faster, cluster.nodes)),
+        links=tuple(map(wider, cluster.links)),
     )
-    return replace(cluster, nodes=tuple(map(faster, cluster.nodes)), links=links)
