@@ -20,6 +20,9 @@ from hetjax.cluster.cluster import Cluster, Link
 from hetjax.cluster.machines import Machine
 from hetjax.diagnosis.facts import Peer
 from hetjax.diagnosis.peers import answer, ask, listen
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.tables import read_fields
 from hetjax.launchers.on_machines import Reach
 
 _MODULE = "hetjax.diagnosis.way_between"
@@ -85,8 +88,9 @@ def _asked(reach: Reach, machine: Machine, address: str) -> Peer:
             text=True,
             timeout=_ASK_S,
         )
-        return Peer(**json.loads(done.stdout.splitlines()[-1]))
-    except (subprocess.TimeoutExpired, IndexError, ValueError, TypeError):
+        told = json_value(done.stdout.splitlines()[-1])
+        return Peer(**read_fields(told, Peer, where=machine.id))
+    except (subprocess.TimeoutExpired, IndexError, ValueError, BadInput):
         return Peer(address=address, error=f"{machine.id} cannot ask")
 
 
@@ -98,7 +102,8 @@ def _words(reach: Reach, machine: Machine, argument: str) -> list[str]:
 def main(argument: str) -> None:
     """Be one end of a way."""
     if argument != "listen":
-        print(json.dumps(asdict(ask(argument))))
+        found = asdict(ask(argument))
+        print(json.dumps({k: v for k, v in found.items() if v is not None}))
         return
     with listen(0) as listening:
         print(listening.getsockname()[1], flush=True)
