@@ -70,7 +70,7 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 
 def events(run_dir: Path) -> list[str]:
-    """What the run has told of itself, in order."""
+    """The events of the run, in order."""
     path = run_dir / "events.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line)["event"] for line in text.splitlines()]

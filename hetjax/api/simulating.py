@@ -15,7 +15,7 @@ from pathlib import Path
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.calibration import (
     UNCALIBRATED,
-    Calibration,
+    StepCalibration,
     read_calibration,
 )
 from hetjax.costs.costs import Costs
@@ -168,7 +168,7 @@ def _simulated(
     schedule: str | None,
     gradient_wire: GradientWire,
     compiled: CompiledBytes,
-    calibration: Calibration,
+    calibration: StepCalibration,
 ) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster
     dtype, attention = way

@@ -3,8 +3,8 @@
 
 `python -m hetjax.diagnosis.way_between listen` is what runs at one end: it prints its
 port and answers until its standard input ends; with HOST:PORT in place of `listen` it
-is the other end. Owns who asks whom. Does not own what is measured (`peers.py`), nor
-how a machine is reached (`hetjax/launchers/on_machines.py`).
+is the other end. Owns which pairs are measured. Does not own what is measured
+(`peers.py`), nor how a machine is reached (`hetjax/launchers/on_machines.py`).
 """
 
 import json

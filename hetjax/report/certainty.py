@@ -8,7 +8,7 @@ Owns the line "how sure" and the keys of JSON. Does not own the interval
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.costs.certainty.beliefs import Interval
+from hetjax.costs.certainty.beliefs import CredibleInterval
 from hetjax.report.metrics import ms
 from hetjax.schedule.certainty import Certainty
 
@@ -48,7 +48,7 @@ def certainty_values(
     }
 
 
-def distinguishable(ratio: Interval) -> bool:
+def distinguishable(ratio: CredibleInterval) -> bool:
     """Say whether one plan is surely faster than another, whose ratio this is."""
     return 1.0 not in ratio
 

@@ -12,8 +12,8 @@ from time import process_time
 
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, part_of
-from hetjax.costs.certainty.beliefs import Beliefs, Interval, Observation
-from hetjax.costs.certainty.calibration import UNCALIBRATED, Calibration
+from hetjax.costs.certainty.beliefs import Beliefs, CredibleInterval, Observation
+from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
 from hetjax.costs.certainty.elasticities import Elasticities, elasticities
 from hetjax.costs.certainty.priors import (
     NOISE,
@@ -38,12 +38,12 @@ CostsOn = Callable[[Cluster], Costs]
 class Certainty:
     """The interval of a predicted step time; `basis` says what each kind rests on."""
 
-    interval: Interval
+    interval: CredibleInterval
     slopes: Elasticities
     beliefs: Beliefs
     basis: dict[str, str]
 
-    def ratio(self, other: "Certainty") -> Interval:
+    def ratio(self, other: "Certainty") -> CredibleInterval:
         """Return the interval of this step time over another's, on the same cluster."""
         return self.beliefs.ratio(
             (self.interval.median, self.slopes),
@@ -57,7 +57,7 @@ def certainty_of(
     costs_on: CostsOn,
     *,
     measured: Set[str] = frozenset(),
-    calibration: Calibration = UNCALIBRATED,
+    calibration: StepCalibration = UNCALIBRATED,
 ) -> Certainty:
     """Return how sure a prediction is; `measured` are kinds of device in a profile.
 
@@ -97,9 +97,9 @@ def learnt(
     predicted: Predicted,
     cluster: Cluster,
     costs_on: CostsOn,
-    seen: Calibration,
+    seen: StepCalibration,
     measured_s: float,
-) -> Calibration:
+) -> StepCalibration:
     """Return what was seen before, and that a step of this plan took so long.
 
     Slopes change with speeds, so the step is learnt by Newton's method: predicted once

@@ -229,3 +229,16 @@ def test_a_calibration_that_cannot_be_is_refused(old: str, new: str):
     assert old in text
     with pytest.raises(BadInput):
         parse_calibration(text.replace(old, new, 1))
+
+
+def test_a_device_of_ones_own_is_no_link_whatever_its_name():
+    own = width(("my-card", "products"))
+    assert own == width(("prototype", "products"))
+    assert own.own > width(("A100-SXM4-40GB", "products")).own
+
+
+def test_times_of_a_profile_have_the_software_in_them():
+    slow = UNCALIBRATED.with_step(observed()).applied(CLUSTER)
+    for node in slow.nodes:
+        assert node.speeds.products < 1.0
+        assert node.speeds.layers == pytest.approx(1.0)

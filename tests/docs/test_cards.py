@@ -2,7 +2,6 @@
 """The table of sessions has what people sent, and says so where that is nothing."""
 
 import ast
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -11,19 +10,15 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.hooks import ROOT, hook
+
 PAGE = (ROOT / "docs" / "how" / "cards.md").read_text(encoding="utf-8")
 PARTS = ROOT / "experiments" / "gpu" / "parts"
 
 
 @pytest.fixture(scope="module")
 def cards() -> ModuleType:
-    """The file as mkdocs loads it, which is no module of a package."""
-    spec = importlib.util.spec_from_file_location("cards", ROOT / "docs" / "cards.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return hook("cards")
 
 
 def session(**measured: Any) -> dict[str, Any]:

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page on how sure predictions are has the table of published runs."""
 
-import importlib.util
 import json
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.hooks import ROOT, hook
 
 
 def test_the_page_has_a_row_for_each_family_of_the_result():
-    path = ROOT / "docs" / "published.py"
-    assert "- docs/published.py" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("published", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = hook("published")
     page = (ROOT / "docs" / "sure.md").read_text(encoding="utf-8")
     assert module.PLACE in page
     made = module.on_page_markdown(page, page=None, config=None, files=None)

@@ -339,17 +339,7 @@ def _one_stage(
         launch_ahead=1,
         remat=remat,
     )
-    replica = Replica(
-        num_microbatches=num_microbatches,
-        microbatch_size=per_rank * data,
-        stages=(stage,),
-    )
-    return Plan(
-        model="published",
-        seq_len=seq_len,
-        global_batch=num_microbatches * per_rank * data,
-        replicas=(replica,),
-    )
+    return _one_replica((stage,), seq_len, num_microbatches, per_rank * data)
 
 
 def _pipeline(
@@ -378,14 +368,18 @@ def _pipeline(
         )
         for s, layers in enumerate(pairwise([0, *cuts, num_blocks + 2]))
     )
+    return _one_replica(stages, seq_len, num_microbatches, microbatch_size)
+
+
+def _one_replica(
+    stages: tuple[Stage, ...], seq_len: int, num_microbatches: int, size: int
+) -> Plan:
     replica = Replica(
-        num_microbatches=num_microbatches,
-        microbatch_size=microbatch_size,
-        stages=stages,
+        num_microbatches=num_microbatches, microbatch_size=size, stages=stages
     )
     return Plan(
         model="published",
         seq_len=seq_len,
-        global_batch=global_batch,
+        global_batch=num_microbatches * size,
         replicas=(replica,),
     )

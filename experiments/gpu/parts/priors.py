@@ -217,7 +217,7 @@ def _constants(
         if attention[name]:
             found = attention_efficiency(attention[name], peak, fitted)
             what = f"matmul_efficiency of attention {way}"
-            yield _constant(what, found, today.matmul_efficiency)
+            yield _constant(what, found, today.attention_efficiency)
 
 
 def _constant(name: str, measured: float, today: float) -> Row:

@@ -66,7 +66,7 @@ def attention_efficiency(
 
     The half sizes and the launch are those that are known.
     """
-    whole = replace(known, matmul_efficiency=1.0)
+    whole = replace(known, attention_efficiency=1.0)
     logarithms = []
     for timed in passes:
         _, length, _, head_size = timed.sizes

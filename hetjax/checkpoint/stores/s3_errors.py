@@ -3,7 +3,7 @@
 
 Owns telling by status, S3's own code and the client's kind of error. Their texts are
 not passed on: they may show how a request was signed. Does not own attempts
-(`store.py`) nor what users are told when a store is opened (`s3_opening.py`).
+(`store.py`) nor the errors that users see when a store is opened (`s3_opening.py`).
 """
 
 import re

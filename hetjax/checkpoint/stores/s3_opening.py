@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening a bucket of S3: may we, is it there, and does it create objects only once?
 
-Owns what users are told where one cannot be used. Does not own the store itself
+Owns the errors that users see where one cannot be used. Does not own the store itself
 (`s3.py`) nor the spelling of its URL (`endpoint.py`). Imported only when an s3:// URL
 is opened.
 """

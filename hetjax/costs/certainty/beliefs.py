@@ -32,7 +32,7 @@ _NORMAL = {0.5: 0.6745, 0.8: 1.2816, 0.9: 1.6449, 0.95: 1.96}  # two-sided quant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class CredibleInterval:
     """A range that holds the true value with probability `level`, and its median."""
 
     low: float
@@ -77,7 +77,7 @@ class Beliefs:
 
     def interval(
         self, time_s: float, slopes: Elasticities, level: float = 0.9
-    ) -> Interval:
+    ) -> CredibleInterval:
         """Return the interval of a time that was predicted at the means."""
         slope_P = self._slopes(slopes)
         variance = float(slope_P @ self.covariance_PP @ slope_P) + self.noise**2
@@ -88,7 +88,7 @@ class Beliefs:
         one: tuple[float, Elasticities],
         other: tuple[float, Elasticities],
         level: float = 0.9,
-    ) -> Interval:
+    ) -> CredibleInterval:
         """Return the interval of one predicted time over another.
 
         What both depend on alike cancels; noise counts by how far they differ: two
@@ -125,7 +125,7 @@ class Beliefs:
         """Return the same with other noise."""
         return replace(self, noise=noise)
 
-    def speed(self, parameter: Parameter) -> Interval:
+    def speed(self, parameter: Parameter) -> CredibleInterval:
         """Return what is believed of one speed."""
         i = self.parameters.index(parameter)
         return _interval(math.exp(self.mean_P[i]), self.covariance_PP[i, i], 0.9)
@@ -133,12 +133,14 @@ class Beliefs:
     def applied(self, cluster: Cluster) -> Cluster:
         """Return the cluster at the means: what plans are made and predicted for.
 
-        Software that is slower makes every kind of work slower.
+        Software that is slower makes every kind of work slower, but for times that a
+        profile has measured, which contain it.
         """
         means = dict(zip(self.parameters, self.mean_P, strict=True))
-        software = means.get(SOFTWARE, 0.0)
         factors = {
-            parameter: math.exp(means.get(parameter, 0.0) + software)
+            parameter: math.exp(
+                means[parameter] + (parameter[1] != "layers") * means[SOFTWARE]
+            )
             for parameter in parameters_of(cluster)
         }
         faster = ((p, f) for p, f in factors.items() if f != 1.0)
@@ -176,8 +178,8 @@ def _covariances(parameters: Sequence[Parameter]) -> Floats:
     return np.outer(common_P, common_P) * alike_PP + np.diag(own_P**2)
 
 
-def _interval(median: float, variance: float, level: float) -> Interval:
+def _interval(median: float, variance: float, level: float) -> CredibleInterval:
     factor = math.exp(_NORMAL[level] * math.sqrt(variance))
-    return Interval(
+    return CredibleInterval(
         low=median / factor, median=median, high=median * factor, level=level
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.beliefs import Beliefs, Observation, prior_beliefs
-from hetjax.costs.certainty.elasticities import SOFTWARE, Elasticities, parameters_of
+from hetjax.costs.certainty.elasticities import Elasticities, parameters_of
 from hetjax.costs.certainty.priors import NOISE, NOISE_OF_RUN, is_parameter
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value, parsed, read_file
@@ -27,14 +27,14 @@ _MOST_SHARE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class StepCalibration:
     """Steps that were measured, each beside its prediction at speeds as modelled."""
 
     observations: tuple[Observation, ...] = ()
 
-    def with_step(self, observation: Observation) -> "Calibration":
+    def with_step(self, observation: Observation) -> "StepCalibration":
         """Return these and one more."""
-        return Calibration((*self.observations, observation)[-_MOST:])
+        return StepCalibration((*self.observations, observation)[-_MOST:])
 
     def beliefs(self, cluster: Cluster, noise: float = NOISE) -> Beliefs:
         """Return what is believed of a cluster's speeds after these steps.
@@ -58,15 +58,15 @@ class Calibration:
         return frozenset(owner for each in slopes for owner, _ in each)
 
 
-UNCALIBRATED = Calibration()
+UNCALIBRATED = StepCalibration()
 
 
-def read_calibration(path: str | Path) -> Calibration:
+def read_calibration(path: str | Path) -> StepCalibration:
     """Read what a run has measured; BadInput starts with the path."""
     return read_file(path, parse_calibration, what="calibration file")
 
 
-def parse_calibration(text: str) -> Calibration:
+def parse_calibration(text: str) -> StepCalibration:
     """Read the JSON text; BadInput says where and what."""
     allowed = "JSON: one object with version and steps"
     raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=_FIX)
@@ -79,17 +79,17 @@ def parse_calibration(text: str) -> Calibration:
             allowed=f"version {VERSION} with at most {_MOST} steps",
             fix=_FIX,
         )
-    return Calibration(
+    return StepCalibration(
         tuple(_step(raw, f"steps[{i}]") for i, raw in enumerate(values["steps"]))
     )
 
 
-def write_calibration(path: str | Path, calibration: Calibration) -> None:
+def write_calibration(path: str | Path, calibration: StepCalibration) -> None:
     """Write what reads back as the same."""
     write_whole(path, calibration_json(calibration))
 
 
-def calibration_json(calibration: Calibration) -> str:
+def calibration_json(calibration: StepCalibration) -> str:
     """Return the JSON text that reads back as the same."""
     steps = [_values(step) for step in calibration.observations]
     return json.dumps({"version": VERSION, "steps": steps}, indent=1) + "\n"
@@ -135,8 +135,11 @@ def _shares(rows: Iterable[object], where: str) -> Elasticities:
             required={"what": "a string", "speed": "a string", "share": "a number"},
         )
         parameter, share = (row["what"], row["speed"]), row["share"]
-        known = parameter == SOFTWARE or is_parameter(parameter)
-        _check(known, f"{where}.shares: {parameter}", "speeds of the model of time")
+        _check(
+            is_parameter(parameter),
+            f"{where}.shares: {parameter}",
+            "speeds of the model of time",
+        )
         in_range = abs(share) <= _MOST_SHARE
         _check(in_range, f"{where}.shares: {share}", f"up to {_MOST_SHARE}")
         found[parameter] = share

@@ -15,9 +15,10 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.ranges import RATE
 from hetjax.cluster.speeds import PARAMETERS
 
-# the kind of device, or the link, and which of its speeds
+# the kind of device and which of its speeds, or the ends of a link and `LINK`
 Parameter = tuple[str, str]
 Elasticities = Mapping[Parameter, float]
+LINK = "link"
 SOFTWARE: Parameter = ("", "software")  # what makes all times longer or shorter alike
 
 _STEP = 1.25  # speeds are varied so much: beliefs are wider, and maxima have kinks
@@ -50,10 +51,9 @@ def _varied(cluster: Cluster, together: bool) -> list[list[Parameter]]:
     every = list(parameters_of(cluster))
     if not together:
         return [[parameter] for parameter in every]
-    by_name: dict[tuple[bool, str], list[Parameter]] = {}
-    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    by_name: dict[str, list[Parameter]] = {}
     for owner, name in every:
-        by_name.setdefault((owner in kinds, name), []).append((owner, name))
+        by_name.setdefault(name, []).append((owner, name))
     return list(by_name.values())
 
 
@@ -67,7 +67,7 @@ def parameters_of(cluster: Cluster) -> Iterator[Parameter]:
     """Yield the parameters of all kinds of device and of all links of a cluster."""
     for kind in dict.fromkeys(canonical_name(node.device) for node in cluster.nodes):
         yield from ((kind, name) for name in PARAMETERS)
-    yield from (("-".join(link.between), "network") for link in cluster.links)
+    yield from (_of_link(link) for link in cluster.links)
 
 
 def at_speed(cluster: Cluster, parameter: Parameter, factor: float) -> Cluster:
@@ -75,12 +75,12 @@ def at_speed(cluster: Cluster, parameter: Parameter, factor: float) -> Cluster:
     owner, name = parameter
 
     def faster(node: Node) -> Node:
-        if canonical_name(node.device) != owner:
+        if name == LINK or canonical_name(node.device) != owner:
             return node
         return replace(node, speeds=node.speeds.scaled({name: factor}))
 
     def wider(link: Link) -> Link:
-        if "-".join(link.between) != owner:
+        if _of_link(link) != parameter:
             return link
         gbit_per_s = RATE.nearest(link.bandwidth_gbit_per_s * factor)
         return replace(link, bandwidth_gbit_per_s=gbit_per_s)
@@ -90,3 +90,7 @@ def at_speed(cluster: Cluster, parameter: Parameter, factor: float) -> Cluster:
         nodes=tuple(map(faster, cluster.nodes)),
         links=tuple(map(wider, cluster.links)),
     )
+
+
+def _of_link(link: Link) -> Parameter:
+    return "-".join(link.between), LINK

@@ -7,9 +7,8 @@ Owns these widths and where they come from. Does not own what is done with them
 
 from dataclasses import dataclass
 
-from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.speeds import PARAMETERS
-from hetjax.costs.certainty.elasticities import SOFTWARE, Parameter
+from hetjax.costs.certainty.elasticities import LINK, SOFTWARE, Parameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +22,7 @@ class Width:
 
 PUBLISHED = "326 published runs of 13 families, none of them ours"
 H200 = "an H200 that ran our programs"
+SAME_CHIP = f"{H200}, with the same chip"
 PROFILE = "a profile"
 RUN = "steps of a run"
 NOBODY = "no measurement"
@@ -40,6 +40,7 @@ _WIDTHS = {
     "network": Width(common=0.50, own=0.20),
     "layers": Width(common=0.03, own=0.03),
     SOFTWARE[1]: Width(common=0.12, own=0.0),
+    LINK: Width(common=0.10, own=0.20),  # of a rate that the cluster file says
 }
 # Of the chip that `experiments/results/gpu/` has measured, with programs of ours: kinds
 # with the same chip have other memory, other limits of power.
@@ -53,7 +54,6 @@ _PUBLISHED = ("A100", "H100", "GH200", "V100", "TPU-v5e", "GeForce-RTX-3090")
 _PUBLISHED += ("GeForce-RTX-2080", "TITAN-RTX")
 _UNSEEN = 2.0  # times as far from what kinds have in common
 _GUESS = Width(common=0.0, own=0.7)  # the catalogue's stand-in for any CPU
-_LINK = Width(common=0.10, own=0.20)  # of a rate that the cluster file says
 
 # What else differs between one prediction and one run, of which no parameter tells:
 # estimated, where layers were measured, and where a run of the same job was
@@ -67,10 +67,8 @@ def width(parameter: Parameter) -> Width:
         if owner.startswith(kind) and name in measured:
             return Width(common=0.0, own=measured[name])
     known = _WIDTHS[name]
-    if name in ("layers", SOFTWARE[1]):
+    if name in ("layers", SOFTWARE[1], LINK):
         return known
-    if _is_link(owner):
-        return _LINK
     if owner == "cpu":
         return _GUESS
     if source(owner) == NOBODY:
@@ -80,15 +78,11 @@ def width(parameter: Parameter) -> Width:
 
 def is_parameter(parameter: Parameter) -> bool:
     """Say whether the model of time has such a parameter."""
-    return parameter[1] in PARAMETERS
+    return parameter == SOFTWARE or parameter[1] in (*PARAMETERS, LINK)
 
 
 def source(kind: str) -> str:
     """Return what beliefs about a kind of device rest on, for people."""
-    if kind.startswith("H200"):
-        return H200
+    if kind.startswith(tuple(_MEASURED)):
+        return H200 if kind.startswith("H200") else SAME_CHIP
     return PUBLISHED if kind.startswith(_PUBLISHED) else NOBODY
-
-
-def _is_link(owner: str) -> bool:
-    return "-" in owner and owner not in catalogue()

@@ -13,7 +13,7 @@ from pathlib import Path
 from hetjax.cluster.catalogue import canonical_name, catalogue, compiler_of
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
-from hetjax.costs.certainty.calibration import UNCALIBRATED, Calibration
+from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.compiled import (
     NOTHING,
@@ -100,7 +100,7 @@ def times_from(
     profile: Profile | None,
     path: Path | None,
     tied: Tied,
-    calibration: Calibration = UNCALIBRATED,
+    calibration: StepCalibration = UNCALIBRATED,
 ) -> str:
     """Say for people where the plan's times come from; `path` is the profile's."""
     source = _times_from(plan, cluster, dtype, profile, path, tied)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.certainty.calibration import UNCALIBRATED, Calibration
+from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
 from hetjax.costs.measured.compiled import CompiledBytes
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import GradientWire
@@ -85,7 +85,7 @@ class PlanRequest:
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
     compiled: CompiledBytes = field(default_factory=dict)
-    calibration: Calibration = UNCALIBRATED
+    calibration: StepCalibration = UNCALIBRATED
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
     data_degrees: tuple[int, ...] = (1, 2, 4, 8)

@@ -15,7 +15,7 @@ from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.certainty.calibration import (
     UNCALIBRATED,
-    Calibration,
+    StepCalibration,
     read_calibration,
 )
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
@@ -306,7 +306,7 @@ def read_run_profile(
     return profile, path
 
 
-def read_run_calibration(config: RunConfig) -> Calibration:
+def read_run_calibration(config: RunConfig) -> StepCalibration:
     """Return what the run has measured of its own steps so far."""
     path = config.run_dir / CALIBRATION
     return read_calibration(path) if path.exists() else UNCALIBRATED
