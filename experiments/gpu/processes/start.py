@@ -21,6 +21,7 @@ from experiments.gpu.models.one_stage import node_of
 from experiments.gpu.rows import without_names
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
+from hetjax.cluster.speeds import Speeds
 
 _PIECES = 32  # arrays that fill what plans may fill
 
@@ -76,7 +77,9 @@ def started(platform: str, share: float, limit_s: float) -> Started:
     except subprocess.TimeoutExpired as late:
         raise NotInTime(f"not within {limit_s:.0f} s") from late
     told = json.loads(done.stdout.splitlines()[-1])
-    return Started(**told | {"node": Node(**told["node"])})
+    node = told["node"]
+    node = Node(**node | {"speeds": Speeds(**node["speeds"])})
+    return Started(**told | {"node": node})
 
 
 def here(device: jax.Device) -> Started:
