@@ -54,8 +54,11 @@ def test_a_template_that_raises_refuses_the_messages(source, why):
     try:
         with pytest.raises(TemplateRefuses, match=why):
             template.render(MESSAGES)
-    except BadInput as refused:  # computed while it was compiled
-        assert "cannot be compiled" in refused.got
+    except BadInput as refused:
+        while_compiled = "cannot be compiled" in refused.got
+        # a slow machine may need all its seconds to fill the memory
+        too_slow = why == "too much memory" and "more seconds" in refused.got
+        assert while_compiled or too_slow
 
 
 @pytest.mark.parametrize(
