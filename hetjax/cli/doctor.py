@@ -32,6 +32,10 @@ The way from one machine to another, which are called a and b here:
   b: python -m hetjax.doctor --listen 7431
   a: python -m hetjax.doctor --peers b:7431
 
+All machines that a run will use, from here, or from within a Slurm job:
+  python -m hetjax.doctor --ssh hosts.toml --run-dir /shared/run
+  python -m hetjax.doctor --slurm --run-dir /shared/run
+
 Exit codes: 0 no problem, 1 a problem, 2 bad input."""
 
 
@@ -53,6 +57,10 @@ class DoctorOptions:
     """Machines to measure the way to, each HOST:PORT, where --listen PORT runs."""
     listen: int | None = None
     """Answer --peers of other machines at this port for ten minutes; nothing else."""
+    ssh: Path | None = None
+    """File of hosts, as for hetjax launch ssh: look at each, too."""
+    slurm: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Look at each node of the Slurm job that this command is in, too."""
     probe: tyro.conf.FlagCreatePairsOff[bool] = False
     """Measure the devices here, up to 20 s a kind, and print nodes for a cluster file;
     nothing else."""
@@ -80,6 +88,8 @@ def doctor(arguments: Sequence[str]) -> int:
             endpoint=options.endpoint,
             ports=options.ports,
             peers=options.peers,
+            ssh=options.ssh,
+            slurm=options.slurm,
         )
     if options.json:
         print(found.json())

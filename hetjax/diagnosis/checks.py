@@ -235,7 +235,7 @@ def _run_dir(found: RunDirectory) -> Iterator[Finding]:
         yield _ok(
             "run directory", f"{speed}; {found.free_gib:.1f} GiB free; not in use"
         )
-    yield from _clock(f"the file server of {found.path}", found.clock_ahead_s)
+    yield from clock_off(f"the file server of {found.path}", found.clock_ahead_s)
 
 
 def _store(found: StoreAnswer) -> Iterator[Finding]:
@@ -245,7 +245,7 @@ def _store(found: StoreAnswer) -> Iterator[Finding]:
         can = "lists, creates once, reads and deletes"
         yield _ok("store", f"{found.url}: {can}, {found.seconds:.1f} s")
         if abs(found.clock_ahead_s) > _STORE_CLOCK_S:
-            yield from _clock(found.url, found.clock_ahead_s)
+            yield from clock_off(found.url, found.clock_ahead_s)
 
 
 def _port(found: Port) -> Iterator[Finding]:
@@ -281,10 +281,11 @@ def _peer(peer: Peer, cluster: ClusterFile | None) -> Iterator[Finding]:
         )
     else:
         yield _ok("links", found)
-    yield from _clock(peer.address, peer.clock_ahead_s)
+    yield from clock_off(peer.address, peer.clock_ahead_s)
 
 
-def _clock(whose: str, ahead_s: float) -> Iterator[Finding]:
+def clock_off(whose: str, ahead_s: float) -> Iterator[Finding]:
+    """A clock that is off from this machine's."""
     level = _level(_CLOCK_S, lambda most: abs(ahead_s) > most)
     if level != "ok":
         way = "ahead of" if ahead_s > 0 else "behind"

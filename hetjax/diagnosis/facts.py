@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hetjax.mesh.accelerators import Visible
 from hetjax.mesh.driver import Card
+from hetjax.report.diagnosis import Finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +86,32 @@ class Peer:
     gbit_per_s: float = 0.0
     clock_ahead_s: float = 0.0
     error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherMachine:
+    """A machine of a launcher: what it finds of itself, and its `way` to this one.
+
+    `memory_gib` is 0 where nothing says it.
+    """
+
+    name: str
+    way: Peer
+    findings: tuple[Finding, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    memory_gib: float = 0.0
+    sees_run_dir: bool = True
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """Those of a launcher, and the `versions` here; `absent` are those that cannot be
+    reached: what is wrong, and what to do."""
+
+    versions: Mapping[str, str]
+    machines: tuple[OtherMachine, ...] = ()
+    absent: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

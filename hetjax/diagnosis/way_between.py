@@ -39,7 +39,7 @@ def ways_between(
         with _listening(reach, listener) as port:
             address = f"{reach.place(listener, {}).address}:{port}"
             for asker in whole[:position]:
-                found[asker.id, listener.id] = _asked(reach, asker, address)
+                found[asker.id, listener.id] = measured_from(reach, asker, address)
     return found
 
 
@@ -79,7 +79,8 @@ def _listening(reach: Reach, machine: Machine) -> Iterator[str]:
         process.stdin.close()
 
 
-def _asked(reach: Reach, machine: Machine, address: str) -> Peer:
+def measured_from(reach: Reach, machine: Machine, address: str) -> Peer:
+    """Measure the way from a machine to HOST:PORT, where `peers.answer` runs."""
     try:
         done = subprocess.run(
             _words(reach, machine, address),

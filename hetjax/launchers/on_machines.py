@@ -94,7 +94,7 @@ def looked_at(
 
     def look(machine: Machine) -> list[LocalDevice] | str:
         try:
-            done = _ran(reach, machine, {}, [_PROBE], _PROBE_S)
+            done = run_on_machine(reach, machine, {}, [_PROBE], _PROBE_S)
             return read_devices(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             return f"no answer in {_PROBE_S:g} s"
@@ -116,7 +116,7 @@ def runner(reach: Reach, cluster: Cluster) -> RunOnNode:
     ) -> subprocess.CompletedProcess[str]:
         machine = machines[node.workers[0]]
         variables = _variables(reach, node, machine)
-        return _ran(reach, machine, variables, [module, argument], limit_s)
+        return run_on_machine(reach, machine, variables, [module, argument], limit_s)
 
     return run
 
@@ -136,7 +136,7 @@ class OnMachines:
             request.logs,
             stack,
             places=self._places,
-            address=reach.controller or _address_towards(self._machines.values()),
+            address=reach.controller or address_towards(self._machines.values()),
             terms=request.terms,
         )
         self.connections = self._processes.connections
@@ -218,13 +218,17 @@ def _variables(reach: Reach, node: Node, machine: Machine) -> dict[str, str]:
     )
 
 
-def _ran(
+def run_on_machine(
     reach: Reach,
     machine: Machine,
     variables: Mapping[str, str],
     words: Iterable[str],
     limit_s: float,
 ) -> subprocess.CompletedProcess[str]:
+    """Run `python -m WORDS` on a machine, with these variables set there.
+
+    subprocess.TimeoutExpired after the limit.
+    """
     place = reach.place(machine, variables)
     return subprocess.run(
         [*place.prefix, place.python, "-m", *map(reach.spelled, words)],
@@ -235,7 +239,7 @@ def _ran(
     )
 
 
-def _address_towards(machines: Iterable[Machine]) -> str:
+def address_towards(machines: Iterable[Machine]) -> str:
     """This machine's address on the way to the first of these that is another one."""
     found = [_own_address(number_of(machine.address)) for machine in machines]
     others = [address for address in found if not address.startswith("127.")]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the machines of a launcher say to findings: each by itself, and together.
+
+Pure functions. Owns the thresholds and the words. Does not own what a machine finds of
+itself (`checks.py`) nor the asking (`machines.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from hetjax.diagnosis.checks import clock_off
+from hetjax.diagnosis.facts import Machines, OtherMachine
+from hetjax.report.diagnosis import Finding
+
+_LEAST_MEMORY_GIB = 4.0  # JAX and hetjax take about one, a small model's state another
+
+
+def findings_of_machines(found: Machines) -> tuple[Finding, ...]:
+    """Return what is found on all of them, those that cannot be reached first."""
+    absent = (_problem("machines", why, fix) for why, fix in found.absent)
+    there = (
+        finding
+        for machine in found.machines
+        for finding in _machine(machine, found.versions)
+    )
+    return (*absent, *there)
+
+
+def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding]:
+    name = machine.name
+    if machine.error is not None:
+        yield _problem(
+            "machines",
+            f"{name} does not say how it is: {machine.error}",
+            "install hetjax there, at the path of this Python or of the hosts' file; "
+            "then type there: python -m hetjax.doctor",
+        )
+        return
+    for finding in machine.findings:
+        yield replace(finding, found=f"{name}: {finding.found}")
+    yield from _versions(machine, here)
+    yield from _memory(machine)
+    yield from _way(machine)
+    if not machine.sees_run_dir:
+        yield Finding(
+            check="run directory",
+            level="problem",
+            found=f"{name} does not see the run directory",
+            fix="give a --run-dir in a folder that all machines share, under one path",
+        )
+
+
+def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding]:
+    """Programs, messages and saved state are those of one version."""
+    for package, version in here.items():
+        there = machine.versions.get(package, "missing")
+        if there == version:
+            continue
+        told = f"{machine.name} has {package} {there}, this machine {version}"
+        if package == "Python":
+            yield Finding(
+                check="versions",
+                level="warning",
+                found=told,
+                fix=f"make its environment with Python {version}, too",
+            )
+        else:
+            fix = f"type there: pip install '{package}=={version}'"
+            yield _problem("versions", told, fix)
+
+
+def _memory(machine: OtherMachine) -> Iterator[Finding]:
+    told = f"{machine.name}: {machine.memory_gib:.1f} GiB of memory"
+    if not machine.memory_gib or machine.memory_gib >= _LEAST_MEMORY_GIB:
+        yield Finding(check="memory", level="ok", found=told)
+        return
+    yield Finding(
+        check="memory",
+        level="warning",
+        found=f"{told}, with the limit of its job or container",
+        fix=f"ask for {_LEAST_MEMORY_GIB:.0f} GiB or more: --mem of Slurm, say",
+    )
+
+
+def _way(machine: OtherMachine) -> Iterator[Finding]:
+    way = machine.way
+    if way.error is not None:
+        yield _problem(
+            "links",
+            f"{machine.name} cannot reach this machine at {way.address}: {way.error}",
+            "let firewalls pass connections between the machines, at all ports; if "
+            "this machine has another address there, say which: `controller` in the "
+            "file of hosts",
+        )
+        return
+    told = f"{machine.name}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"
+    yield Finding(check="links", level="ok", found=told)
+    # it has measured how far this machine's clock is ahead of its own
+    yield from clock_off(machine.name, -way.clock_ahead_s)
+
+
+def _problem(check: str, found: str, fix: str) -> Finding:
+    return Finding(check=check, level="problem", found=found, fix=fix)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines of a launcher, looked at as a run would use them, all from here.
+
+Each is asked how it is and measures its way to this machine, which all workers have to
+reach. Side effects at the edge: every question has a limit. Owns the asking. Does not
+own how a machine is reached (`hetjax/launchers/`), what it answers (`on_machine.py`),
+nor what follows (`machine_checks.py`).
+"""
+
+import subprocess
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from hetjax.cluster.machines import Machine
+from hetjax.diagnosis.facts import Machines, OtherMachine, Peer
+from hetjax.diagnosis.on_machine import read_machine, versions_here
+from hetjax.diagnosis.peers import answer, listen
+from hetjax.diagnosis.way_between import measured_from
+from hetjax.errors import BadInput
+from hetjax.launchers.on_machines import Reach, address_towards, run_on_machine
+
+_MODULE = "hetjax.diagnosis.on_machine"
+_LOOK_S = 120.0  # JAX starts there, and may be given up after 45 s
+_LISTEN_S = 600.0
+
+
+def look_at_machines(reach: Reach, run_dir: Path | None) -> Machines:
+    """Look at all that are there; those that are not are among the errors."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            there = _whole(reach.machines(looks=False))
+        except BadInput as bad:
+            return Machines(versions=versions_here(), absent=((bad.got, bad.fix),))
+    absent = tuple((str(each.message), reach.fix) for each in warned)
+    with (
+        _answering() as port,
+        _file_of(run_dir) as file,
+        ThreadPoolExecutor(len(there)) as pool,
+    ):
+        address = f"{reach.controller or address_towards(there)}:{port}"
+        # one after the other: together they would share this machine's network
+        ways = {m.id: measured_from(reach, m, address) for m in there}
+        found = pool.map(lambda m: _looked_at(reach, m, file, ways[m.id]), there)
+        return Machines(versions=versions_here(), absent=absent, machines=tuple(found))
+
+
+def _whole(machines: Sequence[Machine]) -> list[Machine]:
+    """One for each machine, where some are in parts by their kinds of cards."""
+    return [*{_name_of(machine): machine for machine in reversed(machines)}.values()][
+        ::-1
+    ]
+
+
+def _name_of(machine: Machine) -> str:
+    """Return the name of the machine of which this may be a part."""
+    return machine.id.partition("/")[0]
+
+
+def _looked_at(reach: Reach, machine: Machine, file: str, way: Peer) -> OtherMachine:
+    name = _name_of(machine)
+    try:
+        done = run_on_machine(reach, machine, {}, [_MODULE, file], _LOOK_S)
+        found = read_machine(name, done.stdout, way)
+    except subprocess.TimeoutExpired:
+        return OtherMachine(name=name, way=way, error=f"no answer in {_LOOK_S:g} s")
+    except (BadInput, ValueError) as bad:
+        return OtherMachine(name=name, way=way, error=f"it answers {bad}")
+    if found is None:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return OtherMachine(name=name, way=way, error=said[-1])
+    return found
+
+
+@contextmanager
+def _answering() -> Iterator[int]:
+    """Within it, this machine answers at a port that the system chooses, as a run's
+    controller listens at one."""
+    with listen(0) as listening:
+        thread = threading.Thread(target=answer, args=(listening, _LISTEN_S))
+        thread.daemon = True
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.close()
+        thread.join()
+
+
+@contextmanager
+def _file_of(run_dir: Path | None) -> Iterator[str]:
+    """Within it, a file is in the run directory, or where that will be."""
+    if run_dir is None:
+        yield ""
+        return
+    folder = next(p for p in (run_dir, *run_dir.absolute().parents) if p.is_dir())
+    try:
+        file = NamedTemporaryFile(dir=folder, prefix=".hetjax-doctor-")
+    except OSError:  # which is a finding of its own
+        yield ""
+        return
+    with file:
+        yield str(Path(file.name).absolute())

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m hetjax.diagnosis.on_machine FILE`: how a machine of a run is, as JSON.
+
+Runs on the machine itself and prints a line: what a doctor finds there, versions, its
+memory, and whether it sees FILE, which lies in the run directory (empty: nobody asks).
+Owns both ends of that line. Does not own how a machine is reached (`machines.py`).
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args
+
+from hetjax.diagnosis.checks import diagnosis
+from hetjax.diagnosis.facts import OtherMachine, Peer
+from hetjax.diagnosis.gathering import Scope, gather, installed
+from hetjax.files.parsing import json_value
+from hetjax.files.tables import Kind, as_kind, read_fields, read_record
+from hetjax.report.diagnosis import Finding, Level
+
+_MARK = "hetjax machine: "  # libraries print, too
+_ALIKE = ("hetjax", "jax", "jaxlib")
+_LINE: dict[str, Kind] = {
+    "findings": "a list",
+    "versions": "a table",
+    "memory_gib": "a number",
+    "sees_run_dir": "true or false",
+}
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that must be the same on all machines of a run."""
+    found = installed().versions
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {n: found[n] for n in _ALIKE if n in found} | {"Python": python}
+
+
+def line_of_this_machine(file_of_run: str) -> str:
+    """Look at this machine; return the line that says what was found."""
+    found = diagnosis(gather(Scope()))
+    told = {
+        "findings": [asdict(finding) for finding in found.findings],
+        "versions": versions_here(),
+        "memory_gib": memory_gib(),
+        "sees_run_dir": not file_of_run or Path(file_of_run).exists(),
+    }
+    return _MARK + json.dumps(told)
+
+
+def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
+    """Read what a machine has printed; None if no line of it is ours.
+
+    BadInput or ValueError if a line begins as ours and says something else.
+    """
+    lines = [line for line in printed.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        return None
+    raw = json_value(lines[-1].removeprefix(_MARK))
+    told = read_record(raw, where=name, required=_LINE)
+    for key, version in told["versions"].items():
+        as_kind(version, "a string", where=f"{name}.versions.{key}")
+    return OtherMachine(
+        name=name,
+        findings=tuple(_finding(each, name) for each in told["findings"]),
+        versions=told["versions"],
+        memory_gib=told["memory_gib"],
+        sees_run_dir=told["sees_run_dir"],
+        way=way,
+    )
+
+
+def _finding(raw: object, where: str) -> Finding:
+    told = read_fields(raw, Finding, where=where)
+    level = told.pop("level")
+    return Finding(level=level if level in get_args(Level) else "problem", **told)
+
+
+def memory_gib(root: Path = Path("/")) -> float:
+    """How much memory processes here may have: the machine's, or a lower limit.
+
+    The limit of a container or of a Slurm step is that of its control group or of one
+    above it (cgroup v2). 0.0 where nothing says how much there is.
+    """
+    found = [*_physical_bytes(root), *_group_limits_bytes(root)]
+    return min(found, default=0) / 2**30
+
+
+def _physical_bytes(root: Path) -> Iterator[int]:
+    for words in map(str.split, _lines(root / "proc/meminfo")):
+        if words[:1] == ["MemTotal:"]:
+            yield int(words[1]) * 1024
+
+
+def _group_limits_bytes(root: Path) -> Iterator[int]:
+    top = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        if line.startswith("0::/"):
+            own = top / line.removeprefix("0::/")
+            for folder in [own, *own.parents]:
+                limit = _lines(folder / "memory.max")[:1]
+                yield from (int(each) for each in limit if each.isdecimal())
+                if folder == top:
+                    return
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    print(line_of_this_machine(sys.argv[1]), flush=True)

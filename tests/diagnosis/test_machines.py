@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines of a launcher: each problem of one, or between them, is named."""
+
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hetjax.api.doctor import diagnose
+from hetjax.diagnosis import machines
+from hetjax.diagnosis.facts import Machines, OtherMachine, Peer
+from hetjax.diagnosis.machine_checks import findings_of_machines
+from hetjax.diagnosis.machines import look_at_machines
+from hetjax.diagnosis.on_machine import memory_gib, read_machine
+from hetjax.errors import BadInput
+from hetjax.files.parsing import Malformed
+from hetjax.launchers.on_slurm import SlurmJob
+from hetjax.launchers.over_ssh import SshHosts
+from hetjax.report.diagnosis import Finding
+from tests.launchers import fake_programs
+
+VERSIONS = {"hetjax": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "Python": "3.12"}
+WAY = Peer(address="10.0.0.1:7431", latency_ms=0.1, gbit_per_s=9.4)
+DESK = OtherMachine(name="desk", way=WAY, versions=VERSIONS, memory_gib=16.0)
+
+
+def bad(*there: OtherMachine, absent: Sequence[tuple[str, str]] = ()) -> list[Finding]:
+    found = Machines(versions=VERSIONS, machines=there, absent=tuple(absent))
+    return [f for f in findings_of_machines(found) if f.level != "ok"]
+
+
+def test_machines_that_are_alike_and_reach_this_one_are_well():
+    assert bad(DESK, replace(DESK, name="box")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "found", "fix"),
+    [
+        (
+            {"versions": VERSIONS | {"jax": "0.10.2"}},
+            "problem",
+            "desk has jax 0.10.2, this machine 0.12.0",
+            "pip install 'jax==0.12.0'",
+        ),
+        (
+            {"versions": {k: v for k, v in VERSIONS.items() if k != "hetjax"}},
+            "problem",
+            "desk has hetjax missing",
+            "pip install 'hetjax==0.1.0'",
+        ),
+        ({"versions": VERSIONS | {"Python": "3.11"}}, "warning", "Python 3.11", "3.12"),
+        ({"memory_gib": 1.9}, "warning", "desk: 1.9 GiB", "--mem"),
+        (
+            {"way": replace(WAY, error="no answer in time")},
+            "problem",
+            "desk cannot reach this machine at 10.0.0.1:7431: no answer",
+            "firewalls",
+        ),
+        (
+            {"way": replace(WAY, clock_ahead_s=90.0)},
+            "problem",
+            "the clock of desk is 90.0 s behind this machine's",
+            "set-ntp",
+        ),
+        ({"sees_run_dir": False}, "problem", "does not see the run dir", "share"),
+        ({"error": "No module named 'hetjax'"}, "problem", "No module", "install"),
+        (
+            {"findings": (Finding(check="x", level="problem", found="y", fix="z"),)},
+            "problem",
+            "desk: y",
+            "z",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_machine(changes, level, found, fix):
+    [finding] = bad(replace(DESK, **changes))
+    assert finding.level == level
+    assert found in finding.found and "desk" in finding.found
+    assert fix in finding.fix
+
+
+def test_a_machine_that_cannot_be_reached_comes_first():
+    first, _ = bad(replace(DESK, memory_gib=1.0), absent=[("host box is off", "do")])
+    assert (first.level, first.found, first.fix) == ("problem", "host box is off", "do")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"findings": []}',
+        '{"findings": [], "versions": {"jax": 1}, "memory_gib": 1, "sees_run_dir": 1}',
+        '{"findings": [3], "versions": {}, "memory_gib": 1, "sees_run_dir": true}',
+        '{"findings": [], "versions": {}, "memory_gib": NaN, "sees_run_dir": true}',
+        "[" * 100,
+    ],
+)
+def test_a_line_that_is_not_ours_is_refused(line: str):
+    with pytest.raises((BadInput, Malformed)):
+        read_machine("desk", f"hetjax machine: {line}", WAY)
+    assert read_machine("desk", line, WAY) is None
+
+
+def test_memory_is_the_least_limit_of_the_groups_above(tmp_path: Path):
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert memory_gib(tmp_path) == 0.0
+    write("proc/meminfo", "MemTotal: 16777216 kB\nMemFree: 1 kB\n")
+    write("proc/self/cgroup", "0::/job_1/step_0\n")
+    assert memory_gib(tmp_path) == 16.0
+    write("sys/fs/cgroup/job_1/step_0/memory.max", "max\n")
+    write("sys/fs/cgroup/job_1/memory.max", str(3 << 30))
+    assert memory_gib(tmp_path) == 3.0
+    write("sys/fs/cgroup/other/memory.max", "1")
+    write("memory.max", "1")
+    assert memory_gib(tmp_path) == 3.0
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    return fake_programs.put_on_path(tmp_path, monkeypatch)
+
+
+def test_hosts_are_looked_at_and_one_that_is_off_is_a_problem(
+    programs: Path, tmp_path: Path
+):
+    (programs / "ssh.down").write_text("127.0.0.3\n")
+    file = tmp_path / "hosts.toml"
+    file.write_text(
+        '[[host]]\nname = "desk"\naddress = "127.0.0.2"\n'
+        '[[host]]\nname = "box"\naddress = "127.0.0.3"\n'
+    )
+    found = diagnose(ssh=file, run_dir=tmp_path / "run")
+    (problem,) = (f for f in found.findings if f.level == "problem")
+    assert problem.found.startswith("host box is left out: ")
+    desk = {f.check for f in found.findings if f.found.startswith("desk: ")}
+    assert desk == {"versions", "devices", "memory", "links"}
+    assert not [*tmp_path.glob(".hetjax-doctor-*")]
+    (programs / "ssh.down").write_text("127.0.0.2\n127.0.0.3\n")
+    *_, last = diagnose(ssh=file).findings
+    assert last.level == "problem" and "no host that answers" in last.found
+
+
+def test_a_job_is_looked_at_and_one_that_sees_another_disk_is_told(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a node prints is written here, for each what its disk and versions are."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(machines, "_MODULE", "tests.diagnosis.telling_machine")
+    found = findings_of_machines(look_at_machines(SlurmJob(), tmp_path / "run"))
+    told = [f.found for f in found if f.level == "problem"]
+    assert told == [
+        "old has jax 0.1, this machine " + version("jax"),
+        "old does not see the run directory",
+    ]
+
+
+def test_a_machine_that_cannot_reach_this_one(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        file = tmp_path / "hosts.toml"
+        file.write_text(
+            'controller = "127.0.0.9"\n[[host]]\nname = "a"\naddress = "127.0.0.2"\n'
+        )
+        monkeypatch.setattr(machines, "_MODULE", "tests.diagnosis.telling_machine")
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(machines, "_answering", lambda: nullcontext(port))
+        found = findings_of_machines(look_at_machines(SshHosts(file), None))
+    (problem,) = (f for f in found if f.level == "problem")
+    assert problem.found == (
+        f"a cannot reach this machine at 127.0.0.9:{port}: Connection refused"
+    )
