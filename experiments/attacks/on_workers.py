@@ -16,7 +16,7 @@ from experiments.attacks.victim import LIMIT_S
 from experiments.recovery.kills import recoveries
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import LIMITS, AnyRequest
-from hetjax.training.recovery.notices import GRACE_S
+from hetjax.training.recovery.notice_sources import GRACE_S
 
 # at the start, and by the step after which a worker hangs: two between steps at most
 _AT_THE_START = (schema.Build, schema.Compile)

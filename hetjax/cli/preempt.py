@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `preempt`: ask a run to save and leave.
 
-Owns its options and words. Does not own the request (`training/recovery/notices.py`).
+Owns its options and words. Does not own the request
+(`training/recovery/notice_sources.py`).
 """
 
 import os
@@ -17,7 +18,7 @@ from hetjax.cli.options import parse_options
 from hetjax.cluster.cluster_files import read_cluster
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.training.directory.rundir import CLUSTER, CONFIG, usable
-from hetjax.training.recovery.notices import REQUEST, ask_to_leave
+from hetjax.training.recovery.notice_sources import REQUEST, ask_to_leave
 
 _PROGRAM = "python -m hetjax.preempt"
 _HELP = "Ask a run to save and stop, with exit code 4, or to go on without a node."

@@ -48,7 +48,7 @@ from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.driver_config import DriverConfig, RunContext
 from hetjax.training.recovery.loss_scaling import LossScaling
 from hetjax.training.recovery.membership import Membership
-from hetjax.training.recovery.notices import Notice
+from hetjax.training.recovery.notice_sources import Notice
 from hetjax.training.recovery.standby_plans import StandbyPlans
 from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
 from hetjax.training.settings.config import RunConfig

@@ -30,7 +30,7 @@ from hetjax.training.observers.records import StartRecord
 from hetjax.training.observers.step_comparison import StepComparison, learn_step
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
-from hetjax.training.recovery.notices import Notice
+from hetjax.training.recovery.notice_sources import Notice
 from hetjax.training.run_data import run_dataset
 from hetjax.training.settings.presets import Preset
 from hetjax.training.settings.run_settings import PASSING

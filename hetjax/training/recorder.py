@@ -19,7 +19,7 @@ from hetjax.training.directory.journal import Journal, read_journal
 from hetjax.training.observers.goodput import Goodput
 from hetjax.training.observers.step_comparison import StepComparison
 from hetjax.training.recovery.not_finite import skipped_line
-from hetjax.training.recovery.notices import Notice
+from hetjax.training.recovery.notice_sources import Notice
 from hetjax.training.recovery.recovered import Recovered, Rerouted
 
 

@@ -42,12 +42,8 @@ from hetjax.training.observers.step_comparison import predict_step
 from hetjax.training.open_run import OpenRun, open_run
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
-from hetjax.training.recovery.notices import (
-    Notice,
-    StopRequest,
-    Watch,
-    notices_of_workers,
-)
+from hetjax.training.recovery.notice_sources import Notice, notices_of_workers
+from hetjax.training.recovery.notices import StopRequest, Watch
 from hetjax.training.recovery.recovered import Recovered, Rerouted, RolledBack
 from hetjax.training.saving import Saving
 from hetjax.training.settings.checks import check_config

@@ -52,7 +52,7 @@ from hetjax.training.directory.best import BestCheckpoint
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.progress import evaluated, last_saved
 from hetjax.training.observers import run_reports
-from hetjax.training.recovery.notices import operator
+from hetjax.training.recovery.notice_sources import operator
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import config_values, flat_values
 from tests.checkpoint.values import state_of

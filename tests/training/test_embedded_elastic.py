@@ -28,7 +28,8 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
 from hetjax.training.recovery.driver import Driver
-from hetjax.training.recovery.notices import Notice, Watch
+from hetjax.training.recovery.notice_sources import Notice
+from hetjax.training.recovery.notices import Watch
 from hetjax.training.session import run
 from hetjax.training.settings.config import OptimizerConfig
 from hetjax.training.settings.presets import Preset

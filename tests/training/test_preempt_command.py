@@ -8,7 +8,8 @@ from queue import Queue
 import pytest
 
 from hetjax.preempt import main
-from hetjax.training.recovery.notices import Notice, Watch
+from hetjax.training.recovery.notice_sources import Notice
+from hetjax.training.recovery.notices import Watch
 from tests.training.small import SIX
 
 

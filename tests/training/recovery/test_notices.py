@@ -10,30 +10,36 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
-from hetjax.training.recovery import notices
-from hetjax.training.recovery.notices import (
+from hetjax.training.recovery import notice_sources
+from hetjax.training.recovery.notice_sources import (
+    CLOUDS,
     Notice,
-    StopRequest,
-    Watch,
     ask_to_leave,
     aws,
+    azure,
+    clouds,
     google_compute_engine,
     operator,
 )
+from hetjax.training.recovery.notices import StopRequest, Watch
 
 SOON_S, PATIENCE_S = 0.01, 5.0
 GCE = "/computeMetadata/v1/instance/"
 AWS = "/latest/"
+AZURE = "/metadata/"
+AZURE_NAME = f"{AZURE}instance/compute/name?api-version=2021-02-01&format=text"
+AZURE_EVENTS = f"{AZURE}scheduledevents?api-version=2020-07-01"
 HANGS = -1  # in place of a status: no answer until the server ends
 
 
@@ -60,6 +66,8 @@ class Cloud:
         path, headers = request.path, request.headers
         if path.startswith(GCE) and headers["Metadata-Flavor"] != "Google":
             return 403, "no header"
+        if path.startswith(AZURE) and headers["Metadata"] != "true":
+            return 400, "no header"
         if (request.command, path) == ("PUT", f"{AWS}api/token"):
             if not 1 <= int(headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600:
                 return 400, "no lifetime"
@@ -226,7 +234,7 @@ def test_the_time_that_is_left_at_aws_is_told_by_its_own_clock(
 
     cloud, host = served
     spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
-    monkeypatch.setattr("hetjax.training.recovery.notices.datetime", Wrong)
+    monkeypatch.setattr("hetjax.training.recovery.notice_sources.datetime", Wrong)
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
         assert 80 < heard.get(timeout=PATIENCE_S).grace_s <= 90
@@ -294,7 +302,7 @@ def test_an_answer_of_aws_that_makes_no_sense_is_warned_of_and_asked_again(
 def test_google_may_fail_or_hang_in_between(
     google: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch, first: int
 ):
-    monkeypatch.setattr(notices, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(notice_sources, "PATIENCE_S", 0.3)
     cloud, host = google
     cloud.upsets = [503] if first == 503 else []
     heard: Queue[Notice] = Queue()
@@ -311,7 +319,7 @@ def test_google_may_fail_or_hang_in_between(
 def test_aws_may_fail_or_hang_in_between(
     served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch, first: int
 ):
-    monkeypatch.setattr(notices, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(notice_sources, "PATIENCE_S", 0.3)
     cloud, host = served
     cloud.upsets = [503] if first == 503 else []
     heard: Queue[Notice] = Queue()
@@ -324,52 +332,122 @@ def test_aws_may_fail_or_hang_in_between(
         assert heard.get(timeout=PATIENCE_S).source == "AWS"
 
 
-SOURCES: dict[str, Callable[[str], notices.Looks]] = {
-    "GCE_HOST": google_compute_engine,
-    "AWS_ENDPOINT": lambda host: aws(host if "//" in host else f"http://{host}"),
-}
+def address_at(name: str, host: str) -> str:
+    return host if name == "Google Compute Engine" else f"http://{host}"
 
 
-@pytest.mark.parametrize("usual", SOURCES)
-def test_where_no_server_is_the_source_ends_quietly(
-    usual: str, closed_port: str, monkeypatch: pytest.MonkeyPatch
-):
-    address = closed_port if usual == "GCE_HOST" else f"http://{closed_port}"
-    monkeypatch.setattr(notices, usual, address)
+@pytest.mark.parametrize("name", CLOUDS)
+def test_where_no_server_is_the_source_ends_quietly(name: str, closed_port: str):
+    look = CLOUDS[name].look(address_at(name, closed_port))
     heard: Queue[Notice] = Queue()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with Watch(heard.put, None, {SOURCES[usual](address): SOON_S}):
+        with Watch(heard.put, None, {look: SOON_S}):
             wait_until_it_ends()
     assert heard.empty()
 
 
-@pytest.mark.parametrize("usual", SOURCES)
-@pytest.mark.parametrize("host", ["closed", "not a host", ""])
+@pytest.mark.parametrize("host", ["closed", "not a host"])
 def test_a_server_that_was_named_and_is_not_there_is_warned_of(
-    usual: str, host: str, closed_port: str
+    host: str, closed_port: str
 ):
-    address = closed_port if host == "closed" else host
-    with pytest.warns(UserWarning, match="no metadata server at .*: no notices"):
-        with Watch(print, None, {SOURCES[usual](address): SOON_S}):
+    named = closed_port if host == "closed" else host
+    names = {c.variable: address_at(name, named) for name, c in CLOUDS.items()}
+    with pytest.warns(UserWarning, match="no metadata server at .*: no ") as warned:
+        with Watch(print, None, dict.fromkeys(clouds(names), SOON_S)):
             wait_until_it_ends()
+    assert len(warned) == len(CLOUDS)
 
 
-@pytest.mark.parametrize("usual", SOURCES)
+@pytest.mark.parametrize("name", CLOUDS)
 def test_a_server_of_something_else_is_not_listened_to(
-    usual: str, served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch
+    name: str, served: tuple[Cloud, str]
 ):
     cloud, host = served
-    address = host if usual == "GCE_HOST" else f"http://{host}"
-    monkeypatch.setattr(notices, usual, address)
     cloud.values = {f"{GCE}preempted": "TRUE", f"{GCE}maintenance-event": "NONE"}
-    if usual == "AWS_ENDPOINT":
+    if name == "AWS":
         cloud.upsets = [405]  # another cloud's server knows no tokens
         spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
     heard: Queue[Notice] = Queue()
-    with Watch(heard.put, None, {SOURCES[usual](address): SOON_S}):
+    look = CLOUDS[name].look(address_at(name, host))
+    with Watch(heard.put, None, {look: SOON_S}):
         wait_until_it_ends()
     assert heard.empty() and cloud.num_asked == 1
+
+
+def event(kind: str, at: str, *machines: str, status: str = "Scheduled") -> Any:
+    return {
+        "EventId": "602d9444-d2cd-49c7-8624-8643e7171297",
+        "EventType": kind,
+        "ResourceType": "VirtualMachine",
+        "Resources": machines,
+        "EventStatus": status,
+        "NotBefore": at,
+        "EventSource": "Platform",
+    }
+
+
+def schedule(cloud: Cloud, *events: Any) -> None:
+    told = {"DocumentIncarnation": 1, "Events": events}
+    cloud.values[AZURE_NAME] = "vm_0"
+    cloud.values[AZURE_EVENTS] = json.dumps(told)
+
+
+def http_in_s(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+def test_an_event_at_azure_is_told_when_it_is_near_and_of_this_machine(
+    served: tuple[Cloud, str],
+):
+    cloud, host = served
+    heard: Queue[Notice] = Queue()
+    schedule(cloud)
+    with Watch(heard.put, None, {azure(f"http://{host}/"): SOON_S}):
+        for passing in [
+            event("Freeze", "", "vm_0"),  # some seconds
+            event("Preempt", http_in_s(30), "vm_1"),
+            event("Reboot", http_in_s(800), "vm_0"),  # a time to train
+            "{",
+            None,
+            {"EventType": "Preempt", "Resources": None},
+        ]:
+            schedule(cloud, passing)
+            cloud.wait_for_answers(3)
+        cloud.values[AZURE_EVENTS] = "[" * 4096
+        cloud.upsets = [503, 410, 429]
+        cloud.wait_for_answers(5)
+        assert heard.empty()
+        far = event("Redeploy", http_in_s(600), "vm_0")
+        schedule(cloud, far, event("Preempt", http_in_s(30), "vm_1", "vm_0"))
+        told = heard.get(timeout=PATIENCE_S)
+    assert told.source == "Azure" and 20 < told.grace_s <= 30
+
+
+@pytest.mark.parametrize("at", ["", None, 7, "soon"])
+def test_an_event_at_azure_that_has_started_leaves_nothing(
+    served: tuple[Cloud, str], at: Any
+):
+    cloud, host = served
+    schedule(cloud, event("Terminate", at, "vm_0", status="Started"))
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {azure(f"http://{host}"): SOON_S}):
+        assert heard.get(timeout=PATIENCE_S).grace_s == 0.0
+
+
+def test_azure_may_take_long_for_the_first_answer(
+    served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(notice_sources, "PATIENCE_S", 0.2)
+    cloud, host = served
+    schedule(cloud)
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {azure(f"http://{host}"): SOON_S}):
+        cloud.wait_for_answers(1)
+        cloud.upsets = [HANGS, HANGS]
+        cloud.wait_for_answers(2)
+        schedule(cloud, event("Preempt", http_in_s(30), "vm_0"))
+        assert heard.get(timeout=PATIENCE_S).source == "Azure"
 
 
 def test_addresses_come_from_the_environment_and_proxies_do_not(
@@ -378,14 +456,16 @@ def test_addresses_come_from_the_environment_and_proxies_do_not(
     cloud, host = google
     monkeypatch.setenv("GCE_METADATA_HOST", host)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{host}")
+    monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", f"http://{host}")
+    schedule(cloud, event("Preempt", "", "vm_0"))
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, f"http://{closed_port}")
     cloud.values[f"{GCE}preempted"] = "TRUE"
     spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, None):
-        sources = {heard.get(timeout=PATIENCE_S).source for _ in range(2)}
-    assert sources == {"Google Compute Engine", "AWS"}
+        sources = {heard.get(timeout=PATIENCE_S).source for _ in CLOUDS}
+    assert sources == {*CLOUDS}
 
 
 def test_an_operator_is_heard_each_time_and_the_file_goes(tmp_path: Path):
@@ -413,7 +493,7 @@ def test_a_request_that_names_no_node_is_for_the_whole_run_with_a_warning(
 def test_nothing_is_heard_after_the_watch(
     google: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(notices, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(notice_sources, "PATIENCE_S", 0.3)
     cloud, host = google
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, tmp_path, {google_compute_engine(host): SOON_S}):
