@@ -14,6 +14,7 @@ from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import Batch
+from hetjax.launchers.reprovisioning import split_command
 from hetjax.launchers.table import LAUNCHERS, LOCAL_PROCESSES
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan
@@ -44,8 +45,9 @@ class Trainer:
     by mappings: `Trainer("tiny", steps=20, optimizer={"learning_rate": 1e-3})`.
     `cluster` and `plan` are values, or files or names as in `--cluster` and `--plan`.
     `observers` look on: objects or classes of `hetjax.Observer`, functions that give
-    one, or names as in `--observer`. They are no settings of the run, and are given
-    again when it resumes.
+    one, or names as in `--observer`. `reprovision` is a command that asks for machines,
+    as in `--reprovision`. Neither is a setting of the run: both are given again when it
+    resumes.
 
     Devices and workers are there from the first use of the state until `close`, or the
     end of `with`; until then no other process can use the run directory. State is saved
@@ -74,6 +76,7 @@ class Trainer:
         cluster: Cluster | str | Path | None = None,
         plan: Plan | str | Path | None = None,
         observers: Sequence[GivenObserver] = (),
+        reprovision: str | None = None,
         **changes: Any,
     ) -> None:
         if isinstance(config, str):
@@ -89,6 +92,11 @@ class Trainer:
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
         self._observers = observer_sources(observers)
+        self._reprovision = (
+            ()
+            if reprovision is None
+            else split_command(reprovision, self.config.launcher)
+        )
         self._model = run_model(self.config)
         self._session: Session | None = None
 
@@ -232,6 +240,7 @@ class Trainer:
             plan=self._plan,
             again="fit()",
             observers=self._observers,
+            reprovision=self._reprovision,
         )
         with clear_ends(config):
             session.enter_context(rundir.locked(config.run_dir))

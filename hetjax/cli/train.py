@@ -15,6 +15,7 @@ from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import HELP, parse_options, preset_first, preset_lines
 from hetjax.cli.process import end_at_once, signals_say
 from hetjax.data.settings import ingredients
+from hetjax.launchers.reprovisioning import split_command
 from hetjax.models.named import TypedName
 from hetjax.report.progress import working
 from hetjax.training.directory.rundir import check_start
@@ -39,6 +40,9 @@ class TrainOptions(RunConfig):
     observer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Who looks on, once for each: tensorboard, wandb, prometheus, or a class or
     function of yours, package.module:name. Typed again when a run resumes."""
+    reprovision: str | None = None
+    """Command that asks for machines, run without a shell while nodes of the cluster
+    file are missing; which ones it reads as JSON. Typed again when a run resumes."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -55,13 +59,15 @@ def train(arguments: Sequence[str]) -> int:
     )
     check_start(config)
     observers = observer_sources(options.observer)
+    typed, launcher = options.reprovision, config.launcher
+    reprovision = () if typed is None else split_command(typed, launcher)
     with working("starting"):  # JAX takes seconds to import
         from hetjax.training.run_model import run_model
         from hetjax.training.session import run
     model = run_model(config)
     signals_say(f"at once; the same command {_GOES_ON}")
     try:
-        return run(config, preset, model, observers)
+        return run(config, preset, model, observers, reprovision)
     finally:
         if has_busy_observers():
             end_at_once()

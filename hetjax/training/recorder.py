@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hetjax.launchers.reprovisioning import LOG, Asked
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.directory import rundir
@@ -100,6 +101,22 @@ class Recorder:
             self.note(
                 f"{notice.source}: node {node!r} goes in {grace_s:g} s; the run {then}"
             )
+
+    def reprovisioned(self, asked: Asked, step: int) -> None:
+        """A command that asks for machines has ended."""
+        how = asked.error or f"exit code {asked.code}"
+        self.event(
+            "reprovisioned",
+            step,
+            nodes=list(asked.nodes),
+            code=asked.code,
+            seconds=round(asked.took_s, 1),
+            **({"error": asked.error} if asked.error else {}),
+        )
+        self.note(
+            f"asked for {', '.join(asked.nodes)} by --reprovision: {how} after "
+            f"{asked.took_s:.0f} s (output in {rundir.LOGS}/{LOG})"
+        )
 
     def recovery(self, recovered: Recovered) -> None:
         """What a recovery has cost; the plan that follows from it is kept."""

@@ -20,6 +20,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import DeviceUse, device_use
 from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
+from hetjax.launchers.reprovisioning import Reprovisioning
 from hetjax.models.model import Model
 from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.plans.plan import Plan
@@ -61,12 +62,14 @@ def run(
     preset: Preset,
     model: Model,
     observers: Sequence[ObserverSource] = (),
+    reprovision: Sequence[str] = (),
 ) -> int:
     """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
 
-    `preset` gives the cluster and the plan to fall back on. Raises BadInput before
-    anything is written, RunFailed where training cannot go on, Interrupted by SIGINT or
-    SIGTERM where there is nothing to save.
+    `preset` gives the cluster and the plan to fall back on, and the command
+    `reprovision` asks for missing nodes. Raises BadInput before anything is written,
+    RunFailed where training cannot go on, Interrupted by SIGINT or SIGTERM where there
+    is nothing to save.
     """
     check_config(config)
     code: int | None = None
@@ -76,7 +79,9 @@ def run(
             clear_ends(config),
             rundir.locked(config.run_dir),
             display(config.steps, config.run_dir / rundir.LOG) as shown,
-            Session(config, preset, model, observers=observers) as session,
+            Session(
+                config, preset, model, observers=observers, reprovision=reprovision
+            ) as session,
         ):
             code = session.fit(shown)
     except Interrupted:
@@ -103,9 +108,11 @@ class Session(ExitStack):
         plan: Plan | None = None,
         again: str = "the same command",
         observers: Sequence[ObserverSource] = (),
+        reprovision: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._observers = self.enter_context(Dispatcher(observers))
+        self._reprovision = reprovision
         self._config = with_needed_launcher(config, preset, cluster)
         self._preset, self._model = preset, model
         self._cluster, self._plan, self._again = cluster, plan, again
@@ -219,6 +226,16 @@ class Session(ExitStack):
             workers = notices_of_workers(found.worker_notices)
             every_s = {workers: _WORKERS_NOTICES_EVERY_S}
             stack.enter_context(Watch(on_notice, None, every_s))
+            if self._reprovision:
+                stack.enter_context(
+                    Reprovisioning(
+                        self._reprovision,
+                        driver.missing,
+                        lambda asked: recorder.reprovisioned(asked, driver.at),
+                        run_dir,
+                        run_dir / rundir.LOGS,
+                    )
+                )
             driver.must_give_up = lambda: stop.leaves_no_time
             shown.doing("the first step")
             step = loop.run(driver.at)

@@ -6,16 +6,20 @@ real ones do (`tests/launchers/fake_programs.py`); `experiments/launchers` does 
 with real ones.
 """
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from hetjax.launchers import on_machines
 from hetjax.train import main
+from hetjax.training.recovery.notice_sources import ask_to_leave
 from tests.launchers import fake_programs
 from tests.launchers.fake_programs import heard, processes
 from tests.short_runs import draws
@@ -66,6 +70,12 @@ def under(launcher: str, run_dir: Path, cache: Path, *options: str) -> list[str]
         hosts.write_text(HOSTS)
         more += ["--hosts", str(hosts)]
     return training(run_dir, cache, *more, *options)
+
+
+def on_cpus(run_dir: Path) -> None:
+    """Let the file's nodes be what they are: else one may stand in for two."""
+    cluster = run_dir.parent / "pair.toml"
+    cluster.write_text(re.sub('device = ".*"', 'device = "cpu"', cluster.read_text()))
 
 
 def workers(programs: Path, *told: str) -> list[int]:
@@ -163,8 +173,7 @@ def test_a_node_that_goes_for_good_is_lost_and_the_run_goes_on_with_the_other(
     run_dir = tmp_path / "run"
     between_steps(monkeypatch, go)
     words = under("slurm", run_dir, cache, "--no-simulate")
-    cluster = run_dir.parent / "pair.toml"
-    cluster.write_text(re.sub('device = ".*"', 'device = "cpu"', cluster.read_text()))
+    on_cpus(run_dir)
     assert main(words) == 0
     assert losses(run_dir) == pytest.approx(whole, rel=1e-5)
     (recovered,) = events(run_dir, "recovered")
@@ -184,6 +193,40 @@ def test_workers_far_away_end_when_their_controller_is_killed(
     run.kill()
     run.wait()
     wait_until(lambda: not workers(programs, *WORKERS[launcher]))
+
+
+def test_a_host_that_goes_is_asked_for_and_taken_in_when_it_is_back(
+    programs: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_dir, down = tmp_path / "run", programs / "ssh.down"
+    monkeypatch.setattr(on_machines, "_EVERY_S", 0.2)  # looks whether it is back
+    command = tmp_path / "ask"
+    command.write_text(f"#!/bin/sh\ncat >{tmp_path}/asked\nrm {down}\n")
+    command.chmod(0o755)
+
+    def go() -> None:
+        down.write_text("127.0.0.3\n")
+        (worker,) = workers(programs, WORKERS["ssh"][1])
+        os.kill(worker, signal.SIGKILL)
+        threading.Thread(target=stop_when_it_is_back).start()
+
+    def stop_when_it_is_back() -> None:
+        try:
+            wait_until(lambda: len(events(run_dir, "recovered")) == 2, 120.0)
+        finally:
+            ask_to_leave(run_dir, None)
+
+    between_steps(monkeypatch, go)
+    options = ["--steps", "100000", "--no-simulate", "--reprovision", str(command)]
+    words = under("ssh", run_dir, cache, *options)
+    on_cpus(run_dir)
+    assert main(words) == 4
+    (asked,) = events(run_dir, "reprovisioned")
+    assert (asked["nodes"], asked["code"]) == (["right"], 0)
+    (missing,) = json.loads((tmp_path / "asked").read_text())["missing"]
+    assert missing["name"] == "right"
+    assert nodes_of(run_dir) == {"left", "right"}
+    assert "reprovision" not in (run_dir / "config.json").read_text()
 
 
 def trained_so_far(run_dir: Path) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.launchers.launcher import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
@@ -239,6 +239,10 @@ class Driver:
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)
+
+    def missing(self) -> Sequence[Node]:
+        """Nodes of the cluster file that are not there; from any thread."""
+        return self._config.membership.missing()
 
     def leave(self, node: str) -> bool:
         """Go on without the node from the next step on; False if nothing can."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 
@@ -44,6 +44,12 @@ class Membership:
                 return False
             self._leaving |= {node} & names
             return True
+
+    def missing(self) -> tuple[Node, ...]:
+        """Nodes of the file that were not there at the last look; from any thread."""
+        with self._lock:
+            names = {node.name for node in self._here.nodes}
+            return tuple(n for n in self._cluster.nodes if n.name not in names)
 
     def now(self, *, again: bool = False) -> Cluster:
         """The nodes of the file that are there, without those that leave.
