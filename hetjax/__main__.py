@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "race planners on a small cluster of unlike cards",
     "train": "train a model, or go on with a run",
     "launch": "start a run on a Slurm cluster, or on hosts by ssh",
+    "worker": "join a run that waits for this machine",
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",
     "sample": "let a trained model go on with a text",

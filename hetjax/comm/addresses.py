@@ -6,8 +6,15 @@ leave this machine. Does not own who may connect (`door.py`, `handshake.py`).
 """
 
 import ipaddress
+import re
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
+
+from hetjax.errors import BadInput
+
+_HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9_.-]{1,253}):(?P<port>[0-9]{1,5})")
+_MOST_PORT = 65_535
 
 
 def socket_for(address: str) -> socket.socket:
@@ -46,3 +53,21 @@ def stays_here(found: socket.socket) -> bool:
         ends = found.getsockname()[0], found.getpeername()[0]
         return all(ipaddress.ip_address(end).is_loopback for end in ends)
     return False
+
+
+def address_problems(option: str, address: str, *, least: int) -> Iterator[BadInput]:
+    """What is wrong with an address that a person gave, with a port from `least` on."""
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None or not least <= int(found["port"]) <= _MOST_PORT:
+        yield BadInput(
+            got=f"{option} {address}",
+            allowed=f"HOST:PORT, a name or an IPv4 address and a port from {least} to "
+            f"{_MOST_PORT}",
+            fix=f"{option} 10.0.0.1:7411, say",
+        )
+    elif found["host"] == "0.0.0.0":
+        yield BadInput(
+            got=f"{option} {address}, which is no address to call",
+            allowed="one address, by which other machines mean the same one",
+            fix="ip address lists those of this machine",
+        )

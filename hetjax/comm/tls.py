@@ -13,14 +13,28 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 from hetjax.errors import BadInput
 
 _PIECE_BYTES = 256 << 10
+_HANDSHAKE_BYTES = 16 << 10  # at a time: nobody has shown yet who it is
 FIRST_BYTE = b"\x16"  # of a TLS connection, and of no greeting of ours
+
+
+class TlsSide(Protocol):
+    """What one side of a stream within TLS brings: certificates, or what it asks."""
+
+    def context(self, is_called: bool) -> ssl.SSLContext:
+        """For the side that is called, or calls."""
+        ...
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of its own certificate; of nothing, if it shows none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,20 +69,25 @@ class Tls:
         found.load_verify_locations(self.ca)
         return found
 
-    @cached_property
+    @property
     def fingerprint(self) -> bytes:
         """Of this machine's own certificate, the first in its file."""
-        end = "-----END CERTIFICATE-----"
-        first = Path(self.cert).read_text().partition(end)[0]
-        first = first[first.index("-----BEGIN CERTIFICATE-----") :]
-        return sha256(ssl.PEM_cert_to_DER_cert(first + end)).digest()
+        return fingerprint_of(Path(self.cert).read_text())
+
+
+def fingerprint_of(pem: str) -> bytes:
+    """SHA-256 of the first certificate of a PEM file's text; ValueError if none is."""
+    end = "-----END CERTIFICATE-----"
+    first = pem.partition(end)[0]
+    first = first[first.index("-----BEGIN CERTIFICATE-----") :]
+    return sha256(ssl.PEM_cert_to_DER_cert(first + end)).digest()
 
 
 class TlsStream:
     """A socket within TLS: what frames and handshakes need of one."""
 
     def __init__(
-        self, found: socket.socket, tls: Tls, is_called: bool, end_s: float
+        self, found: socket.socket, tls: TlsSide, is_called: bool, end_s: float
     ) -> None:
         """Takes the socket over; raises OSError, by that monotonic time at the latest.
 
@@ -85,7 +104,7 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 self._flush()
                 found.settimeout(_left_s(end_s))
-                self._in.write(self._received())
+                self._in.write(self._received(_HANDSHAKE_BYTES))
         self._flush()
         theirs = sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
         both = (theirs, tls.fingerprint) if is_called else (tls.fingerprint, theirs)
@@ -141,8 +160,8 @@ class TlsStream:
     def close(self) -> None:
         self._socket.close()
 
-    def _received(self) -> bytes:
-        data = self._socket.recv(_PIECE_BYTES)
+    def _received(self, size: int = _PIECE_BYTES) -> bytes:
+        data = self._socket.recv(size)
         if not data:
             raise ConnectionError("end of stream")
         return data

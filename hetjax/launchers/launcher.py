@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.launchers.bootstraps import FIRST_START, StartTerms
+from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
@@ -72,7 +73,8 @@ class LaunchRequest:
     the accelerators of this machine that workers on it may have; `only_cpu`: they have
     none, whatever is here, and with `simulate` CPUs stand in for them. Output of
     workers goes to `logs`/NAME.log, unless the table says that it is elsewhere.
-    `hosts` is the file that names machines, for a launcher that reads one.
+    `hosts` is the file that names machines, for a launcher that reads one; `joins` are
+    the terms on which they join, for one that waits for that.
     `work` makes what a worker in this process works on. A process waits to become a
     worker again `standby_after_s` after that was started; 0: none does.
     """
@@ -83,6 +85,7 @@ class LaunchRequest:
     only_cpu: bool = False
     simulate: bool = False
     hosts: Path | None = None
+    joins: JoinTerms | None = None
     logs: Path
     cache_dir: Path
     work: Callable[[Json], Work]

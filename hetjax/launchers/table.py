@@ -36,6 +36,8 @@ class LauncherRow:
     empty where workers are here."""
     reads_hosts: bool = False
     """Whether its machines are those of a file, `--hosts`."""
+    waits_for_joins: bool = False
+    """Whether its machines join by themselves, at `--join.address`."""
     logs: str = "the logs in {logs}"
     """Where people find what workers have printed; {logs} is the run's folder for it,
     in which there is nothing where the launcher's own system keeps it."""
@@ -72,6 +74,13 @@ LAUNCHERS: Mapping[str, LauncherRow] = {
         finder="the hosts'",
         reads_hosts=True,
     ),
+    "join": LauncherRow(
+        summary="on machines that join by themselves",
+        module="hetjax.launchers.by_joining",
+        finder="the machines'",
+        waits_for_joins=True,
+        logs="the machines' own output",
+    ),
 }
 LOCAL_PROCESSES = "processes"  # what a run gets that cannot be in one process
 _HELP = ", ".join(f"{row.summary} ({name})" for name, row in LAUNCHERS.items())
@@ -86,7 +95,7 @@ def with_worker_processes() -> str:
     """Return the names of launchers whose workers can be lost, for people.
 
     >>> with_worker_processes()
-    'processes, ray, slurm or ssh'
+    'processes, ray, slurm, ssh or join'
     """
     return _either(n for n, row in LAUNCHERS.items() if row.has_worker_processes)
 
@@ -95,7 +104,7 @@ def with_own_disks() -> str:
     """Return the names of launchers whose workers have disks of their own, for people.
 
     >>> with_own_disks()
-    'ray, slurm or ssh'
+    'ray, slurm, ssh or join'
     """
     return _either(n for n, row in LAUNCHERS.items() if not row.shares_disk)
 

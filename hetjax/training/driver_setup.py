@@ -78,7 +78,9 @@ def start_driver(
     validation = held_out(config, dataset)
     with ExitStack() as stack:
         work = partial(_work_here, start, dataset, validation)
-        launcher = launcher_of(config, start.hardware, start.number, work, stack)
+        launcher = launcher_of(
+            config, start.hardware, start.number, work, stack, shown.note
+        )
         launcher.connections.noticed = lambda worker, told: on_notice(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )

@@ -9,11 +9,15 @@ from contextlib import ExitStack
 
 from hetjax.comm.tls import Tls
 from hetjax.launchers.bootstraps import StartTerms
+from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
 from hetjax.launchers.table import LAUNCHERS
+from hetjax.models.named import is_function
+from hetjax.report.progress import say_aside
 from hetjax.runtime.rpc.schema import Json
 from hetjax.runtime.worker.service import Work
-from hetjax.training.directory.rundir import LOGS
+from hetjax.training.directory.progress import evaluated
+from hetjax.training.directory.rundir import JOINS, LOGS
 from hetjax.training.layout.hardware import Hardware, is_virtual
 from hetjax.training.settings.config import RunConfig
 
@@ -24,11 +28,13 @@ def launcher_of(
     number: int,
     work: Callable[[Json], Work],
     stack: ExitStack,
+    note: Callable[[str], None] = say_aside,
 ) -> Launcher:
     """Make the launcher that the settings ask for; `stack` ends its workers.
 
     `number` is greater with each start of the run; `work` is what the worker of this
-    process works on. BadInput where it cannot be.
+    process works on; `note` tells people what they have to do. BadInput where it cannot
+    be.
     """
     request = LaunchRequest(
         cluster=hardware.cluster,
@@ -37,6 +43,7 @@ def launcher_of(
         only_cpu=is_virtual(config),
         simulate=config.simulate,
         hosts=config.hosts,
+        joins=_join_terms(config, note),
         logs=config.run_dir / LOGS,
         cache_dir=config.data.cache_dir.expanduser(),
         work=work,
@@ -46,6 +53,20 @@ def launcher_of(
         terms=_start_terms(config, number),
     )
     return launcher_file(config.launcher).open_launcher(request, stack)
+
+
+def _join_terms(config: RunConfig, note: Callable[[str], None]) -> JoinTerms | None:
+    if config.join.address is None:
+        return None
+    return JoinTerms(
+        address=config.join.address,
+        folder=config.run_dir / JOINS,
+        token_s=config.join.token_s,
+        wait_s=config.join.wait_s,
+        model_code=config.model if is_function(config.model) else "",
+        note=note,
+        is_done=lambda: config.steps in evaluated(config.run_dir),
+    )
 
 
 def _start_terms(config: RunConfig, number: int) -> StartTerms:

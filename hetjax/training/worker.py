@@ -33,7 +33,7 @@ from hetjax.mesh.process_setup import keep_compiled, simulate_devices
 from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Model
-from hetjax.models.named import TypedName, load_named
+from hetjax.models.named import TypedName, allowed_name, load_named
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
@@ -127,10 +127,12 @@ def worker_settings(
     }
 
 
-def work_of(worker: str, settings: Mapping[str, Any]) -> Work:
+def work_of(
+    worker: str, settings: Mapping[str, Any], only_code: str | None = None
+) -> Work:
     """Make a worker's part from what its controller was given by `worker_settings`, or
-    by `serving_settings`."""
-    config = _config(settings)
+    by `serving_settings`; with `only_code` no other function is called."""
+    config = _config(settings, only_code)
     if is_serving(settings):
         return ServingWork(runtime=_runtime(worker, settings, config))
     dataset = _dataset(settings, config, load_named(config.model).vocab_size)
@@ -141,16 +143,21 @@ def work_of(worker: str, settings: Mapping[str, Any]) -> Work:
     )
 
 
-def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
+def warm_up(
+    worker: str, settings: Mapping[str, Any], only_code: str | None = None
+) -> None:
     """Compile what a worker would have to for these settings."""
-    _runtime(worker, settings, _config(settings)).compile()
+    _runtime(worker, settings, _config(settings, only_code)).compile()
 
 
-def _config(settings: Mapping[str, Any]) -> RunConfig:
+def _config(settings: Mapping[str, Any], only_code: str | None) -> RunConfig:
     """The settings of the controller, which is authenticated, and answers for the model
-    that it names; from here on what is compiled is kept where they say."""
+    that it names, unless this machine itself has said which code may be called; from
+    here on what is compiled is kept where they say."""
     config = read_config(settings["config"], "settings")
     keep_compiled(config.data.cache_dir.expanduser())
+    if only_code is not None:
+        return replace(config, model=allowed_name(config.model, only_code))
     return replace(config, model=TypedName(config.model))
 
 
@@ -250,8 +257,13 @@ def serve_run(bootstrap: WorkerBootstrap) -> None:
             None,
         )
 
-    worker = bootstrap.worker
-    serve(bootstrap, partial(work_of, worker), partial(warm_up, worker), watching)
+    worker, only_code = bootstrap.worker, bootstrap.only_code
+    serve(
+        bootstrap,
+        partial(work_of, worker, only_code=only_code),
+        partial(warm_up, worker, only_code=only_code),
+        watching,
+    )
 
 
 def main() -> None:

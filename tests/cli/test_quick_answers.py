@@ -61,6 +61,9 @@ REFUSED = [
     ["doctor", "--probe", "--json"],
     ["launch", "ssh", "missing.toml", "--", "train", "tiny"],
     ["launch", "slurm", "missing.toml", "--", "train", "tiny"],
+    ["worker", "--join", "here"],
+    ["worker", "--jion", "here"],
+    ["train", "tiny", "--launcher", "join"],
     ["preempt", "missing"],
     ["preempt", "missing", "--noed", "a"],
 ]

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hetjax.comm.callers import _MOST_WAITING
 from hetjax.comm.connections import Connection
-from hetjax.comm.door import _MOST_WAITING
 from hetjax.comm.frames import Key
 from hetjax.comm.handshake import (
     _GREETING,

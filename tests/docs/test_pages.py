@@ -27,6 +27,7 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 from hetjax.__main__ import main as hetjax
 from hetjax.cli.train import parse
+from hetjax.cli.worker import parse as parse_worker
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.hosts import load_hosts
 from hetjax.launchers import on_machines, over_ssh
@@ -44,6 +45,7 @@ REASONS = [
     "installs packages",
     "needs a Ray cluster",
     "needs a Slurm job",
+    "needs machines that join",
     "needs a bucket of your own",
     "needs a bucket of your own: run by tests/docs/test_stores_page.py",
     "needs a card",
@@ -207,5 +209,7 @@ def test_what_is_not_run_says_why_and_can_be_parsed(page: Path, reader: Reader):
             name, *arguments = words_of_hetjax(line) or [""]
             if name == "train":
                 parse(arguments)
+            elif name == "worker":
+                parse_worker(arguments)
             else:
                 assert name in ("", "demo", "doctor"), f"{line} can be run"

@@ -17,6 +17,7 @@ from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import (
     DataConfig,
     EvaluationConfig,
+    JoinConfig,
     OptimizerConfig,
     RunConfig,
 )
@@ -107,6 +108,26 @@ def test_flat_names_are_those_of_the_command_line():
         (replace(BASE, max_hours=0.0), ["max_hours = 0", "--max-hours 0.0001"]),
         (replace(BASE, max_hours=float("nan")), ["max_hours = nan"]),
         (replace(BASE, seed=2**32), ["seed = 4294967296"]),
+        (replace(BASE, launcher="join"), ["without --join.address", "HOST:PORT"]),
+        *[
+            (replace(BASE, join=JoinConfig(address="a:1", **values)), words)
+            for values, words in (
+                ({}, ["--join.address with --launcher embedded"]),
+                ({"token_s": 0.5}, ["join.token_s = 0.5", "--join.token-s 1"]),
+                ({"wait_s": float("nan")}, ["join.wait_s = nan"]),
+            )
+        ],
+        *[
+            (
+                replace(BASE, launcher="join", join=JoinConfig(address=address)),
+                [f"--join.address {address}", "10.0.0.1:7411"],
+            )
+            for address in ("here", ":1", "a:b", "a:65536", "a b:1", "[::1]:80")
+        ],
+        (
+            replace(BASE, launcher="join", join=JoinConfig(address="0.0.0.0:80")),
+            ["no address to call", "ip address"],
+        ),
         (
             replace(BASE, optimizer=OptimizerConfig(clip_norm=float("nan"))),
             ["optimizer.clip_norm = nan", ">= 1e-09"],

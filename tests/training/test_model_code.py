@@ -25,6 +25,7 @@ from hetjax.sample import main as sample
 from hetjax.simulate import main as simulate
 from hetjax.train import main as train
 from hetjax.training.observers.run_reports import report_of
+from hetjax.training.worker import warm_up, work_of
 from tests.training.small import LICENCE, ONE_REPLICA, SIX
 
 NAME = "somebodys_model:model"
@@ -196,3 +197,23 @@ def test_what_gives_no_model_is_refused(name: str, folder: Path):
         return
     with pytest.raises(BadInput, match=f"somebodys_model:{name}"):
         load(TypedName(f"somebodys_model:{name}"))
+
+
+@pytest.mark.parametrize("only_code", ["", "somebodys_model:other"])
+def test_a_worker_that_was_told_so_calls_no_function_that_its_controller_names(
+    only_code: str, folder: Path, did: Callable[[], str]
+):
+    """It gets the settings of the run, and has joined it by itself."""
+    run_dir = folder / "run"
+    told = {
+        "config": json.loads((run_dir / "config.json").read_text())["config"],
+        "cluster": (run_dir / "cluster.toml").read_text(),
+        "plan": (run_dir / "plan.json").read_text(),
+        "dataset": "",
+        "sha256": {},
+    }
+    node = next(iter(ONE_REPLICA.nodes))
+    for make in (work_of, warm_up):
+        with pytest.raises(BadInput, match="a function that a file names"):
+            make(node, told, only_code)
+    assert did() == ""

@@ -19,7 +19,8 @@ class WorkerBootstrap:
 
     `listen` is the address at which its peers reach it (port 0: any). One that
     `watches` tells of notices that its machine is about to go. `incarnation` is greater
-    with each start of a worker: an older one is let in nowhere any more.
+    with each start of a worker: an older one is let in nowhere any more. Whoever starts
+    it may say the `only_code` that it calls because a controller names it, empty: none.
     """
 
     worker: str
@@ -30,6 +31,7 @@ class WorkerBootstrap:
     watches: bool = False
     incarnation: int = 0
     tls: Tls | None = None
+    only_code: str | None = None
 
     @property
     def host(self) -> str:

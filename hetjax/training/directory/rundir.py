@@ -45,6 +45,7 @@ METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOG, LOGS = "log.txt", "logs"  # what people are told; what workers print
+JOINS = "join"  # what machines join with: a certificate, tokens
 _LOCK, LEASE = ".lock", ".lease"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (
@@ -61,6 +62,7 @@ _BEFORE_CONFIG = (
         COMPILED_DETERMINISTIC,
         LOG,
         LOGS,
+        JOINS,
     ),
 )
 

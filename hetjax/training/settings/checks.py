@@ -13,6 +13,7 @@ from typing import Any
 from hetjax.checkpoint.stores.endpoint import S3, bucket_problems, endpoint_problems
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
+from hetjax.comm.addresses import address_problems
 from hetjax.errors import BadInput
 from hetjax.launchers.table import (
     LAUNCHERS,
@@ -49,6 +50,8 @@ _RANGES = {
     "watchdog_factor": Range(1, 1e6),
     "stop_after": Range(1, _MOST_STEPS),
     "max_hours": Range(1e-4, 1e6),
+    "join.wait_s": Range(1, 1e6),
+    "join.token_s": Range(1, 1e6),
 }
 _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an example
     "optimizer.learning_rate": (lambda x: 0 < x <= 1e6, "0 < {} <= 1e+06", "3e-4"),
@@ -116,6 +119,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         _recovery_problems,
         _reroute_problems,
         _hosts_problems,
+        _join_problems,
     ):
         yield from of(config)
     yield from _tls_problems(config)
@@ -136,6 +140,26 @@ def _hosts_problems(config: RunConfig) -> Iterator[BadInput]:
             allowed=f"--hosts with --launcher {readers}",
             fix=f"add --launcher {readers}, or leave --hosts out",
         )
+
+
+def _join_problems(config: RunConfig) -> Iterator[BadInput]:
+    """A launcher for which machines join has an address for them, others have none."""
+    waits = LAUNCHERS[config.launcher].waits_for_joins
+    if waits and config.join.address is None:
+        yield BadInput(
+            got=f"--launcher {config.launcher} without --join.address",
+            allowed="the address at which machines reach this one",
+            fix="add --join.address HOST:PORT, as 10.0.0.1:7411; ip address lists "
+            "those of this machine",
+        )
+    if not waits and config.join.address is not None:
+        yield BadInput(
+            got=f"--join.address with --launcher {config.launcher}",
+            allowed="--join.address with --launcher join",
+            fix="add --launcher join, or leave --join.address out",
+        )
+    if waits and config.join.address is not None:
+        yield from address_problems("--join.address", config.join.address, least=0)
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:

@@ -76,6 +76,19 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JoinConfig:
+    """How machines join a run by themselves; with --launcher join."""
+
+    address: str | None = None
+    """Address of this machine at which they call, HOST:PORT; port 0: any."""
+    wait_s: float = 1800.0
+    """Seconds that the run waits at its start for nodes as which none has joined; then
+    it goes on without those."""
+    token_s: float = 3600.0
+    """Seconds for which a token to join with lasts, unless it is used before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """All settings of a run; the same command again resumes it.
 
@@ -179,3 +192,4 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    join: JoinConfig = field(default_factory=JoinConfig)

@@ -32,6 +32,7 @@ PASSING += (
     "watchdog_factor",
     "reroute",
 )
+PASSING += ("join.address", "join.wait_s", "join.token_s")
 PASSING += ("data.path", "data.cache_dir", "adopt")
 PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
 # Where things are, on which machines: not what a run computes

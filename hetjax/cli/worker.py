@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `worker`: this machine joins a run.
+
+Owns its options and words, and where a token may come from. Does not own joining
+(`hetjax/launchers/joining/joiner.py`).
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from getpass import getpass
+from pathlib import Path
+
+from hetjax.cli.command import main_of
+from hetjax.cli.options import parse_options
+from hetjax.comm.addresses import address_problems
+from hetjax.comm.pinned import read_fingerprint
+from hetjax.errors import BadInput
+from hetjax.launchers.joining.tokens import read_token
+from hetjax.models.named import check_model_name, is_function
+from hetjax.names import RULE, is_worker
+from hetjax.report.progress import working
+
+_PROGRAM = "python -m hetjax.worker"
+_HELP = (
+    "Join a run that was started with --launcher join, as one of its nodes. The token "
+    "comes from a file, or from standard input. Exit codes: 0 the run is over, 1 it "
+    "cannot be reached, is lost, or has stopped, and may be tried again, 2 it refuses "
+    "this machine."
+)
+_TOKEN_BYTES = 256  # more than any has
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerOptions:
+    """Which run, and who this machine is in it."""
+
+    join: str | None = None
+    """Where the run waits, HOST:PORT."""
+    node: str | None = None
+    """The node of the run's cluster file that this machine is; NAME/0, NAME/1 and so on
+    for one of several hosts."""
+    fingerprint: str | None = None
+    """Of the run's certificate, as the run tells it: sha256:..."""
+    token_file: Path | None = None
+    """File with the token, which only its owner may read (chmod 600); None: it is the
+    first line of standard input."""
+    address: str = ""
+    """IPv4 address at which other machines reach this one; empty: that at which it
+    calls."""
+    allow_model_code: str = ""
+    """Function that may be called here as the model, package.module:function; empty:
+    none."""
+
+
+def worker(arguments: Sequence[str]) -> None:
+    """Join as the arguments say, until the run is over."""
+    options = parse(arguments)
+    address, node = _given(options.join, "--join"), _given(options.node, "--node")
+    fingerprint = _fingerprint(_given(options.fingerprint, "--fingerprint"))
+    for problem in address_problems("--join", address, least=1):
+        raise problem
+    if not is_worker(node):
+        raise BadInput(
+            got=f"--node {node[:80]!r}",
+            allowed=f"{RULE}; of a node with several hosts NAME/0 and so on",
+            fix="give the name that the cluster file has",
+        )
+    _check_code(options.allow_model_code)
+    token = _token(options.token_file)
+    with working("starting"):  # JAX takes seconds to import
+        from hetjax.launchers.joining.joiner import Joining, join
+    join(
+        Joining(
+            address=address,
+            worker=node,
+            fingerprint=fingerprint,
+            token=token,
+            own_address=options.address,
+            allows=options.allow_model_code,
+        )
+    )
+    print("the run is over")
+
+
+def parse(arguments: Sequence[str]) -> WorkerOptions:
+    """Return the options; raises as reading options does."""
+    return parse_options(
+        WorkerOptions(), arguments, program=_PROGRAM, description=_HELP
+    )
+
+
+def _given(value: str | None, option: str) -> str:
+    if value is None:
+        raise BadInput(
+            got=f"no {option}",
+            allowed=f"{_PROGRAM} --join HOST:PORT --node NAME --fingerprint sha256:...",
+            fix="type what the run has told when it began to wait for machines",
+        )
+    return value
+
+
+def _fingerprint(text: str) -> bytes:
+    try:
+        return read_fingerprint(text)
+    except ValueError as error:
+        raise BadInput(
+            got=f"--fingerprint {text[:80]}",
+            allowed=str(error),
+            fix="copy all of it from what the run has told",
+        ) from None
+
+
+def _check_code(name: str) -> None:
+    if not name:
+        return
+    if not is_function(name):
+        raise BadInput(
+            got=f"--allow-model-code {name}",
+            allowed="a function, package.module:function",
+            fix="leave it out: presets and files of models need it not",
+        )
+    check_model_name(name)
+
+
+def _token(file: Path | None) -> bytes:
+    """The token; no error shows any of it."""
+    if file is not None:
+        text = _private_text(file)
+    elif sys.stdin is not None and sys.stdin.isatty():
+        text = getpass("token: ")
+    else:
+        text = "" if sys.stdin is None else sys.stdin.readline(_TOKEN_BYTES)
+    token = read_token(text)
+    if token is None:
+        raise BadInput(
+            got=f"no token {f'in {file}' if file else 'on standard input'}",
+            allowed="the token's 64 digits from 0 to f, in one line",
+            fix="--token-file FILE, or < FILE, with the file that the run has told of",
+        )
+    return token
+
+
+def _private_text(file: Path) -> str:
+    """What is in a file that nobody else may read or write."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise _not_private(file, error.strerror or str(error)) from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _not_private(file, "no file")
+        if found.st_uid != os.geteuid():
+            raise _not_private(file, f"it is user {found.st_uid}'s")
+        if found.st_mode & _OTHERS:
+            raise _not_private(file, f"mode {stat.S_IMODE(found.st_mode):o}")
+        return os.read(descriptor, _TOKEN_BYTES).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+def _not_private(file: Path, why: str) -> BadInput:
+    return BadInput(
+        got=f"--token-file {file} ({why})",
+        allowed="a file of yours that nobody else may read: mode 600 or 400",
+        fix=f"chmod 600 {file}, as its owner; and take a new token, if others could "
+        "have read it",
+    )
+
+
+main = main_of(worker)

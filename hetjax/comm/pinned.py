@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encrypted streams to one side whose certificate the other knows beforehand.
+
+No authority is needed: the side that is called makes a certificate for itself, whose
+fingerprint people carry to those who call, and who calls sends nothing before it has
+seen that very certificate. Owns making it, and how a fingerprint is spelled. Does not
+own the stream (`tls.py`), nor how who calls shows who it is
+(`launchers/joining/hello.py`).
+"""
+
+import datetime
+import os
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+
+from hetjax.comm.addresses import endpoint, socket_for
+from hetjax.comm.tls import TlsStream, fingerprint_of
+
+_SPELLED = re.compile(r"sha256:([0-9a-f]{64})")
+_DAYS = 3650  # it is known by itself, not by how old it is
+_CERTIFICATE, _KEY = "certificate.pem", "key.pem"
+
+
+class OtherCertificate(ConnectionError):
+    """Who is called shows another certificate than the one that is known."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"another certificate: {found}")
+        self.found = found
+
+
+@dataclass(frozen=True)
+class OwnCertificate:
+    """The side that is called: paths of a certificate and its key (PEM)."""
+
+    cert: str
+    key: str
+
+    def context(self, is_called: bool) -> ssl.SSLContext:
+        """It asks nobody for a certificate."""
+        assert is_called
+        found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        found.minimum_version = ssl.TLSVersion.TLSv1_3
+        found.load_cert_chain(self.cert, self.key)
+        return found
+
+    @property
+    def fingerprint(self) -> bytes:
+        return fingerprint_of(Path(self.cert).read_text())
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """The side that calls, and shows no certificate."""
+
+    fingerprint: bytes = sha256(b"").digest()
+
+    def context(self, is_called: bool) -> ssl.SSLContext:
+        """That the other side has the key of what it shows is proven all the same."""
+        assert not is_called
+        found = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        found.minimum_version = ssl.TLSVersion.TLSv1_3
+        found.check_hostname = False
+        found.verify_mode = ssl.CERT_NONE  # by its fingerprint instead
+        return found
+
+
+def dial_pinned(address: str, fingerprint: bytes, end_s: float) -> TlsStream:
+    """Connect to who listens there and has the certificate of this fingerprint.
+
+    Raises OSError by that monotonic time at the latest: OtherCertificate before
+    anything was sent, ssl.SSLError where nobody speaks TLS.
+    """
+    found = socket_for(address)
+    try:
+        found.settimeout(max(0.001, end_s - time.monotonic()))
+        found.connect(endpoint(address))
+        stream = TlsStream(found, _Caller(), is_called=False, end_s=end_s)
+        theirs = stream.binding[len(fingerprint) :]
+        if not compare_digest(theirs, fingerprint):
+            raise OtherCertificate(spelled(theirs))
+        return stream
+    except BaseException:
+        found.close()
+        raise
+
+
+def kept_certificate(folder: Path) -> OwnCertificate:
+    """The certificate in a folder, which nobody else may read; made if none is there.
+
+    Raises OSError, ValueError for files that are no certificate and its key.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cert, key = folder / _CERTIFICATE, folder / _KEY
+    found = OwnCertificate(str(cert), str(key))
+    if not (cert.exists() and key.exists()):
+        cert_pem, key_pem = _made()
+        write_private(key, key_pem)
+        write_private(cert, cert_pem)
+    found.context(is_called=True)
+    return found
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def spelled(fingerprint: bytes) -> str:
+    """Give a fingerprint as people carry it.
+
+    >>> spelled(bytes(32))[:12]
+    'sha256:00000'
+    """
+    return f"sha256:{fingerprint.hex()}"
+
+
+def read_fingerprint(text: str) -> bytes:
+    """Inverse of `spelled`; ValueError for another text."""
+    found = _SPELLED.fullmatch(text)
+    if found is None:
+        raise ValueError("sha256: and 64 digits from 0 to f")
+    return bytes.fromhex(found[1])
+
+
+def _made() -> tuple[str, str]:
+    """A certificate and its key, as PEM."""
+    from cryptography import x509  # not every process makes one
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hetjax run")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=_DAYS))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return built.public_bytes(pem).decode(), private.decode()

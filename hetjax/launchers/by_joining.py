@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher `join`: workers on machines that start, and join, by themselves.
+
+A machine that has joined stays connected, and starts its worker when it is told to, as
+often as it is. So the end of that connection is the machine's, whose node has then
+gone, until a machine joins as it again. Owns when a run waits for machines, what people
+are told to type on them, and when a worker is started. Does not own who may join
+(`joining/desk.py`), nor what a machine does (`joining/joiner.py`).
+"""
+
+import shlex
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.comm.pinned import OwnCertificate, kept_certificate, spelled, write_private
+from hetjax.errors import BadInput
+from hetjax.launchers.bootstraps import Bootstraps
+from hetjax.launchers.joining.desk import Desk
+from hetjax.launchers.joining.terms import JoinTerms
+from hetjax.launchers.joining.tokens import Tokens
+from hetjax.launchers.launcher import Launcher, LaunchRequest, RunOnNode
+from hetjax.runtime.rpc.schema import Noticed
+from hetjax.runtime.rpc.worker_connections import WorkerLost
+
+COMMANDS, FINGERPRINT = "commands.txt", "fingerprint"  # in the folder of joins
+_LOOK_S = 0.1
+_MOST_GRACE_S = 600.0
+_KILLED = 128  # and the signal's number: what shells say of a killed process
+
+
+def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
+    """Make the launcher `join` once machines have joined; BadInput if none does."""
+    return ByJoining(request, stack)
+
+
+def find_cluster(hosts: Path | None) -> Cluster:
+    """Machines join as nodes that a file names: without one there is no cluster."""
+    raise BadInput(
+        got="--launcher join without a cluster",
+        allowed="a cluster file, whose nodes machines can join as",
+        fix="add --cluster FILE",
+    )
+
+
+def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
+    """Nothing can be run on machines that have not joined yet."""
+
+    def refuse(node: object, module: str, argument: str, limit_s: float):
+        raise BadInput(
+            got=f"{node}, of a kind that nobody knows, with --launcher join",
+            allowed="devices of the catalogue, or nodes that give their figures: the "
+            "machines are not there yet to be measured",
+            fix="hetjax devices --output FILE, typed on that machine, writes the node",
+        )
+
+    return refuse
+
+
+class ByJoining:
+    """Machines that have joined, each with one worker; `stack` lets them go."""
+
+    def __init__(self, request: LaunchRequest, stack: ExitStack) -> None:
+        terms = request.joins
+        assert terms is not None, "of the settings"
+        own = _certificate(terms.folder)
+        tokens = Tokens(terms.folder, terms.token_s)
+        host = terms.address.rpartition(":")[0]
+        self._desk = _opened(request, terms, own, tokens)
+        stack.callback(lambda: self._desk.close(is_done=terms.is_done()))
+        self._bootstraps = Bootstraps(host, stack, request.terms)
+        self.connections = self._bootstraps.connections
+        self._desk.noticed = self._noticed
+        self._lock = threading.Lock()
+        self._cluster = request.cluster
+        self._begun_s: dict[str, float] = {}
+        self._waiting = set[str]()  # workers that are to start, once a machine joins
+        _tell(terms, self._desk.address, own, tokens, request.cluster)
+        self._wait(terms.wait_s)
+
+    def start(self, workers: Sequence[str]) -> None:
+        self.begin(workers)
+        self.connections.wait_for(workers, lambda: self._check(workers))
+
+    def begin(self, workers: Sequence[str]) -> None:
+        """Those whose machine is not there begin when one joins as them."""
+        for worker in workers:
+            self._begun_s[worker] = time.monotonic()
+        self._waiting.update(workers)
+        self._hand_out(workers)
+
+    def are_there(self, workers: Sequence[str]) -> bool:
+        begun_s = min((self._begun_s[worker] for worker in workers), default=0.0)
+        check = lambda: self._check(workers)  # noqa: E731
+        return self.connections.have_called(workers, begun_s, check)
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """None: workers are other machines'."""
+        return {}
+
+    def present(self, cluster: Cluster, again: bool) -> Cluster:
+        """The nodes whose machines have joined; if none has, they stay who they were.
+
+        May be called from any thread.
+        """
+        with self._lock:
+            self._cluster = cluster
+        self._desk.follow(cluster)
+        return self._there(cluster) or cluster
+
+    def _noticed(self, worker: str, grace_s: float) -> None:
+        """Called by the machine's thread, which has heard SIGTERM."""
+        grace_s = min(max(0.0, grace_s), _MOST_GRACE_S)
+        told = Noticed(source=f"SIGTERM on {worker}", grace_s=grace_s)
+        self.connections.noticed(worker, told)
+
+    def _there(self, cluster: Cluster) -> Cluster | None:
+        machines = self._desk.machines
+        names = {n.name for n in cluster.nodes if {*n.workers} <= {*machines}}
+        return part_of(cluster, names) if names else None
+
+    def _wait(self, most_s: float) -> None:
+        """Wait until all nodes are there, for so long; BadInput if none is then."""
+        end_s = time.monotonic() + most_s
+        while (found := self._there(self._cluster)) != self._cluster:
+            if time.monotonic() > end_s:
+                break
+            time.sleep(_LOOK_S)
+            self._desk.follow(self._cluster)
+        names = [node.name for node in self._cluster.nodes]
+        if found is None:
+            raise BadInput(
+                got=f"no machine that has joined in {most_s:g} s as one of "
+                f"{', '.join(names)}",
+                allowed="1 node or more whose machines have joined (--join.wait-s)",
+                fix="type on each machine what the run has told",
+            )
+        there = {node.name for node in found.nodes}
+        if gone := [name for name in names if name not in there]:
+            warnings.warn(
+                f"nobody has joined as {', '.join(gone)} in {most_s:g} s: the run goes "
+                "on without, and takes machines in when they join",
+                stacklevel=2,
+            )
+
+    def _hand_out(self, workers: Sequence[str]) -> None:
+        """Let those start that wait for it and whose machines are there."""
+        for worker, machine in self._desk.machines.items():
+            if worker in workers and worker in self._waiting:
+                self._waiting.discard(worker)
+                found = self._bootstraps.bootstrap_for(worker, machine.address)
+                self._desk.start(machine, found.text())
+
+    def _check(self, workers: Sequence[str]) -> None:
+        """Raise WorkerLost for one that will not be there, while others are.
+
+        Where no machine is there at all, the run waits for one.
+        """
+        self._hand_out(workers)
+        machines = self._desk.machines
+        for worker in workers:
+            machine = machines.get(worker)
+            if machine is None:
+                if machines:
+                    raise WorkerLost(worker, "has left: its machine's connection ended")
+            elif worker not in self._waiting and machine.ended is not None:
+                code, where = machine.ended, machine.address
+                raise WorkerLost(
+                    worker,
+                    f"ended with code {code}; what it has printed is on {where}",
+                    has_failed=0 < code < _KILLED,
+                )
+
+
+def _certificate(folder: Path) -> OwnCertificate:
+    try:
+        return kept_certificate(folder)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            got=f"the certificate in {folder}, which cannot be used ({error})",
+            allowed="certificate.pem and key.pem as a run has made them, or neither",
+            fix=f"rm {folder}/*.pem; machines then need the new fingerprint",
+        ) from error
+
+
+def _opened(
+    request: LaunchRequest, terms: JoinTerms, own: OwnCertificate, tokens: Tokens
+) -> Desk:
+    try:
+        return Desk(
+            terms.address,
+            own,
+            tokens,
+            request.cluster,
+            only_cpu=request.only_cpu or request.simulate,
+            model_code=terms.model_code,
+        )
+    except OSError as error:
+        raise BadInput(
+            got=f"--join.address {terms.address}: {error.strerror or error}",
+            allowed="HOST:PORT, an address of this machine that others reach, and a "
+            "port that is free",
+            fix="ip address lists those of this machine",
+        ) from error
+
+
+def _tell(
+    terms: JoinTerms,
+    address: str,
+    own: OwnCertificate,
+    tokens: Tokens,
+    cluster: Cluster,
+) -> None:
+    """Tell people what to type on which machine, on the screen and in a file."""
+    lines = []
+    for worker in (worker for node in cluster.nodes for worker in node.workers):
+        command = ["hetjax", "worker", "--join", address, "--node", worker]
+        command += ["--fingerprint", spelled(own.fingerprint)]
+        if terms.model_code:
+            command += ["--allow-model-code", terms.model_code]
+        token = shlex.quote(str(tokens.file(worker).absolute()))
+        lines.append(f"{shlex.join(command)} < {token}")
+    fingerprint, file = terms.folder / FINGERPRINT, terms.folder / COMMANDS
+    write_private(fingerprint, f"{spelled(own.fingerprint)}\n")
+    write_private(file, "".join(f"{line}\n" for line in lines))
+    terms.note(
+        f"machines join at {address}; on each type, with its token as input (also in "
+        f"{file}):\n" + "\n".join(f"  {line}" for line in lines)
+    )

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door of a run at which machines join, and the machines that have.
+
+Owns who may join: with a good token, as a worker of the cluster that no other machine
+is, with the run's versions and the node's devices. Strangers learn nothing but that
+they are; what they send is limited, and how long they take. Owns, too, what a machine
+is told to start and what it says of it. Does not own the words (`hello.py`), tokens
+(`tokens.py`), nor when a worker is started (`by_joining.py`).
+"""
+
+import ipaddress
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hmac import compare_digest
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.machines import of_kind
+from hetjax.comm.callers import Callers
+from hetjax.comm.handshake import read
+from hetjax.comm.pinned import OwnCertificate
+from hetjax.comm.tls import FIRST_BYTE, TlsStream
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.launchers.joining import hello as words
+from hetjax.launchers.joining.hello import Hello
+from hetjax.launchers.joining.tokens import Token, Tokens
+
+_HTTP = "HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n"
+
+
+class NotNow(BadInput):
+    """Why a machine may not join at present; a while later it may."""
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """One that has joined as a worker; it calls from `address`.
+
+    `ended` is the exit code of the worker that it was told to start last, None as long
+    as there is none.
+    """
+
+    hello: Hello
+    address: str
+    stream: TlsStream
+    starts: int = 0
+    ended: int | None = None
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """What cannot be sent ends the connection, which its reader tells."""
+        try:
+            with self.sending:
+                words.send(self.stream, message)
+        except OSError:
+            with suppress(OSError):
+                self.stream.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who knows a token, and says so."""
+
+    hello: Hello
+    token: Token
+    stream: TlsStream
+
+
+class Desk:
+    """Listens at `address` as soon as it is made, which then has the port.
+
+    Of the cluster of now every host of a node may join once. Machines need no devices
+    where it is `only_cpu`, and have to allow the `model_code` if there is some. One
+    that is about to be taken away has that `noticed`, in so many seconds.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        own: OwnCertificate,
+        tokens: Tokens,
+        cluster: Cluster,
+        *,
+        only_cpu: bool,
+        model_code: str = "",
+    ) -> None:
+        self._own, self._tokens = own, tokens
+        self._only_cpu, self._model_code = only_cpu, model_code
+        self._lock = threading.Lock()
+        self._machines: dict[str, Machine] = {}
+        self._nodes: dict[str, Node] = {}
+        self.noticed: Callable[[str, float], None] = lambda worker, grace_s: None
+        self.follow(cluster)
+        self._callers = Callers(address, self._heard, self._let_in)
+        self.address = self._callers.address
+
+    def follow(self, cluster: Cluster) -> None:
+        """Let machines join as the workers of this cluster, with tokens that last."""
+        nodes = {worker: node for node in cluster.nodes for worker in node.workers}
+        with self._lock:
+            self._nodes = nodes
+        self._tokens.renew([*nodes])
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """Those that are there, by worker."""
+        with self._lock:
+            return dict(self._machines)
+
+    def start(self, machine: Machine, bootstrap: str) -> None:
+        """Tell a machine to start its worker; what is left of another it ends first."""
+        with self._lock:
+            node = self._nodes[machine.hello.worker]
+            machine.starts, machine.ended = machine.starts + 1, None
+        is_cpu = self._only_cpu or canonical_name(node.device) == "cpu"
+        machine.send(
+            {
+                "start": machine.starts,
+                "bootstrap": bootstrap,
+                "device": "cpu" if is_cpu else canonical_name(node.device),
+                "count": node.devices_per_host,
+            }
+        )
+
+    def close(self, is_done: bool) -> None:
+        """Let nobody in any more, and all who are there go; for good if `is_done`."""
+        self._callers.close()
+        with self._lock:
+            machines = [*self._machines.values()]
+        self._tokens.end()
+        for machine in machines:
+            machine.send({"leave": True, "is_done": is_done})
+            with suppress(OSError):
+                machine.stream.shutdown(socket.SHUT_WR)
+
+    def _heard(self, found: socket.socket) -> _Caller | None:
+        """Who it is that calls, if it is anybody; by a thread of its own."""
+        end_s = time.monotonic() + words.JOIN_S
+        found.settimeout(words.JOIN_S)
+        if found.recv(1, socket.MSG_PEEK) != FIRST_BYTE:
+            found.recv(words.HELLO_BYTES)  # what is left unread takes the answer away
+            found.sendall(f"{_HTTP}{_no_tls(found)}\n".encode())
+            return None
+        stream = TlsStream(found, self._own, is_called=True, end_s=end_s)
+        nonce = words.new_nonce()
+        stream.sendall(nonce)
+        try:
+            said = words.receive_frame(stream, words.HELLO_BYTES, end_s)
+        except ValueError as error:
+            return self._turn_away(stream, _no_hello(str(error)))
+        shown = read(stream, words.PROOF_BYTES, end_s)
+        token = self._tokens.proven(
+            lambda key: compare_digest(words.proof(key, nonce, said, stream), shown)
+        )
+        if token is None:  # whatever it says is nobody's
+            warnings.warn(
+                "somebody who knows no token of this run has tried to join it: see "
+                "that the machines have the tokens of now",
+                stacklevel=1,
+            )
+            return self._turn_away(stream, _no_token())
+        try:
+            return _Caller(words.read_hello(said), token, stream)
+        except BadInput as bad:
+            return self._refuse(stream, _where(found), bad)
+        except (ValueError, TypeError) as error:
+            return self._refuse(stream, _where(found), _no_hello(str(error)))
+
+    def _let_in(self, caller: _Caller, found: socket.socket) -> None:
+        """Let a machine join, if it may, and hear it until it leaves."""
+        told, stream, where = caller.hello, caller.stream, _where(found)
+        try:
+            self._check(caller)
+            machine = self._joined(caller, where)
+        except BadInput as bad:
+            self._refuse(stream, where, bad)
+            return found.close()
+        try:
+            words.keep_alive(stream)
+            machine.send({"welcome": told.worker})
+            while True:
+                self._hear(machine, words.receive(stream))
+        except OSError:
+            pass
+        except (ValueError, TypeError, KeyError) as error:
+            warnings.warn(
+                f"{where} has joined as {told.worker} and sends what cannot be read "
+                f"({type(error).__name__}: {error}): it has to join again",
+                stacklevel=1,
+            )
+        finally:
+            with self._lock:
+                if self._machines.get(told.worker) is machine:
+                    del self._machines[told.worker]
+            found.close()
+
+    def _check(self, caller: _Caller) -> None:
+        """Raise BadInput unless this worker may be such a machine."""
+        told, token = caller.hello, caller.token
+        with self._lock:
+            nodes = self._nodes
+        words.check_versions(told.versions)
+        if told.worker not in nodes:
+            raise BadInput(
+                got=f"--node {told.worker}, which the cluster file does not have",
+                allowed=", ".join(nodes),
+                fix=did_you_mean(told.worker, list(nodes)),
+            )
+        if token.worker != told.worker:
+            raise BadInput(
+                got=f"--node {told.worker} with a token of {token.worker}",
+                allowed="the node's own token",
+                fix=f"--node {token.worker}, or the token of {told.worker}",
+            )
+        if (state := self._tokens.state(token)) != "good":
+            raise _stale(token.worker, state)
+        if self._model_code and told.allows != self._model_code:
+            raise BadInput(
+                got=f"model {self._model_code}, a function, which this machine does "
+                "not allow to be called" + f" (but {told.allows})" * bool(told.allows),
+                allowed="functions that are typed on the machine that calls them",
+                fix=f"if you trust that code: --allow-model-code {self._model_code}",
+            )
+        if told.address and not _is_number(told.address):
+            raise BadInput(
+                got=f"--address {told.address}",
+                allowed="numbers, at which other machines reach this one: 10.0.0.2",
+                fix="correct it, or leave --address out",
+            )
+        self._check_devices(nodes[told.worker], told)
+
+    def _check_devices(self, node: Node, told: Hello) -> None:
+        kind = canonical_name(node.device)
+        own = [*of_kind(kind, told.devices)]
+        if self._only_cpu or kind == "cpu" or len(own) >= node.devices_per_host:
+            return
+        there = [f"{d.platform} {d.device_kind}" for d in told.devices]
+        raise BadInput(
+            got=f"node {node.name!r} wants {node.devices_per_host} x {node.device} on "
+            f"this machine; there are {', '.join(there) or 'no accelerators'}",
+            allowed="the devices that the cluster file says",
+            fix="hetjax devices lists what is there; join as another node, or correct "
+            "the cluster file",
+        )
+
+    def _joined(self, caller: _Caller, where: str) -> Machine:
+        """Note that the machine is there, and use its token up; BadInput if it may
+        not."""
+        told = caller.hello
+        machine = Machine(
+            hello=told,
+            address=told.address or where.rpartition(":")[0],
+            stream=caller.stream,
+        )
+        with self._lock:
+            there = self._machines.get(told.worker)
+            if there is not None:
+                raise NotNow(
+                    got=f"--node {told.worker}, which {there.address} has joined as",
+                    allowed="one machine for each node",
+                    fix="join as another node; if that machine is gone, wait "
+                    "half a minute until the run has noticed",
+                )
+            if not self._tokens.use(caller.token):
+                raise _stale(told.worker, "used")
+            self._machines[told.worker] = machine
+        return machine
+
+    def _hear(self, machine: Machine, message: Mapping[str, object]) -> None:
+        """Take in what a machine says of itself, or of the worker that it started."""
+        if "notice" in message:
+            return self.noticed(machine.hello.worker, float(str(message["notice"])))
+        number, code = message["start"], message["ended"]
+        if not (isinstance(number, int) and isinstance(code, int)):
+            raise ValueError("no numbers")
+        with self._lock:
+            if number == machine.starts:
+                machine.ended = code
+
+    def _refuse(self, stream: TlsStream, where: str, bad: BadInput) -> None:
+        """Tell a machine that knows a token why it may not join; people, too."""
+        warnings.warn(f"{where} may not join: {bad.got}", stacklevel=1)
+        self._turn_away(stream, bad)
+
+    def _turn_away(self, stream: TlsStream, bad: BadInput) -> None:
+        with suppress(OSError):
+            words.send(stream, words.refusal(bad, isinstance(bad, NotNow)))
+
+
+def _stale(worker: str, state: str) -> BadInput:
+    what = "that was used before" if state == "used" else "that has expired"
+    return BadInput(
+        got=f"a token of {worker} {what}",
+        allowed="a token that was not used, as long as it lasts (--join.token-s)",
+        fix="take the token of now from its file, which the run has told of: each "
+        "start of the run, each join and time write another one",
+    )
+
+
+def _no_token() -> BadInput:
+    return BadInput(
+        got="a wrong token",
+        allowed="the token of now of the node, of this start of the run",
+        fix="take it from its file, which the run has told of",
+    )
+
+
+def _no_hello(why: str) -> BadInput:
+    return BadInput(
+        got=f"a hello that cannot be read ({why})",
+        allowed="hetjax worker --join, of the release of the run",
+        fix="install the same release of hetjax on both machines",
+    )
+
+
+def _no_tls(found: socket.socket) -> BadInput:
+    host, port = found.getsockname()[:2]
+    return BadInput(
+        got="what is not TLS",
+        allowed="hetjax worker --join: machines join a run of hetjax here",
+        fix=f"hetjax worker --join {host}:{port} --help tells more",
+    )
+
+
+def _where(found: socket.socket) -> str:
+    try:
+        host, port = found.getpeername()[:2]
+    except OSError:
+        return "somebody:0"
+    return f"{host}:{port}"
+
+
+def _is_number(address: str) -> bool:
+    with suppress(ValueError):
+        return not ipaddress.IPv4Address(address).is_unspecified
+    return False

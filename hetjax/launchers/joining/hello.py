@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine and a run say to each other when the machine joins, within TLS.
+
+    run     -> nonce
+    machine -> hello: who it is, what it has; proof of its token
+    run     -> welcome, or a refusal in three parts
+    run     -> start: a worker's bootstrap, and which devices it gets; leave
+    machine -> ended: with which exit code
+
+Owns these words and their form, frames of JSON with limits on their size and time; a
+proof is of the token, the nonce, the hello and the run's certificate, so that nobody
+can pass it on. Does not own the stream (`comm/pinned.py`), who may join (`desk.py`),
+nor what a machine does then (`joiner.py`).
+"""
+
+import hmac
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+from hetjax.cluster.local_devices import LocalDevice
+from hetjax.comm.handshake import read
+from hetjax.comm.tls import TlsStream
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value
+from hetjax.files.tables import read_fields, read_list, read_record
+
+JOIN_S = 30.0  # for all of it: the other side may be starved
+HELLO_BYTES = 16 << 10  # of who has not shown yet who it is
+MESSAGE_BYTES = 64 << 10
+NONCE_BYTES, PROOF_BYTES = 32, 32
+_FORM = 1  # of these words
+_SIZE = struct.Struct("<I")
+_GONE_S = 20  # without an answer of the other system, a connection is lost
+_ALIVE = (  # so it is asked, whatever both processes do
+    ("SO_KEEPALIVE", socket.SOL_SOCKET, 1),
+    ("TCP_KEEPIDLE", socket.IPPROTO_TCP, 5),
+    ("TCP_KEEPINTVL", socket.IPPROTO_TCP, 5),
+    ("TCP_KEEPCNT", socket.IPPROTO_TCP, 3),
+    ("TCP_USER_TIMEOUT", socket.IPPROTO_TCP, 1000 * _GONE_S),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """Who joins: as which worker, with which versions of packages and which devices.
+
+    Others reach it at `address`; empty: that from which it calls. `allows` is the
+    function that may be called there as the model, empty: none.
+    """
+
+    worker: str
+    versions: Mapping[str, str]
+    devices: tuple[LocalDevice, ...] = ()
+    address: str = ""
+    allows: str = ""
+
+    def text(self) -> bytes:
+        told = {"form": _FORM, **asdict(self)}
+        return json.dumps(told).encode()
+
+
+def read_hello(data: bytes) -> Hello:
+    """Inverse of `Hello.text`; raises ValueError, BadInput for another form of it."""
+    raw = json_value(data.decode(errors="replace"))
+    if not isinstance(raw, dict) or raw.pop("form", None) != _FORM:
+        raise BadInput(
+            got="a hello in another form than this release's",
+            allowed=f"the release of the run: {_spelled(versions_here())}",
+            fix="install the same release of hetjax on both machines",
+        )
+    told = read_record(
+        raw,
+        where="hello",
+        required={
+            "worker": "a string",
+            "versions": "a table",
+            "devices": "a list",
+            "address": "a string",
+            "allows": "a string",
+        },
+    )
+    told["devices"] = tuple(
+        LocalDevice(**read_fields(device, LocalDevice, where=f"devices[{i}]"))
+        for i, device in enumerate(told["devices"])
+    )
+    read_list(told["versions"].values(), "a string", where="versions")
+    return Hello(**told)
+
+
+def versions_here() -> dict[str, str]:
+    """Those that must be alike on all machines of a run."""
+    return {name: version(name) for name in ("hetjax", "jax")}
+
+
+def check_versions(theirs: Mapping[str, str]) -> None:
+    """Raise BadInput unless a machine has the versions of this one."""
+    here = versions_here()
+    if dict(theirs) != here:
+        raise BadInput(
+            got=f"a machine with {_spelled(theirs)}",
+            allowed=f"the versions of the run: {_spelled(here)}",
+            fix="pip install "
+            + " ".join(f"'{n}=={v}'" for n, v in here.items() if theirs.get(n) != v)
+            + " on that machine",
+        )
+
+
+def _spelled(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
+
+
+def proof(key: bytes, nonce: bytes, said: bytes, stream: TlsStream) -> bytes:
+    """That the token is known, of all that was said, to this side's certificate."""
+    return hmac.digest(key, b"join" + nonce + stream.binding + said, "sha256")
+
+
+def new_nonce() -> bytes:
+    return os.urandom(NONCE_BYTES)
+
+
+def refusal(bad: BadInput, is_for_now: bool = False) -> dict[str, Any]:
+    """The words of a refusal; one that `is_for_now` may be no more in a while."""
+    parts = {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}
+    return {"refused": parts, "for_now": is_for_now}
+
+
+def send(stream: TlsStream, message: Mapping[str, Any]) -> None:
+    """Send a message; raises OSError."""
+    send_frame(stream, json.dumps(message).encode())
+
+
+def send_frame(stream: TlsStream, data: bytes) -> None:
+    stream.sendall(_SIZE.pack(len(data)) + data)
+
+
+def receive(stream: TlsStream, end_s: float | None = None) -> dict[str, Any]:
+    """The next message; raises OSError, also at that monotonic time, and ValueError."""
+    found = json_value(receive_frame(stream, MESSAGE_BYTES, end_s))
+    if not isinstance(found, dict):
+        raise ValueError("no table")
+    return found
+
+
+def receive_frame(stream: TlsStream, most: int, end_s: float | None = None) -> bytes:
+    """The bytes of the next frame; ValueError where they are more than that."""
+    (size,) = _SIZE.unpack(_read(stream, _SIZE.size, end_s))
+    if size > most:
+        raise ValueError(f"{size:,} bytes, where {most:,} are the most")
+    return _read(stream, size, end_s)
+
+
+def _read(stream: TlsStream, size: int, end_s: float | None) -> bytes:
+    """All of it, by then if there is a limit."""
+    if end_s is not None:
+        return read(stream, size, end_s)
+    stream.settimeout(None)
+    data = b""
+    while len(data) < size:
+        more = stream.recv(size - len(data))
+        if not more:
+            raise ConnectionError("end of stream")
+        data += more
+    return data
+
+
+def keep_alive(stream: TlsStream) -> None:
+    """Let the systems find out when the other side is gone, however quiet it is."""
+    for name, level, value in _ALIVE:
+        if hasattr(socket, name):  # not every system has them all
+            stream.setsockopt(level, getattr(socket, name), value)
