@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster
 from hetjax.launchers.launcher import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
@@ -54,7 +54,8 @@ _Answer = TypeVar("_Answer")
 class Driver:
     """The run of a controller whose workers are started by `begin`.
 
-    `plan` and `cluster` are the current ones, `resumed` says where the state is from.
+    `plan` and `cluster` are the current ones, `missing` gives nodes that are not there,
+    from any thread; `resumed` says where the state is from.
     `on_recovery` is called after recoveries, and where others take over; `on_lost` when
     a worker is lost. Leaving `with` closes `stack`, too.
     """
@@ -78,6 +79,7 @@ class Driver:
         self._commit: StepCommit | None = None
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
+        self.missing = config.membership.missing
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
@@ -239,10 +241,6 @@ class Driver:
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)
-
-    def missing(self) -> Sequence[Node]:
-        """Nodes of the cluster file that are not there; from any thread."""
-        return self._config.membership.missing()
 
     def leave(self, node: str) -> bool:
         """Go on without the node from the next step on; False if nothing can."""
