@@ -55,9 +55,9 @@ class Driver:
     """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are the current ones, `missing` gives nodes that are not there,
-    from any thread; `resumed` says where the state is from.
-    `on_recovery` is called after recoveries, and where others take over; `on_lost` when
-    a worker is lost. Leaving `with` closes `stack`, too.
+    from any thread; `resumed` says where the state is from. `on_recovery` is called
+    after recoveries, and where others take over; `on_lost` when a worker is lost.
+    Leaving `with` closes `stack`, too.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Driver:
         validation_weights: Sequence[float],
     ) -> None:
         self._controller, self._launcher = controller, launcher
-        self.stack = ExitStack()
+        self.stack, self.missing = ExitStack(), config.membership.missing
         self._config, self._at, self._losses = config, 0, Losses()
         self._surviving = SurvivingState(controller, config, self.leave)
         self._degraded = DegradedMode(controller, launcher, config)
@@ -79,7 +79,6 @@ class Driver:
         self._commit: StepCommit | None = None
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
-        self.missing = config.membership.missing
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
