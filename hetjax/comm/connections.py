@@ -13,6 +13,7 @@ to whom (`peers.py`).
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -25,6 +26,7 @@ from hetjax.comm.tls import Stream
 
 Deliver = Callable[[str, Key, np.ndarray], None]  # from whom, under which key, bytes
 Lost = Callable[[str, str], None]  # who, and why
+Wrote = Callable[[int, float], None]  # bytes of a message, and seconds
 
 SILENCE_S = 10.0  # without a sign of life, a peer counts as lost
 _FAREWELL_S = 5.0  # for what is still to be sent
@@ -36,7 +38,8 @@ class Connection:
     """A connection to one peer, which has proven who it is.
 
     `deliver` and `lost` are called from the link's own threads; `lost` at most once,
-    also for a peer that leaves in good order, but not after `close`.
+    also for a peer that leaves in good order, but not after `close`. `wrote` hears how
+    long the system took to take each message.
     """
 
     def __init__(
@@ -46,8 +49,9 @@ class Connection:
         deliver: Deliver,
         lost: Lost,
         silence_s: float = SILENCE_S,
+        wrote: Wrote = lambda num_bytes, seconds: None,
     ) -> None:
-        self.peer = peer
+        self.peer, self._wrote = peer, wrote
         self._socket, self._deliver, self._lost = ends.messages, deliver, lost
         keys = ends.message_keys
         self._writer = FrameWriter(ends.messages, keys and keys.sends)
@@ -83,7 +87,10 @@ class Connection:
     def _transmit(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
+                start_s = time.perf_counter()
                 self._writer.write(*message)
+                num_bytes = sum(part.nbytes for part in message[1])
+                self._wrote(num_bytes, time.perf_counter() - start_s)
             self._writer.write(_GOODBYE, [])
         except Exception as error:  # whatever ends this thread loses the peer
             self._fail(_reason(error))

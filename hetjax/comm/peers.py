@@ -19,6 +19,8 @@ from hetjax.comm.handshake import Ends, dial
 from hetjax.comm.tls import Tls
 from hetjax.comm.transport import Tally
 
+_LARGE_BYTES = 1 << 20
+
 
 class PeerLost(ConnectionError):
     """What is waited for will not come; `peer` is the worker that is gone."""
@@ -85,12 +87,36 @@ class Mailbox:
             raise PeerLost(lost.peer, lost.reason)
 
 
+class Pace:
+    """How long the system takes to send large messages, by peer.
+
+    Small ones are taken at once, into its buffers, and tell nothing of a link.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: dict[str, tuple[int, float]] = {}
+
+    def add(self, peer: str, num_bytes: int, seconds: float) -> None:
+        """Count a message, if it is large."""
+        if num_bytes >= _LARGE_BYTES:
+            with self._lock:
+                before, before_s = self._sent.get(peer, (0, 0.0))
+                self._sent[peer] = before + num_bytes, before_s + seconds
+
+    def take(self) -> list[tuple[str, float]]:
+        """Return the seconds per byte to each peer since the last call."""
+        with self._lock:
+            sent, self._sent = self._sent, {}
+        return [(peer, seconds / n) for peer, (n, seconds) in sent.items()]
+
+
 class Peers:
     """The connections of worker `own` to the other workers of a run.
 
     Listens on `address` as soon as it is made; `address` then has the port. `sent`
-    counts what goes to each of them. `incarnation` is this worker's; `coded` says
-    whether what it sends when it calls carries codes (see `dial`).
+    counts what goes to each of them, `pace` how fast. `incarnation` is this worker's;
+    `coded` says whether what it sends when it calls carries codes (see `dial`).
     """
 
     def __init__(
@@ -104,6 +130,7 @@ class Peers:
         tls: Tls | None = None,
     ) -> None:
         self.own, self.mailbox, self.sent = own, Mailbox(), Tally()
+        self.pace = Pace()
         self.links: dict[str, Connection] = {}
         self._secret, self._silence_s = secret, silence_s
         self._incarnation, self._coded, self._tls = incarnation, coded, tls
@@ -162,6 +189,7 @@ class Peers:
                 partial(self._deliver, number),
                 partial(self._lose, number),
                 self._silence_s,
+                partial(self.pace.add, peer),
             )
             self._joined.notify_all()
         if earlier is not None:

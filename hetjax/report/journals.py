@@ -88,6 +88,18 @@ def event_details(line: Mapping[str, Any]) -> str:
     return "; ".join(told)
 
 
+def slow_line(line: Mapping[str, Any]) -> str:
+    """Return what an event `slow` says, in words.
+
+    >>> slow_line({"who": "l4-0", "factor": 1.9, "since": 412, "evidence": "alone"})
+    'slow: l4-0 1.9x since step 412, alone'
+    """
+    factor = line.get("factor")
+    times = f" {factor:.1f}x" if isinstance(factor, int | float) else ""
+    told = f"slow: {line.get('who')}{times} since step {line.get('since')}"
+    return f"{told}, {line.get('evidence')}"
+
+
 def _event_row(line: Mapping[str, Any]) -> tuple[str, ...]:
     clock = line["time"].partition("T")[2].partition("+")[0]  # of UTC
     return str(line["step"]), clock, line["event"], event_details(line)

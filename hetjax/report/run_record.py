@@ -16,6 +16,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.report.colours import TIME
+from hetjax.report.journals import slow_line
 from hetjax.report.metrics import HEADLINES, Metric
 from hetjax.report.prediction import guesses_a_cpu
 from hetjax.schedule.predicted import Predicted
@@ -105,6 +106,20 @@ class RunRecord:
     @property
     def recoveries(self) -> list[Line]:
         return [line for line in self.events if line["event"] == "recovered"]
+
+    @property
+    def slow(self) -> list[str]:
+        """What was slow when the last start ended, a line each."""
+        found: dict[str, str] = {}
+        for line in self.events:
+            event, who = line["event"], str(line.get("who"))
+            if event in _BEGINS:  # which looks anew
+                found = {}
+            elif event == "as_before":
+                found.pop(who, None)
+            elif event == "slow":
+                found[who] = slow_line(line)
+        return [*found.values()]
 
     @property
     def spent_s(self) -> dict[str, float] | None:

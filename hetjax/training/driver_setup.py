@@ -42,7 +42,11 @@ from hetjax.training.directory.progress import checkpoint_storage
 from hetjax.training.launchers import launcher_of
 from hetjax.training.layout.compiled_memory import compile_again, compile_all
 from hetjax.training.layout.hardware import is_virtual
-from hetjax.training.layout.plan_choice import next_plan, precise_plan
+from hetjax.training.layout.plan_choice import (
+    next_plan,
+    precise_plan,
+    read_run_slowness,
+)
 from hetjax.training.layout.planning_process import Planning
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.driver_config import DriverConfig, RunContext
@@ -139,7 +143,11 @@ def _driver_config(
 ) -> DriverConfig:
     config, context = start.config, TrainingContext(start, dataset, shown)
     # who asks whether there is a plan asks for it next
-    replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
+    planned = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
+
+    def replan(cluster: Cluster, current: Plan) -> Plan:
+        return planned(cluster, current, read_run_slowness(config))
+
     # no compiling ahead beside the step that trains in this very process
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
     ahead_s = config.standby_plans_after_s if has_workers else 0.0

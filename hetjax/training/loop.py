@@ -19,6 +19,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.observers.goodput import Spent
+from hetjax.training.observers.slow_devices import SlowDevices
 from hetjax.training.observers.tracing import Tracing
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
@@ -66,6 +67,7 @@ class Loop:
     spent: Spent
     evaluated: set[int] = field(default_factory=set)
     device_use: DeviceUse = DeviceUse()
+    slow_devices: SlowDevices = field(default_factory=SlowDevices)  # looks at none
     _pending: _Pending | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
@@ -173,11 +175,14 @@ class Loop:
     def _train(self, step: int, *, is_traced: bool) -> None:
         """Run one step; record the one before, whose loss has come in meanwhile."""
         self._is_in_step = True
+        self.slow_devices.before(step)
         commit = self.driver.step(step, traced=is_traced)
         self._is_in_step = False
         now_s = time.perf_counter()
         step_time_s, self._since_s = now_s - self._since_s, now_s
         self._record()
+        for finding in self.slow_devices.after(step_time_s):
+            self.recorder.slow(finding)
         self._pending = _Pending(
             commit=commit,
             step=step + 1,

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
 from hetjax.schedule.predicted import Predicted
@@ -27,6 +28,7 @@ from hetjax.training.driver_setup import start_driver
 from hetjax.training.observers.dispatch import Dispatcher
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.observers.records import StartRecord
+from hetjax.training.observers.slow_devices import SlowDevices, watches
 from hetjax.training.observers.step_comparison import StepComparison, learn_step
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
@@ -51,6 +53,7 @@ class OpenRun:
     events: Journal
     worker_notices: SimpleQueue[Notice]  # from when workers start
     comparison: StepComparison
+    slow_devices: SlowDevices
 
     def recorder(self, shown: Display) -> Recorder:
         return Recorder(
@@ -121,6 +124,15 @@ def open_run(
         is_simulated=start.config.simulate,
     )
     comparison.begin(driver.plan, start.hardware.cluster)
+    slow_devices = SlowDevices(
+        is_on=watches(start.config),
+        is_one_process=not LAUNCHERS[start.config.launcher].has_worker_processes,
+        path=run_dir / rundir.SLOW,
+        timing=driver.timing,
+        changed=driver.forget_plans,
+    )
+    slow_devices.path.unlink(missing_ok=True)  # of a start that is over
+    slow_devices.begin(driver.plan, start.hardware.cluster)
     found = OpenRun(
         start=start,
         dataset=dataset,
@@ -129,6 +141,7 @@ def open_run(
         events=stack.enter_context(closing(events)),
         worker_notices=notices,
         comparison=comparison,
+        slow_devices=slow_devices,
     )
     _record_origin(start, driver, found.recorder(shown))
     return found

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hetjax.costs.slowness.findings import Finding
 from hetjax.launchers.reprovisioning import LOG, Asked
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.commit import StepCommit
@@ -69,6 +70,12 @@ class Recorder:
         if found is not None:
             self.event("compared", step, **found.values())
             self.note(str(found))
+
+    def slow(self, finding: Finding) -> None:
+        """Somebody has become slow, or is as before again."""
+        name = "as_before" if finding.is_over else "slow"
+        self.event(name, finding.step, **finding.values())
+        self.note(str(finding))
 
     def evaluation(self, line: dict[str, Any], num_steps: int) -> None:
         """A validation loss."""

@@ -265,6 +265,7 @@ class Session(ExitStack):
                 best=best_so_far(config),
                 restore_files=partial(found.restore_files, recorder),
             ),
+            slow_devices=found.slow_devices,
             stop=stop,
             spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
             evaluated=evaluated(config.run_dir),
@@ -273,6 +274,10 @@ class Session(ExitStack):
 
         def on_recovery(what: Recovered | Rerouted) -> None:
             loop.on_recovery(what)
+            if isinstance(what, Rerouted) or what.plan is not None:
+                found.slow_devices.begin(driver.plan, driver.cluster)
+            else:
+                found.slow_devices.go_on()
             if isinstance(what, Rerouted):
                 return recorder.rerouting(what)
             recorder.recovery(what)

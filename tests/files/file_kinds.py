@@ -31,6 +31,7 @@ from hetjax.cluster.cluster_files import load_cluster, preset_path
 from hetjax.costs.measured.compiled import read_compiled, write_compiled
 from hetjax.costs.measured.layer_profile import read_profile, write_profile
 from hetjax.costs.measured.sailor import sailor_profile
+from hetjax.costs.slowness.known import read_slowness, slowness, write_slowness
 from hetjax.data.hugging_face import read_tokenizer
 from hetjax.files.reading import read_bytes
 from hetjax.models.hugging_face.adapter_config import read_adapter_config
@@ -424,6 +425,13 @@ KINDS: Mapping[str, FileKind] = {
         make=_probed,
         target="probe.json",
         read=lambda folder: found_here._read(folder / "probe.json"),
+    ),
+    "run's slow.json": FileKind(
+        make=lambda folder: write_slowness(
+            folder / "slow.json", slowness({"a": 1.5}, {("a", "b"): 2.0})
+        ),
+        target="slow.json",
+        read=lambda folder: read_slowness(folder / "slow.json"),
     ),
     "run's trace.json": FileKind(
         make=_traced,

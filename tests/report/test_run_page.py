@@ -270,3 +270,27 @@ def test_curves_pass_through_their_points_and_long_ones_are_thinned_by_means():
     assert all(low[1] == 0.0 and high[1] == 6.0 for low, high in ranges[:-1])
     (line,) = chart("a", [Curve(name="a", look="first", points=many)]).lines
     assert line.band.endswith("Z")
+
+
+def test_who_was_slow_at_the_end_is_told_in_the_report(step: Predicted):
+    def slow(name: str, at: int, who: str, factor: Any) -> dict[str, Any]:
+        figures = {"what": "node", "factor": factor, "since": at - 6}
+        return event(name, at, who=who, **figures, evidence="others as before")
+
+    events = [
+        event("started", 0, plan="given"),
+        slow("slow", 3, "east-0", 1.9),
+        slow("slow", 4, HOSTILE, 1.5),
+        slow("slow", 5, "west-0", 2.0),
+        slow("as_before", 8, "west-0", 2.0),
+        slow("slow", 9, "odd-0", "much"),  # who has edited the file?
+    ]
+    found = record(steps(10), events, step)
+    assert found.slow[0] == "slow: east-0 1.9x since step -3, others as before"
+    assert [HOSTILE in line for line in found.slow] == [False, True, False]
+    assert "odd-0 since step 3" in found.slow[2] and len(found.slow) == 3
+    assert found.slow[0] in str(RunReport(found))
+    html = run_page(found)
+    assert found.slow[0] in html and HOSTILE not in html
+    again = [*events, event("restored", 10)]  # a start looks anew
+    assert not record(steps(10), again, step).slow

@@ -118,6 +118,7 @@ def _step_time(run: RunRecord) -> Iterator[str]:
         else:
             yield CPU_GUESS
     yield f"by the prediction {binding_line(binding(predicted))}"
+    yield from run.slow
 
 
 def _recovery(line: Line) -> Row:

@@ -24,6 +24,7 @@ from hetjax.errors import BadInput
 from hetjax.mesh.multihost import World
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
+from hetjax.runtime.control.told_times import StepTiming
 from hetjax.runtime.execution.checking.checks import (
     NO_CHECKS,
     Disagreement,
@@ -63,7 +64,7 @@ class Controller:
         self._expected_save_s: float | None = None  # until that is written
         self._copying: tuple[int, int] | None = None  # since when, how many
         self._turn = 0
-        self.predicts_steps = False  # else the plan's figures are of these devices
+        self.timing, self.predicts_steps = StepTiming(), False  # by the plan's figures
         self.state_bytes: Mapping[str, int] = {}  # by worker, once they have told
         self.adopt(plan, nodes)
 
@@ -198,21 +199,23 @@ class Controller:
         """Train on the global batch of this step; returns once all know NORM.
 
         `loss_scale` is for plans with a float16 stage. When the actions of a traced
-        step ran is told by `spans`.
+        step ran is told by `spans`, how long those of an earlier one by `timing`.
         """
         request = schema.Train(
             step=number,
             turn=self.next_turn(),
             traced=traced,
+            timed=self.timing.is_wanted,
             loss_scale=loss_scale,
             checks=checks,
             expected_s=self._predicted_step_s(),
         )
         told = self._all(request)
         self._is_first_step = False
-        first, *others = told.values()
+        self.timing.hear(told)
+        first, *others = (answer.commit for answer in told.values())
         assert all(other == first for other in others), f"they disagree on {number}"
-        return first.commit
+        return first
 
     def _predicted_step_s(self) -> float | None:
         """What the plan says of its first step; those before tell of all others."""

@@ -18,6 +18,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.multihost import World
 from hetjax.runtime.execution.checking.checks import NO_CHECKS, StageNumbers, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
+from hetjax.runtime.execution.step_clock import WorkerTimes
 from hetjax.runtime.rpc.message import Message, Request
 
 Json = Mapping[str, Any]
@@ -39,6 +40,7 @@ class Address(Message):
 
 class Trained(Message):
     commit: StepCommit
+    times: WorkerTimes | None = None  # of a step before it
 
 
 class Reached(Message):
@@ -56,10 +58,8 @@ class CheckedState(Message):
 
 
 class HeldState(Message):
-    """The leaves that are kept of the state after `at` steps."""
-
     at: int | None
-    leaves: Sequence[str]
+    leaves: Sequence[str]  # that are kept of the state after so many steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,9 +99,7 @@ class ClockTime(Message):
 
 
 class Ahead(Message):
-    """Whether all that was to be compiled ahead is, or cannot be."""
-
-    is_done: bool
+    is_done: bool  # all that was to be compiled ahead, or it cannot be
 
 
 class CompiledBytes(Message):
@@ -243,6 +241,7 @@ class Train(Request[Trained], minutes=30, what="train a step"):
     step: int
     turn: int
     traced: bool
+    timed: bool = False  # which the answer to a later one tells
     loss_scale: float | None = None
     checks: StepChecks = NO_CHECKS
 

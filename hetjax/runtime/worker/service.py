@@ -21,8 +21,11 @@ from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.data.batches import Batch, num_targets
 from hetjax.plans.worker_map import WorkerMap
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.runtime.execution.executor import ActionObserver
 from hetjax.runtime.execution.serving import ServingStages
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.step_clock import StepClock, WorkerTimes
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema, serving_schema
 from hetjax.runtime.rpc.message import AnyRequest
@@ -86,6 +89,7 @@ class WorkerService:
         self.peers: Peers | None = None
         self._work: Work | None = None
         self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
+        self._clock = StepClock(())  # of the last one
         self._progress = Progress()
         self._inventory = StateInventory()
         self._folder = CheckpointFolder(worker)
@@ -123,12 +127,17 @@ class WorkerService:
         self._compiling = None
         if request.compiles and request.world is None:  # else hosts would part ways
             self._compiling = Background(self._runtime.compile, "compile")
+        self._begin_plan()
+
+    def _begin_plan(self) -> None:
+        """Watch the actions of another plan."""
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
+        self._clock = StepClock(self._runtime.stages)
 
     def _reroute(self, request: schema.Reroute) -> None:
         self._runtime.reroute(request.num_microbatches)
         self._progress = rerouted(self._progress, self._runtime.is_behind)
-        self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
+        self._begin_plan()
 
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
@@ -180,12 +189,24 @@ class WorkerService:
     def _train(self, request: schema.Train) -> schema.Trained:
         assert self._work is not None
         batch = self._work.batch(request.step)
-        observer = self._timelines[-1][0] if request.traced else None
+        observer: ActionObserver | None = None
+        if request.traced:
+            observer = self._timelines[-1][0]
+        elif request.timed:
+            observer = self._clock.begin(request.step)
         commit = self._runtime.step(
             request.turn, batch, observer, request.loss_scale, request.checks
         )
         self._progress = committed(request.step, commit)
-        return schema.Trained(commit=commit)
+        return self._trained(request.step, commit)
+
+    def _trained(self, step: int, commit: StepCommit) -> schema.Trained:
+        """The answer, with what is known by now of a step before it."""
+        if (timed := self._clock.take(step)) is None:
+            return schema.Trained(commit=commit)
+        sent = [] if self.peers is None else self.peers.pace.take()
+        times = WorkerTimes(step=timed.step, worked=timed.worked(), sent=sent)
+        return schema.Trained(commit=commit, times=times)
 
     def _leave_out(self, request: schema.LeaveOut) -> None:
         if self._progress.at == request.step:  # else asked again, and it was done here

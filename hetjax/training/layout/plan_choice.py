@@ -19,6 +19,7 @@ from hetjax.costs.certainty.calibration import (
     read_calibration,
 )
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
+from hetjax.costs.slowness.known import AS_IT_SHOULD_BE, Slowness, read_slowness
 from hetjax.errors import BadInput, placed
 from hetjax.models.attention.attention import head_sizes
 from hetjax.models.finetuning import warn_of_profile
@@ -42,7 +43,7 @@ from hetjax.plans.precision import with_precisions
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
-from hetjax.training.directory.rundir import CALIBRATION, PROFILE, Previous
+from hetjax.training.directory.rundir import CALIBRATION, PROFILE, SLOW, Previous
 from hetjax.training.layout.compiled_memory import read_run_compiled
 from hetjax.training.layout.hardware import is_virtual
 from hetjax.training.layout.plan_model import check_is_for_model, is_for_model
@@ -200,9 +201,16 @@ def _packing(config: RunConfig, plan: Plan) -> Plan:
     return replace(plan, packed=bool(config.data.pack))
 
 
-def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) -> Plan:
+def next_plan(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    current: Plan,
+    slow: Slowness = AS_IT_SHOULD_BE,
+) -> Plan:
     """Plan for a cluster that has changed: quickly, and counting what has to move.
 
+    What is `slow` counts as slow as it is; planner even looks at no speed.
     NoFeasiblePlan if the model does not fit there.
     """
     config = _as_now(config, current)
@@ -220,7 +228,7 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
         return plan
     from hetjax.planner.search.replan import replan  # as in `_searched`
 
-    return replan(_request(config, model, cluster), current).best.plan
+    return replan(_request(config, model, cluster, slow), current).best.plan
 
 
 def _as_now(config: RunConfig, current: Plan) -> RunConfig:
@@ -263,7 +271,12 @@ def _searched(
     )
 
 
-def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
+def _request(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    slow: Slowness = AS_IT_SHOULD_BE,
+) -> PlanRequest:
     profile, _ = read_run_profile(config, model)
     if profile is not None and not profile.devices & all_kinds(cluster):
         known = ", ".join(sorted(profile.devices)) or "no devices"
@@ -274,7 +287,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
     seen = read_run_calibration(config)
     return PlanRequest(
         model=model,
-        cluster=seen.applied(cluster),
+        cluster=slow.applied(seen.applied(cluster)),
         calibration=seen,
         seq_len=config.seq_len,
         global_batch=config.global_batch,
@@ -310,6 +323,11 @@ def read_run_calibration(config: RunConfig) -> StepCalibration:
     """Return what the run has measured of its own steps so far."""
     path = config.run_dir / CALIBRATION
     return read_calibration(path) if path.exists() else UNCALIBRATED
+
+
+def read_run_slowness(config: RunConfig) -> Slowness:
+    """Return what the run has found slow and is still so."""
+    return read_slowness(config.run_dir / SLOW)
 
 
 def optimizer_init(config: RunConfig) -> OptimizerInit:

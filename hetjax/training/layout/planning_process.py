@@ -27,7 +27,7 @@ from hetjax.files.parsing import json_value
 from hetjax.models.named import TypedName
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
-from hetjax.training.layout.plan_choice import next_plan
+from hetjax.training.layout.plan_choice import next_plan, read_run_slowness
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import config_values, read_config
@@ -99,9 +99,10 @@ def main() -> None:
     config = read_config(request["config"], "settings")
     config = replace(config, model=TypedName(config.model))  # by our own controller
     model, current = run_model(config), parse_plan(request["current"])
+    slow = read_run_slowness(config)
     for number, text in enumerate(request["clusters"]):
         with suppress(NoFeasiblePlan):  # then there is nothing to be ready for
-            plan = next_plan(config, model, parse_cluster(text), current)
+            plan = next_plan(config, model, parse_cluster(text), current, slow)
             print(json.dumps([number, plan_json(plan)]), file=answers, flush=True)
 
 

@@ -14,6 +14,7 @@ from hetjax.training.observers.records import (
     Record,
     RecoveredRecord,
     SavedRecord,
+    SlowRecord,
     StartRecord,
     StepRecord,
 )
@@ -54,6 +55,9 @@ class Observer(Protocol):
         """Training goes on after a loss, or with other nodes: from an earlier step,
         perhaps, so that steps come again."""
 
+    def on_slow(self, record: SlowRecord) -> None:
+        """A device, a link or a kind of batch has become slow, or is as before."""
+
     def on_end(self, record: EndRecord) -> None:
         """The run ends; there are ten seconds for what has to be finished."""
 
@@ -65,6 +69,7 @@ _METHODS: dict[type[Record], str] = {
     SavedRecord: "on_saved",
     LostRecord: "on_lost",
     RecoveredRecord: "on_recovered",
+    SlowRecord: "on_slow",
     EndRecord: "on_end",
 }
 

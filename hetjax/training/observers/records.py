@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+_OF_SLOW = ("what", "who", "factor", "since", "evidence")
+
 Outcome = Literal["finished", "stopped", "failed"]
 
 
@@ -89,6 +91,24 @@ class RecoveredRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlowRecord:
+    """`who` takes `factor` times as long as before, or than equal ones, from step
+    `since` on; by `step` that was clear.
+
+    `what` it is: node, device, stage, link, batches of a replica, or all of the run.
+    `is_over`: it is as before again, and `factor` is what it was.
+    """
+
+    step: int
+    what: str
+    who: str
+    factor: float
+    since: int
+    evidence: str
+    is_over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EndRecord:
     """The run ends here, at `step`; the last record.
 
@@ -108,6 +128,7 @@ Record = (
     | SavedRecord
     | LostRecord
     | RecoveredRecord
+    | SlowRecord
     | EndRecord
 )
 
@@ -134,6 +155,12 @@ def record_of_line(line: Mapping[str, Any]) -> Record | None:
         case "rerouted":
             took_s = line["seconds"]
             return RecoveredRecord(step=step, reason=line["reason"], seconds=took_s)
+        case "slow" | "as_before":
+            return SlowRecord(
+                step=step,
+                **{name: line[name] for name in _OF_SLOW},
+                is_over=event == "as_before",
+            )
         case "finished":
             return EndRecord(step=step, outcome="finished")
         case "preempted":

@@ -32,6 +32,7 @@ from hetjax.training.layout.plan_choice import (
     optimizer_init,
     read_run_calibration,
     read_run_profile,
+    read_run_slowness,
 )
 from hetjax.training.settings.config import RunConfig
 
@@ -68,7 +69,7 @@ def _predict(
     """The step at the speeds that the run has learnt so far, and its costs at any."""
     profile, path = read_run_profile(config, model)
     seen = read_run_calibration(config)
-    cluster = seen.applied(cluster)
+    cluster = read_run_slowness(config).applied(seen.applied(cluster))
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
     compiled = read_run_compiled(config)
 

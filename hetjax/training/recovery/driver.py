@@ -70,7 +70,7 @@ class Driver:
         validation_weights: Sequence[float],
     ) -> None:
         self._controller, self._launcher = controller, launcher
-        self.stack, self.missing = ExitStack(), config.membership.missing
+        self.stack, self.forget_plans = ExitStack(), config.standby_plans.forget
         self._config, self._at, self._losses = config, 0, Losses()
         self._surviving = SurvivingState(controller, config, self.leave)
         self._degraded = DegradedMode(controller, launcher, config)
@@ -79,6 +79,7 @@ class Driver:
         self._commit: StepCommit | None = None
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
+        self.missing, self.timing = config.membership.missing, controller.timing
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
@@ -284,14 +285,13 @@ class Driver:
         """
         clock, at, before = Clock(), self._at, self.plan
         self._fresh.gone = {*self._degraded.missing}
-        cause = lost or self._degraded.lost
-        reason, cluster = cause and str(cause), self.cluster
+        cause, cluster = lost or self._degraded.lost, self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
         self._config.on_restored(restored)
         plan = None if self.plan == before else self.plan
-        reason = reason or difference(cluster, self.cluster)
+        reason = str(cause) if cause else difference(cluster, self.cluster)
         gone = frozenset(self._fresh.gone)
         found = recovered(reason, at, restored, clock, self.cluster, plan, gone)
         self.on_recovery(found)

@@ -91,6 +91,13 @@ class StandbyPlans:
             self._plans.setdefault((other, plan), _done(found))
         return fresh
 
+    def forget(self) -> None:
+        """Plan anew, whatever is known: costs have changed."""
+        self.close()
+        with self._lock:
+            self._plans = {}
+        self._now = None
+
     def close(self) -> None:
         """Look no further."""
         if self._look is not None:

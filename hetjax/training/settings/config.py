@@ -174,6 +174,9 @@ class RunConfig:
     watchdog_factor: float = 10.0
     """How many times as long as they should steps, saves and restores may take (a
     minute at least) until a worker that is late has to say where it is, and is lost."""
+    watch_speeds: Literal["auto", "on", "off"] = "auto"
+    """Whether to time stages in every step, and to tell who becomes slow. auto: unless
+    devices are simulated, which share the cores of a machine."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     platform: Literal["auto", "cpu"] = "auto"

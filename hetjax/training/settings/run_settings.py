@@ -30,6 +30,7 @@ PASSING += (
     "standby_plans_after_s",
     "timeout_scale",
     "watchdog_factor",
+    "watch_speeds",
     "reroute",
 )
 PASSING += ("join.address", "join.wait_s", "join.token_s")

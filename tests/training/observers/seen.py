@@ -11,6 +11,7 @@ from hetjax.training.observers.records import (
     Record,
     RecoveredRecord,
     SavedRecord,
+    SlowRecord,
     StartRecord,
     StepRecord,
 )
@@ -41,6 +42,9 @@ class Seen(Observer):
 
     def on_recovered(self, record: RecoveredRecord) -> None:
         self._keep("on_recovered", record)
+
+    def on_slow(self, record: SlowRecord) -> None:
+        self._keep("on_slow", record)
 
     def on_end(self, record: EndRecord) -> None:
         self._keep("on_end", record)

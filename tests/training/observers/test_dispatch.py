@@ -21,6 +21,7 @@ from hetjax.training.observers.records import (
     Record,
     RecoveredRecord,
     SavedRecord,
+    SlowRecord,
     StartRecord,
     StepRecord,
     record_of_line,
@@ -28,6 +29,8 @@ from hetjax.training.observers.records import (
 from tests.training.observers.seen import MODULE, Held, NotMade, Raising, Seen
 
 START = StartRecord(run="ab", run_dir=Path("run"), step=0, steps=9, settings={"a": 1})
+SLOW: dict[str, Any] = {"what": "node", "who": "b", "factor": 1.9, "since": 1}
+SLOW |= {"evidence": "others as before"}
 LINES: list[dict[str, Any]] = [
     {"event": "started", "step": 0, "time": "now", "plan": "preset"},
     {"step": 0, "val_loss": 6.5, "val_bits_per_byte": 3.5},
@@ -45,6 +48,8 @@ LINES: list[dict[str, Any]] = [
     },
     {"event": "rerouted", "step": 2, "time": "now", "reason": "x", "seconds": 0.25},
     {"event": "goodput", "step": 2, "time": "now", "goodput": 0.5},
+    SLOW | {"event": "slow", "step": 2, "time": "now"},
+    SLOW | {"event": "as_before", "step": 2, "time": "now"},
 ]
 RECORDS: list[Record] = [
     EvaluationRecord(step=0, metrics={"val_loss": 6.5, "val_bits_per_byte": 3.5}),
@@ -53,6 +58,8 @@ RECORDS: list[Record] = [
     SavedRecord(step=2),
     RecoveredRecord(step=2, reason="worker 'b' is gone", seconds=2.0),
     RecoveredRecord(step=2, reason="x", seconds=0.25),
+    SlowRecord(step=2, **SLOW),
+    SlowRecord(step=2, **SLOW, is_over=True),
 ]
 
 
@@ -98,7 +105,7 @@ def test_each_record_comes_once_in_order_by_its_method_on_a_thread_apart():
     assert first.records == second.records == [START, *RECORDS, lost, end]
     assert first.methods == [
         *("on_start", "on_evaluation", "on_step", "on_step", "on_saved"),
-        *("on_recovered", "on_recovered", "on_lost", "on_end"),
+        *("on_recovered", "on_recovered", "on_slow", "on_slow", "on_lost", "on_end"),
     ]
     assert len(first.threads) == len(second.threads) == 1
     assert len(first.threads | second.threads | {threading.main_thread()}) == 3

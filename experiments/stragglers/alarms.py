@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does anything alarm where nothing has happened? Steps of real runs, drawn again.
+
+    python -m experiments.stragglers.alarms [--record] [--steps 10000]
+
+`--record` trains three small models on this machine's CPU by three layouts, one of them
+on packed sequences, whose work varies by batch, and keeps what each part of each step
+took in `experiments/results/step_times.json`. Else steps are drawn from there, with
+replacement and a fixed seed, and given to the detector: `alarms` in so many steps of
+each run, and for a drift of 1.25, 1.5 and 2 of each node, from step 101 of 60 draws on:
+how many were found within 10 and 40 steps under the right name, the median number of
+steps that took, and the worst factor over the true one. The runs were made beside
+others on the machine, which makes their steps noisier than a device's: `noise` is the
+deviation of the logarithm of the noisiest part, as the detector sees it.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from experiments.machine import machine
+from hetjax.costs.slowness.detector import NUM_COLD, Detector
+from hetjax.costs.slowness.findings import Finding
+from hetjax.costs.slowness.sequential import reference
+from hetjax.costs.slowness.series import logs, series, watched
+from hetjax.costs.slowness.step_times import Lane, Lanes, StepTimes
+from hetjax.train import main as train
+from hetjax.training.observers import slow_devices
+from hetjax.training.observers.slow_devices import SlowDevices
+
+RECORDED = Path(__file__).parents[1] / "results" / "step_times.json"
+_TEXT = Path(__file__).parents[2] / "LICENSE"
+_STEPS, AT, _DRAWS = 60, 101, 60
+_FACTORS = (1.25, 1.5, 2.0)
+_SMALL = "--evaluation.sample-tokens 0 --evaluation.num-batches 1".split()
+_SMALL += "--evaluation.every 0 --checkpoint.every 0 --watch-speeds on".split()
+_RUNS = {
+    "pipeline": ["--seq-len", "64"],
+    "workers": ["--seq-len", "64", "--launcher", "processes"],
+    "packed": ["--seq-len", "64", "--data.pack", "True"],
+}
+
+
+def record() -> dict[str, Any]:
+    """Train, and return what steps took, as JSON values."""
+    with TemporaryDirectory() as folder:
+        text = Path(folder, "text.txt")
+        text.write_text(_TEXT.read_text())
+        runs = {
+            name: _recorded(Path(folder), text, name, options)
+            for name, options in _RUNS.items()
+        }
+    return {
+        "command": "python -m experiments.stragglers.alarms --record",
+        "machine": machine(),
+        "runs": runs,
+    }
+
+
+def _recorded(
+    folder: Path, text: Path, name: str, options: Sequence[str]
+) -> dict[str, Any]:
+    heard: list[StepTimes] = []
+    watching: list[Lanes] = []
+
+    def begin(self: SlowDevices, *args: Any) -> None:
+        made(self, *args)
+        lanes = self._detector.lanes
+        assert lanes is not None
+        watching.append(lanes)
+
+    made = SlowDevices.begin
+    command = ["tiny", "--run-dir", str(folder / name), "--data.path", str(text)]
+    command += ["--data.cache-dir", str(folder / "cache"), "--steps", str(_STEPS)]
+    with (
+        patch.object(SlowDevices, "begin", begin),
+        patch.object(SlowDevices, "add", lambda self, times: heard.append(times) or []),
+        patch.object(slow_devices, "_MOST_SHARE", 1.0),  # or few would be timed
+    ):
+        assert train([*command, *_SMALL, *options]) == 0
+    parts = sorted(set.intersection(*({*times.parts} for times in heard)))
+    return {
+        "lanes": [
+            {"key": list(lane.key), "node": lane.node, "devices": list(lane.devices)}
+            for lane in watching[0].lanes
+        ],
+        "parts": [list(part) for part in parts],
+        "seconds": [[round(t.parts[p], 6) for p in parts] for t in heard],
+    }
+
+
+def recorded(run: dict[str, Any]) -> tuple[Lanes, list[StepTimes]]:
+    """What a run was like, but for its first steps."""
+    lanes = Lanes(
+        tuple(
+            Lane(key=tuple(x["key"]), node=x["node"], devices=tuple(x["devices"]))
+            for x in run["lanes"]
+        )
+    )
+    parts = [tuple(part) for part in run["parts"]]
+    steps = [
+        StepTimes(step=n, parts=dict(zip(parts, row, strict=True)), links={})
+        for n, row in enumerate(run["seconds"])
+    ]
+    return lanes, steps[NUM_COLD:]
+
+
+def drawn(steps: Sequence[StepTimes], number: int, seed: int) -> Iterator[StepTimes]:
+    """Draw steps with replacement, and number them from 1."""
+    chosen = np.random.default_rng(seed).integers(0, len(steps), number)
+    for n, at in enumerate(chosen, start=1):
+        yield replace(steps[at], step=n)
+
+
+def findings(lanes: Lanes, steps: Iterator[StepTimes]) -> list[Finding]:
+    """What the detector says of them."""
+    detector = Detector()
+    detector.begin(lanes)
+    return [finding for times in steps for finding in detector.add(times)]
+
+
+def drifting(
+    lanes: Lanes, steps: Iterator[StepTimes], node: str, factor: float
+) -> Iterator[StepTimes]:
+    """The same steps, with a node that takes so many times as long from `AT` on."""
+    slow = lanes.on(node)
+    for times in steps:
+        if times.step >= AT:
+            parts = {
+                part: took_s * (factor if part[:2] in slow else 1.0)
+                for part, took_s in times.parts.items()
+            }
+            times = replace(times, parts=parts)
+        yield times
+
+
+def study(runs: dict[str, Any], num_steps: int) -> dict[str, Any]:
+    """Return the result, as JSON values."""
+    return {name: _of_run(*recorded(run), num_steps) for name, run in runs.items()}
+
+
+def _of_run(lanes: Lanes, steps: list[StepTimes], num_steps: int) -> dict[str, Any]:
+    alarms = findings(lanes, drawn(steps, num_steps, seed=0))
+    what = watched(lanes, steps)
+    as_seen = logs(steps, what)
+    sigma_K = reference(series(as_seen, as_seen.medians(), what).apart_NK).sigma_K
+    return {
+        "recorded": len(steps),
+        "noise": round(float(sigma_K[: len(what.parts)].max()), 3),
+        "steps": num_steps,
+        "alarms": [str(alarm) for alarm in alarms],
+        "drifts": {
+            f"{factor:.0%}": _drifts(lanes, steps, factor) for factor in _FACTORS
+        },
+    }
+
+
+def _drifts(lanes: Lanes, steps: list[StepTimes], factor: float) -> dict[str, Any]:
+    nodes = sorted({lane.node for lane in lanes.lanes})
+    delays, ratios = list[int](), list[float]()
+    for seed in range(_DRAWS):
+        node = nodes[seed % len(nodes)]
+        there = drawn(steps, AT + 40, seed=seed + 1)
+        for finding in findings(lanes, drifting(lanes, there, node, factor)):
+            if finding.subject.name == node and finding.step >= AT:
+                delays.append(finding.step - AT + 1)
+                ratios.append(finding.factor / factor)
+                break
+    return {
+        "draws": _DRAWS,
+        "found_in_10": sum(delay <= 10 for delay in delays),
+        "found_in_40": len(delays),
+        "median_steps": median(delays) if delays else None,
+        "factor_over_true": [round(min(ratios), 3), round(max(ratios), 3)]
+        if ratios
+        else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--steps", type=int, default=10_000)
+    given = parser.parse_args()
+    if given.record:
+        RECORDED.write_text(json.dumps(record()) + os.linesep)
+        return
+    runs = json.loads(RECORDED.read_text())
+    result = {
+        "command": "python -m experiments.stragglers.alarms",
+        "recorded_on": runs["machine"],
+        "runs": study(runs["runs"], given.steps),
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known to be slow now, for plans: a value, its file, a cluster that is so.
+
+Owns these. Does not own how it is found (`detector.py`), who keeps the file
+(`training/observers/slow_devices.py`) nor who plans by it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.ranges import RATE
+from hetjax.costs.slowness.step_times import Ends
+from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value, parsed, read_file
+from hetjax.files.tables import read_record
+from hetjax.files.writing import write_whole
+from hetjax.plans.worker_map import node_of
+
+VERSION = 1
+_DEVICES: tuple[str, ...] = (
+    "products",
+    "attention",
+    "memory",
+    "launches",
+    "layers",
+)  # of `Speeds`
+_MOST = 1e4
+_FIX = "remove the file: a run writes its own anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Factors on times, by node and by the workers at the ends of a link.
+
+    >>> Slowness((("l4-0", 1.9),)).of("l4-0")
+    1.9
+    """
+
+    nodes: tuple[tuple[str, float], ...] = ()
+    links: tuple[tuple[str, str, float], ...] = ()
+
+    def of(self, node: str) -> float:
+        """The factor of a node; 1 if it is as fast as it should be."""
+        return dict(self.nodes).get(node, 1.0)
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with its slow nodes and links as slow as they are.
+
+        All devices of a node are taken to be as slow as its slowest. A link that the
+        cluster does not name stays as it is.
+        """
+        if not (self.nodes or self.links):
+            return cluster
+        return replace(
+            cluster,
+            nodes=tuple(self._slower(node) for node in cluster.nodes),
+            links=tuple(self._narrower(link, cluster) for link in cluster.links),
+        )
+
+    def _slower(self, node: Node) -> Node:
+        if (factor := self.of(node.name)) == 1.0:
+            return node
+        slow: dict[str, float] = dict.fromkeys(_DEVICES, 1 / factor)
+        return replace(node, speeds=node.speeds.scaled(slow))
+
+    def _narrower(self, link: Link, cluster: Cluster) -> Link:
+        known = {node.name: node.zone for node in cluster.nodes}
+        factors = [
+            factor
+            for *workers, factor in self.links
+            if (ends := [*map(node_of, workers)])
+            and known.keys() >= {*ends}
+            and {*link.between} in ({*ends}, {known[end] for end in ends})
+        ]
+        if not factors:
+            return link
+        gbit_per_s = RATE.nearest(link.bandwidth_gbit_per_s / max(factors))
+        return replace(link, bandwidth_gbit_per_s=gbit_per_s)
+
+
+AS_IT_SHOULD_BE = Slowness()
+
+
+def slowness(nodes: Mapping[str, float], links: Mapping[Ends, float]) -> Slowness:
+    """Return factors, in the order of names."""
+    return Slowness(
+        nodes=tuple(sorted(nodes.items())),
+        links=tuple(sorted((*ends, factor) for ends, factor in links.items())),
+    )
+
+
+def read_slowness(path: Path) -> Slowness:
+    """Read what is slow, nothing without a file; BadInput starts with the path."""
+    if not path.exists():
+        return AS_IT_SHOULD_BE
+    return read_file(path, parse_slowness, what="file of slow devices")
+
+
+def parse_slowness(text: str) -> Slowness:
+    """Read the JSON text; BadInput says where and what."""
+    allowed = "JSON: one object with version, nodes and links"
+    raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=_FIX)
+    values = read_record(
+        raw,
+        where="",
+        required={"version": "an integer", "nodes": "a list", "links": "a list"},
+    )
+    if values["version"] != VERSION:
+        raise BadInput(
+            got=f"version {values['version']}", allowed=f"{VERSION}", fix=_FIX
+        )
+    nodes = _rows(values["nodes"], "nodes", ("name",))
+    links = _rows(values["links"], "links", ("from", "to"))
+    return Slowness(
+        nodes=tuple((row[0], row[1]) for row in nodes),
+        links=tuple((row[0], row[1], row[2]) for row in links),
+    )
+
+
+def _rows(rows: Iterable[object], where: str, names: tuple[str, ...]) -> list[tuple]:
+    found = []
+    for raw in rows:
+        required = dict.fromkeys(names, "a string") | {"factor": "a number"}
+        row = read_record(raw, where=where, required=required)  # pyright: ignore
+        if not 1 / _MOST <= row["factor"] <= _MOST:
+            raise BadInput(
+                got=f"{where}: factor = {row['factor']}",
+                allowed=f"{1 / _MOST:g} to {_MOST:g}",
+                fix=_FIX,
+            )
+        found.append((*(row[name] for name in names), row["factor"]))
+    return found
+
+
+def write_slowness(path: Path, known: Slowness) -> None:
+    """Write what reads back as the same."""
+    nodes = [{"name": name, "factor": factor} for name, factor in known.nodes]
+    links = [{"from": a, "to": b, "factor": factor} for a, b, factor in known.links]
+    text = json.dumps({"version": VERSION, "nodes": nodes, "links": links}, indent=1)
+    write_whole(path, text + "\n")

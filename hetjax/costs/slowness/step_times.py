@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the parts of a step took, and who did them.
+
+Owns the vocabulary of what is watched: lanes (a stage on its devices), their parts (a
+kind of action), links, and which lanes have equal work. Does not own who measures
+(`runtime/execution/step_clock.py`) nor what is made of it (`detector.py`).
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetjax.plans.plan import Plan, StageKey
+
+Part = tuple[int, int, str]  # replica, stage, kind of action: (0, 1, "FB")
+Ends = tuple[str, str]  # workers that a link goes from and to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Seconds that the devices of a step worked, waiting not counted.
+
+    `parts` are sums over the microbatches of a step, short pauses left out; `links` are
+    seconds per byte.
+    """
+
+    step: int
+    parts: Mapping[Part, float]
+    links: Mapping[Ends, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lane:
+    """A stage and where it runs; those with the same `work` are to take equally long.
+
+    None: no other stage has equal work.
+    """
+
+    key: StageKey
+    node: str
+    devices: tuple[int, ...]
+    work: Hashable = None
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """All lanes of a plan."""
+
+    lanes: tuple[Lane, ...]
+
+    @cached_property
+    def by_key(self) -> dict[StageKey, Lane]:
+        return {lane.key: lane for lane in self.lanes}
+
+    def on(self, node: str) -> frozenset[StageKey]:
+        """The lanes of a node."""
+        return frozenset(lane.key for lane in self.lanes if lane.node == node)
+
+    def of(self, replica: int) -> frozenset[StageKey]:
+        """The lanes of a replica."""
+        return frozenset(lane.key for lane in self.lanes if lane.key[0] == replica)
+
+
+def lanes_of(plan: Plan, kinds: Mapping[str, Hashable]) -> Lanes:
+    """Return the lanes of a plan; `kinds` are the kinds of device by node.
+
+    Work is equal between stages of as many blocks, which have neither the embedding nor
+    the head, on as many devices of a kind with as many sequences.
+    """
+    return Lanes(
+        tuple(
+            Lane(
+                key=(r, s),
+                node=stage.node,
+                devices=stage.devices,
+                work=_work(plan, r, s, kinds[stage.node]),
+            )
+            for r, s, stage in plan.stages()
+        )
+    )
+
+
+def _work(plan: Plan, r: int, s: int, kind: Hashable) -> Hashable:
+    replica, stage = plan.replicas[r], plan.replicas[r].stages[s]
+    first, end = stage.layers
+    is_inner = first > 0 and end < plan.num_layers
+    return (
+        kind,
+        end - first if is_inner else (first, end),
+        stage.mesh,
+        stage.remat,
+        stage.precision,
+        stage.attention,
+        stage.offload,
+        replica.num_microbatches,
+        replica.microbatch_size,
+    )

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When every action really ran, without slowing the driver.
+
+One watching thread per stage waits for the arrays that its actions make, in order.
+A stage's programs run one after the other on its devices, so an action starts when it
+is enqueued, when its predecessor ends or when what it receives arrives, whichever is
+last. Waiting in a collective (REDUCE, NORM) counts as part of it. Owns these threads
+and this rule. Does not own what is made of it: spans (`tracer.py`) or sums
+(`step_clock.py`).
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+
+from hetjax.schedule.programs.action import Action, StageKey
+
+Seen = Callable[[Action, float, float], None]  # an action, its start and its end
+_Watched = tuple[Action, float, Any, Seen] | threading.Event | None
+
+
+class ActionWatch:
+    """Times are this process's `time.perf_counter`."""
+
+    def __init__(self, stages: Iterable[StageKey]) -> None:
+        self._queues = {key: SimpleQueue[_Watched]() for key in stages}
+        for key, queue in self._queues.items():
+            name = f"watching r{key[0]}.s{key[1]}"
+            threading.Thread(
+                target=_watch, args=(queue,), name=name, daemon=True
+            ).start()
+            weakref.finalize(self, queue.put, None)
+
+    def watch(self, action: Action, enqueued_s: float, made: Any, seen: Seen) -> None:
+        """Tell `seen`, on another thread, once what the action has made is there."""
+        self._queues[action.key].put((action, enqueued_s, made, seen))
+
+    def wait(self) -> None:
+        """Return once all is there that is watched for."""
+        reached = [threading.Event() for _ in self._queues]
+        for queue, event in zip(self._queues.values(), reached, strict=True):
+            queue.put(event)
+        for event in reached:
+            event.wait()
+
+
+def _watch(queue: SimpleQueue[_Watched]) -> None:
+    """Watch one stage until there is None; nothing here keeps what was watched."""
+    free_s = 0.0
+    while (item := queue.get()) is not None:
+        if isinstance(item, threading.Event):
+            item.set()
+            continue
+        action, enqueued_s, made, seen = item
+        _wait(made)
+        end_s = time.perf_counter()
+        start_s, free_s = max(enqueued_s, free_s), end_s
+        seen(action, start_s, end_s)
+        del item, made
+
+
+def _wait(made: Any) -> None:
+    arrays = [made] if isinstance(made, jax.Array) else jax.tree.leaves(made)
+    for array in arrays:
+        try:
+            if not array.is_deleted():
+                array.block_until_ready()
+        except RuntimeError:
+            pass  # donated while we waited, and only a finished step donates

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long each stage worked in a step, by kind of action; nobody waits for it.
+
+Owns the sums, and that they are told only when they are whole: of a step that is over
+while the next one runs. Waiting for others is no work: receiving, sums and NORM are
+watched for when they end, and not counted. Does not own when an action ran
+(`action_watch.py`) nor what the sums are for (`hetjax/costs/slowness/`).
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hetjax.runtime.execution.action_watch import ActionWatch
+from hetjax.schedule.programs.action import Action, Op, StageKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerTimes:
+    """What a worker tells of a step that is over.
+
+    `worked` has replica, stage, kind of action and seconds, `sent` the seconds per byte
+    of large messages to peers since it last told.
+    """
+
+    step: int
+    worked: Sequence[tuple[int, int, str, float]]
+    sent: Sequence[tuple[str, float]] = ()
+
+
+_WORK = frozenset({Op.F, Op.B, Op.FB, Op.I, Op.W, Op.UPDATE})
+_MOST_MEDIANS = 3.0
+_WAITING = frozenset({Op.RECV, Op.REDUCE, Op.NORM})
+
+
+class StepSums:
+    """An `ActionObserver` of one step."""
+
+    def __init__(self, step: int, actions: ActionWatch) -> None:
+        self.step, self._actions = step, actions
+        self._seconds = defaultdict[tuple[int, int, str], list[float]](list)
+        self._num_left, self._lock = 0, threading.Lock()
+
+    def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
+        if action.op in _WORK | _WAITING and made is not None:
+            with self._lock:
+                self._num_left += 1
+            self._actions.watch(action, start_s, made, self._seen)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was enqueued has run; asked once no more will be."""
+        return self._num_left == 0
+
+    def worked(self) -> list[tuple[int, int, str, float]]:
+        """Return the sums, once the step is whole.
+
+        Of an action that was interrupted no more counts than a few usual ones: a pause
+        of the host, which falls on one of many, is none of the device's.
+        """
+        found = []
+        for part, seconds in sorted(self._seconds.items()):
+            most_s = _MOST_MEDIANS * median(seconds)
+            found.append((*part, sum(min(s, most_s) for s in seconds)))
+        return found
+
+    def _seen(self, action: Action, start_s: float, end_s: float) -> None:
+        with self._lock:
+            self._num_left -= 1
+            if action.op in _WORK:
+                part = (action.replica, action.stage, str(action.op))
+                self._seconds[part].append(end_s - start_s)
+
+
+class StepClock:
+    """The steps of a worker's stages, one after the other."""
+
+    def __init__(self, stages: Iterable[StageKey]) -> None:
+        self._actions = ActionWatch(stages)
+        self._begun: list[StepSums] = []  # the last two
+
+    def begin(self, step: int) -> StepSums:
+        """Return the observer of this step."""
+        sums = StepSums(step, self._actions)
+        self._begun = [*self._begun[-1:], sums]
+        return sums
+
+    def take(self, before: int) -> StepSums | None:
+        """Return the last step before this one, once, if all of it has run.
+
+        Its UPDATE runs into the next step, which is why a step is never told at once.
+        """
+        over = [sums for sums in self._begun if sums.step < before]
+        self._begun = [sums for sums in self._begun if sums.step >= before]
+        return over[-1] if over and over[-1].is_whole else None
