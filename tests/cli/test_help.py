@@ -45,7 +45,7 @@ def test_help_lists_ten_options_and_says_where_all_are(
 def test_help_on_all_has_every_setting_of_a_run(capsys: pytest.CaptureFixture[str]):
     shown = options_in(printed(["train", "tiny", "--help-all"], capsys))
     settings = {option(name) for name in flat_values(preset("tiny").config)}
-    assert shown == {*settings, "--observer"}  # which is not kept with them
+    assert shown == {*settings, "--observer", "--reprovision"}  # which are not kept
 
 
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]):
