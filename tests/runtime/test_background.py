@@ -48,6 +48,7 @@ class Compiling:
         self.runtime: Any = SimpleNamespace(
             plan=ONE_STAGE,
             members=None,
+            stages=(),
             compile=self._compile,
             restore=lambda read: self.done.append("restored"),
             initialise=lambda seed: self.done.append("initialised"),

@@ -99,7 +99,9 @@ def _object(kind: Any, found: Mapping[str, Any], where: str) -> Any:
     hints = _hints(kind)
     if wrong := found.keys() ^ hints.keys():
         name = min(wrong)
-        raise BadMessage(f"{where} {'has' if name in found else 'lacks'} {name!r}")
+        raise BadMessage(
+            f"{where} {'has' if name in found else 'lacks'} {quoted(name)}"
+        )
     return kind(**{n: _typed(hints[n], v, f"{where}.{n}") for n, v in found.items()})
 
 
