@@ -93,6 +93,7 @@ def test_every_plan_is_valid_and_counts_the_devices_that_it_uses(raced: dict):
         assert (plan.global_batch, plan.seq_len, plan.model) == (12, 16, "small")
 
 
+@pytest.mark.nightly
 def test_the_fastest_kind_alone_is_of_the_kind_whose_best_plan_is_fastest(raced: dict):
     alone = raced["planners"]["fastest kind alone"]
     (kind,) = {KIND[node] for node, _ in used(alone)}

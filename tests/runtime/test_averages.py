@@ -16,6 +16,7 @@ from hetjax.training.settings.config import OptimizerConfig
 from tests.runtime.fine_tuned import BASE, adapted, parts, uneven_plan
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_loss_terms import PLANS
+from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -40,7 +41,7 @@ def starting(state: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]
     return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
 
 
-@pytest.mark.parametrize("is_adapted", [False, True])
+@pytest.mark.parametrize("is_adapted", draws([True, False], short=1))
 def test_the_average_is_the_closed_form_over_all_weights_there_were(is_adapted: bool):
     model = adapted() if is_adapted else BASE
     plan, own = uneven_plan(model), parts(adapted(), 0)[0] if is_adapted else {}

@@ -48,7 +48,7 @@ def loss_of(logits_BLV: np.ndarray, tokens_BL: np.ndarray) -> float:
     return -np.take_along_axis(log_BLV, tokens_BL[:, 1:, None], -1).mean()
 
 
-@pytest.mark.parametrize("folder", draws(FOLDERS, short=5), ids=lambda f: f.name)
+@pytest.mark.parametrize("folder", draws(FOLDERS, short=2), ids=lambda f: f.name)
 def test_the_loss_is_that_of_transformers_and_weights_come_out_as_they_went_in(
     folder: Path, tmp_path: Path
 ):

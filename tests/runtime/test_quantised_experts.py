@@ -70,6 +70,7 @@ def test_losses_and_gradients_are_those_of_one_jit_with_the_rounded_experts(
     assert abs(loss - other) > 1e-4 * other  # rounding of experts is seen in it
 
 
+@pytest.mark.nightly
 def test_experts_that_turn_no_token_away_are_trained_on_data_ranks():
     base = base_of(None)
     plan = uneven_plan(base)  # one stage is cut over data, one over tensor

@@ -31,6 +31,7 @@ from tests.runtime.oracle import (
 )
 from tests.runtime.random_plans import SEQ_LEN
 from tests.runtime.test_same_numbers import NODES, Watched, assert_charged
+from tests.short_runs import rows_drawn
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -87,7 +88,9 @@ def begun(
     return runtime
 
 
-@pytest.mark.parametrize(("form", "remat"), [("nf4", "none"), ("int8", "full")])
+@pytest.mark.parametrize(
+    ("form", "remat"), rows_drawn([("int8", "full"), ("nf4", "none")], short=1)
+)
 def test_losses_and_gradients_are_those_of_one_jit_with_the_rounded_weights(
     form: FrozenForm, remat: Remat
 ):
