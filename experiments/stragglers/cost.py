@@ -53,7 +53,7 @@ def study(num_steps: int, num_blocks: int) -> dict[str, Any]:
     runtime = StageRuntime(plan, model, {"node": jax.devices()}, optax.adam(1e-4))
     runtime.initialise(0)
     batch = random_batch(plan, config.vocab_size)
-    clock = StepClock(runtime.stages)
+    clock = StepClock()
     watched = list[StepTimes]()
     spent: dict[int, tuple[int, float]] = {}  # by thread: actions, CPU seconds
 

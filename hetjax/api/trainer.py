@@ -92,11 +92,7 @@ class Trainer:
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
         self._observers = observer_sources(observers)
-        self._reprovision = (
-            ()
-            if reprovision is None
-            else split_command(reprovision, self.config.launcher)
-        )
+        self._reprovision = split_command(reprovision, self.config.launcher)
         self._model = run_model(self.config)
         self._session: Session | None = None
 

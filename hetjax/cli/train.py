@@ -59,8 +59,7 @@ def train(arguments: Sequence[str]) -> int:
     )
     check_start(config)
     observers = observer_sources(options.observer)
-    typed, launcher = options.reprovision, config.launcher
-    reprovision = () if typed is None else split_command(typed, launcher)
+    reprovision = split_command(options.reprovision, config.launcher)
     with working("starting"):  # JAX takes seconds to import
         from hetjax.training.run_model import run_model
         from hetjax.training.session import run

@@ -38,6 +38,11 @@ class Machine:
     memory_gib: float | None = None
 
     @property
+    def whole(self) -> str:
+        """The name of the machine of which this may be a part, as `fast/a100` is."""
+        return self.id.partition("/")[0]
+
+    @property
     def part(self) -> str:
         """What tells it from all others, also of the same machine."""
         return f"{self.id}/{self.device}" if self.own else self.id

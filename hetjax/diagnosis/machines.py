@@ -52,18 +52,11 @@ def look_at_machines(reach: Reach, run_dir: Path | None) -> Machines:
 
 def _whole(machines: Sequence[Machine]) -> list[Machine]:
     """One for each machine, where some are in parts by their kinds of cards."""
-    return [*{_name_of(machine): machine for machine in reversed(machines)}.values()][
-        ::-1
-    ]
-
-
-def _name_of(machine: Machine) -> str:
-    """Return the name of the machine of which this may be a part."""
-    return machine.id.partition("/")[0]
+    return [*{machine.whole: machine for machine in machines}.values()]
 
 
 def _looked_at(reach: Reach, machine: Machine, file: str, way: Peer) -> OtherMachine:
-    name = _name_of(machine)
+    name = machine.whole
     try:
         done = run_on_machine(reach, machine, {}, [_MODULE, file], _LOOK_S)
         found = read_machine(name, done.stdout, way)

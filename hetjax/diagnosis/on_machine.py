@@ -10,13 +10,15 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import get_args
 
 from hetjax.diagnosis.checks import diagnosis
 from hetjax.diagnosis.facts import OtherMachine, Peer
-from hetjax.diagnosis.gathering import Scope, gather, installed
+from hetjax.diagnosis.gathering import Scope, gather
 from hetjax.files.parsing import json_value
 from hetjax.files.tables import Kind, as_kind, read_fields, read_record
 from hetjax.report.diagnosis import Finding, Level
@@ -33,9 +35,11 @@ _LINE: dict[str, Kind] = {
 
 def versions_here() -> dict[str, str]:
     """Return the versions that must be the same on all machines of a run."""
-    found = installed().versions
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {n: found[n] for n in _ALIKE if n in found} | {"Python": python}
+    found: dict[str, str] = {}
+    for name in _ALIKE:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found | {"Python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def line_of_this_machine(file_of_run: str) -> str:
@@ -60,8 +64,8 @@ def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
         return None
     raw = json_value(lines[-1].removeprefix(_MARK))
     told = read_record(raw, where=name, required=_LINE)
-    for key, version in told["versions"].items():
-        as_kind(version, "a string", where=f"{name}.versions.{key}")
+    for key, number in told["versions"].items():
+        as_kind(number, "a string", where=f"{name}.versions.{key}")
     return OtherMachine(
         name=name,
         findings=tuple(_finding(each, name) for each in told["findings"]),

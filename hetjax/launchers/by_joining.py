@@ -55,7 +55,7 @@ def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
             got=f"{node}, of a kind that nobody knows, with --launcher join",
             allowed="devices of the catalogue, or nodes that give their figures: the "
             "machines are not there yet to be measured",
-            fix="hetjax devices --output FILE, typed on that machine, writes the node",
+            fix="hetjax doctor --probe, typed on that machine, prints its node",
         )
 
     return refuse

@@ -93,10 +93,10 @@ class SlurmJob:
         return machines_of(nodes, self._seen)
 
     def seen(self, machine: Machine) -> Sequence[LocalDevice]:
-        return self._seen.get(_name_of(machine), ())
+        return self._seen.get(machine.whole, ())
 
     def place(self, machine: Machine, variables: Mapping[str, str]) -> WorkerPlace:
-        node = self._nodes[_name_of(machine)]
+        node = self._nodes[machine.whole]
         component = [f"--het-group={node.component}"] * (node.component is not None)
         set_there = [f"{name}={value}" for name, value in variables.items()]
         return WorkerPlace(
@@ -132,10 +132,6 @@ class SlurmJob:
 def _unseen(node: SlurmNode) -> Machine:
     """A node that nobody has looked at, whatever it has."""
     return Machine(id=node.name, address=node.address, device="cpu", count=1)
-
-
-def _name_of(machine: Machine) -> str:
-    return machine.id.partition("/")[0]
 
 
 def _nodes_of(job: str) -> list[SlurmNode]:

@@ -55,9 +55,13 @@ class Asked:
     error: str = ""
 
 
-def split_command(typed: str, launcher: str) -> tuple[str, ...]:
-    """Return the words of a command as it was typed; BadInput if it cannot be run, or
-    if the launcher has no machines but this one."""
+def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
+    """Return the words of a command as it was typed, none if nothing was.
+
+    BadInput if it cannot be run, or if the launcher has no machines but this one.
+    """
+    if typed is None:
+        return ()
     if LAUNCHERS[launcher].workers_are_here:
         elsewhere = [n for n, row in LAUNCHERS.items() if not row.workers_are_here]
         raise BadInput(

@@ -48,7 +48,6 @@ class Compiling:
         self.runtime: Any = SimpleNamespace(
             plan=ONE_STAGE,
             members=None,
-            stages=(),
             compile=self._compile,
             restore=lambda read: self.done.append("restored"),
             initialise=lambda seed: self.done.append("initialised"),

@@ -23,7 +23,7 @@ from tests.runtime.test_update import MODEL, PLAN, runtime_of
 def test_a_step_is_told_by_stage_and_kind_of_action_with_the_next_one():
     runtime = runtime_of(optax.sgd(0.1))
     runtime.initialise(0)
-    clock, batch = StepClock(runtime.stages), random_batch(PLAN, MODEL.vocab_size, 0)
+    clock, batch = StepClock(), random_batch(PLAN, MODEL.vocab_size, 0)
     taken = []
     for number in range(4):
         runtime.step(number, batch, clock.begin(number))
@@ -47,7 +47,7 @@ def action(op: Op) -> Action:
 
 
 def test_waiting_is_not_counted_and_a_step_is_told_once():
-    clock = StepClock([(0, 0)])
+    clock = StepClock()
     sums = clock.begin(5)
     now_s = time.perf_counter()
     made: Any = jnp.zeros(1)
@@ -67,7 +67,7 @@ def test_waiting_is_not_counted_and_a_step_is_told_once():
 
 
 def test_a_pause_of_the_host_counts_as_three_usual_actions_at_most():
-    sums = StepClock([(0, 0)]).begin(0)
+    sums = StepClock().begin(0)
     for took_s in (1.0, 1.0, 1.0, 50.0):
         sums._seen(action(Op.F), 0.0, took_s)
     sums._seen(action(Op.UPDATE), 0.0, 2.0)

@@ -12,7 +12,7 @@ and this rule. Does not own what is made of it: spans (`tracer.py`) or sums
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,20 +25,25 @@ _Watched = tuple[Action, float, Any, Seen] | threading.Event | None
 
 
 class ActionWatch:
-    """Times are this process's `time.perf_counter`."""
+    """Times are this process's `time.perf_counter`.
 
-    def __init__(self, stages: Iterable[StageKey]) -> None:
-        self._queues = {key: SimpleQueue[_Watched]() for key in stages}
-        for key, queue in self._queues.items():
-            name = f"watching r{key[0]}.s{key[1]}"
-            threading.Thread(
-                target=_watch, args=(queue,), name=name, daemon=True
-            ).start()
-            weakref.finalize(self, queue.put, None)
+    One thread calls `watch`; a stage has a watching thread from its first action on.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[StageKey, SimpleQueue[_Watched]] = {}
 
     def watch(self, action: Action, enqueued_s: float, made: Any, seen: Seen) -> None:
         """Tell `seen`, on another thread, once what the action has made is there."""
-        self._queues[action.key].put((action, enqueued_s, made, seen))
+        queue = self._queues.get(action.key) or self._begin(action.key)
+        queue.put((action, enqueued_s, made, seen))
+
+    def _begin(self, key: StageKey) -> SimpleQueue[_Watched]:
+        queue = self._queues[key] = SimpleQueue()
+        name = f"watching r{key[0]}.s{key[1]}"
+        threading.Thread(target=_watch, args=(queue,), name=name, daemon=True).start()
+        weakref.finalize(self, queue.put, None)
+        return queue
 
     def wait(self) -> None:
         """Return once all is there that is watched for."""

@@ -9,13 +9,13 @@ watched for when they end, and not counted. Does not own when an action ran
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from hetjax.runtime.execution.action_watch import ActionWatch
-from hetjax.schedule.programs.action import Action, Op, StageKey
+from hetjax.schedule.programs.action import Action, Op
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class WorkerTimes:
 
 _WORK = frozenset({Op.F, Op.B, Op.FB, Op.I, Op.W, Op.UPDATE})
 _MOST_MEDIANS = 3.0
-_WAITING = frozenset({Op.RECV, Op.REDUCE, Op.NORM})
+_WATCHED = _WORK | {Op.RECV, Op.REDUCE, Op.NORM}
 
 
 class StepSums:
@@ -45,7 +45,7 @@ class StepSums:
         self._num_left, self._lock = 0, threading.Lock()
 
     def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
-        if action.op in _WORK | _WAITING and made is not None:
+        if action.op in _WATCHED and made is not None:
             with self._lock:
                 self._num_left += 1
             self._actions.watch(action, start_s, made, self._seen)
@@ -78,8 +78,8 @@ class StepSums:
 class StepClock:
     """The steps of a worker's stages, one after the other."""
 
-    def __init__(self, stages: Iterable[StageKey]) -> None:
-        self._actions = ActionWatch(stages)
+    def __init__(self) -> None:
+        self._actions = ActionWatch()
         self._begun: list[StepSums] = []  # the last two
 
     def begin(self, step: int) -> StepSums:

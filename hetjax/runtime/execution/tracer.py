@@ -22,7 +22,7 @@ class Timeline:
         self._lanes: Mapping[StageKey, tuple[str, Sequence[int]]] = {
             (r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()
         }
-        self._actions = ActionWatch(self._lanes)
+        self._actions = ActionWatch()
         self._spans: list[Span] = []
 
     def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:

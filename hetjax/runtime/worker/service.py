@@ -89,7 +89,7 @@ class WorkerService:
         self.peers: Peers | None = None
         self._work: Work | None = None
         self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
-        self._clock = StepClock(())  # of the last one
+        self._clock = StepClock()  # of the last one
         self._progress = Progress()
         self._inventory = StateInventory()
         self._folder = CheckpointFolder(worker)
@@ -132,7 +132,7 @@ class WorkerService:
     def _begin_plan(self) -> None:
         """Watch the actions of another plan."""
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
-        self._clock = StepClock(self._runtime.stages)
+        self._clock = StepClock()
 
     def _reroute(self, request: schema.Reroute) -> None:
         self._runtime.reroute(request.num_microbatches)
