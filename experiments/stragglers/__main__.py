@@ -19,7 +19,7 @@ import numpy as np
 from experiments.stragglers.replay import WhatIf, replay
 from experiments.stragglers.trace import Trace, read_trace
 from hetjax.costs.slowness.detector import Detector
-from hetjax.costs.slowness.findings import Finding
+from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.step_times import Lane, Lanes, StepTimes
 
 _JOBS = ("ST", "AR")
@@ -73,7 +73,7 @@ def _job(trace: Trace) -> dict[str, Any]:
     }
 
 
-def detected(trace: Trace) -> list[Finding]:
+def detected(trace: Trace) -> list[Slowdown]:
     """Let the detector watch the steps of a trace, counted as they come."""
     every = [(d, int(s)) for d in range(trace.num_replicas) for s in {*trace.stage_O}]
     lanes = (

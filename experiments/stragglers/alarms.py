@@ -29,7 +29,7 @@ import numpy as np
 
 from experiments.machine import machine
 from hetjax.costs.slowness.detector import NUM_COLD, Detector
-from hetjax.costs.slowness.findings import Finding
+from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.sequential import reference
 from hetjax.costs.slowness.series import logs, series, watched
 from hetjax.costs.slowness.step_times import Lane, Lanes, StepTimes
@@ -121,7 +121,7 @@ def drawn(steps: Sequence[StepTimes], number: int, seed: int) -> Iterator[StepTi
         yield replace(steps[at], step=n)
 
 
-def findings(lanes: Lanes, steps: Iterator[StepTimes]) -> list[Finding]:
+def findings(lanes: Lanes, steps: Iterator[StepTimes]) -> list[Slowdown]:
     """What the detector says of them."""
     detector = Detector()
     detector.begin(lanes)

@@ -9,7 +9,6 @@ own the stream (`tls.py`), nor how who calls shows who it is
 """
 
 import datetime
-import os
 import re
 import ssl
 import time
@@ -20,7 +19,9 @@ from pathlib import Path
 
 from hetjax.comm.addresses import endpoint, socket_for
 from hetjax.comm.tls import TlsStream, fingerprint_of
+from hetjax.files.writing import write_whole
 
+OWNER_ALONE = 0o600  # mode of files that nobody else may read
 _SPELLED = re.compile(r"sha256:([0-9a-f]{64})")
 _DAYS = 3650  # it is known by itself, not by how old it is
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
@@ -100,20 +101,10 @@ def kept_certificate(folder: Path) -> OwnCertificate:
     found = OwnCertificate(str(cert), str(key))
     if not (cert.exists() and key.exists()):
         cert_pem, key_pem = _made()
-        write_private(key, key_pem)
-        write_private(cert, cert_pem)
+        write_whole(key, key_pem, OWNER_ALONE)
+        write_whole(cert, cert_pem, OWNER_ALONE)
     found.context(is_called=True)
     return found
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that its owner alone may read, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)
 
 
 def spelled(fingerprint: bytes) -> str:

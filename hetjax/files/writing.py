@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
@@ -18,13 +20,19 @@ def naming(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all; an OSError names it."""
+def write_whole(path: str | Path, text: str, mode: int = 0o666) -> None:
+    """Write a file whole or not at all; an OSError names it.
+
+    `mode` says who may read and write it, less what the umask takes away.
+    """
     path = Path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
-            draft.write_text(text, encoding="utf-8")
+            draft.unlink(missing_ok=True)
+            opened = os.open(draft, _NEW, mode)
+            with os.fdopen(opened, "w", encoding="utf-8") as file:
+                file.write(text)
             draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -17,12 +17,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster, part_of
-from hetjax.comm.pinned import OwnCertificate, kept_certificate, spelled, write_private
+from hetjax.comm.pinned import OWNER_ALONE, OwnCertificate, kept_certificate, spelled
 from hetjax.errors import BadInput
+from hetjax.files.writing import write_whole
 from hetjax.launchers.bootstraps import Bootstraps
 from hetjax.launchers.joining.desk import Desk
 from hetjax.launchers.joining.terms import JoinTerms
-from hetjax.launchers.joining.tokens import Tokens
+from hetjax.launchers.joining.tokens import JoinTokens
 from hetjax.launchers.launcher import Launcher, LaunchRequest, RunOnNode
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -68,7 +69,7 @@ class ByJoining:
         terms = request.joins
         assert terms is not None, "of the settings"
         own = _certificate(terms.folder)
-        tokens = Tokens(terms.folder, terms.token_s)
+        tokens = JoinTokens(terms.folder, terms.token_s)
         host = terms.address.rpartition(":")[0]
         self._desk = _opened(request, terms, own, tokens)
         stack.callback(lambda: self._desk.close(is_done=terms.is_done()))
@@ -189,7 +190,7 @@ def _certificate(folder: Path) -> OwnCertificate:
 
 
 def _opened(
-    request: LaunchRequest, terms: JoinTerms, own: OwnCertificate, tokens: Tokens
+    request: LaunchRequest, terms: JoinTerms, own: OwnCertificate, tokens: JoinTokens
 ) -> Desk:
     try:
         return Desk(
@@ -213,7 +214,7 @@ def _tell(
     terms: JoinTerms,
     address: str,
     own: OwnCertificate,
-    tokens: Tokens,
+    tokens: JoinTokens,
     cluster: Cluster,
 ) -> None:
     """Tell people what to type on which machine, on the screen and in a file."""
@@ -226,8 +227,8 @@ def _tell(
         token = shlex.quote(str(tokens.file(worker).absolute()))
         lines.append(f"{shlex.join(command)} < {token}")
     fingerprint, file = terms.folder / FINGERPRINT, terms.folder / COMMANDS
-    write_private(fingerprint, f"{spelled(own.fingerprint)}\n")
-    write_private(file, "".join(f"{line}\n" for line in lines))
+    write_whole(fingerprint, f"{spelled(own.fingerprint)}\n", OWNER_ALONE)
+    write_whole(file, "".join(f"{line}\n" for line in lines), OWNER_ALONE)
     terms.note(
         f"machines join at {address}; on each type, with its token as input (also in "
         f"{file}):\n" + "\n".join(f"  {line}" for line in lines)

@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class CommandEnded:
     """A command that has ended: for which nodes, after `took_s`, and how.
 
     `code` is its exit code, minus a signal's number, None if it did not start.
@@ -98,7 +98,7 @@ class Reprovisioning:
         self,
         command: Sequence[str],
         missing: Callable[[], Sequence[Node]],
-        on_end: Callable[[Asked], None],
+        on_end: Callable[[CommandEnded], None],
         run_dir: Path,
         logs: Path,
         limits: Limits | None = None,
@@ -132,7 +132,7 @@ class Reprovisioning:
                 due_s = time.monotonic() + pause_s
                 pause_s = min(2 * pause_s, self._limits.longest_pause_s)
 
-    def _asked(self, nodes: Sequence[Node], attempt: int) -> Asked:
+    def _asked(self, nodes: Sequence[Node], attempt: int) -> CommandEnded:
         names = tuple(node.name for node in nodes)
         told = {
             "run_dir": str(self._run_dir.absolute()),
@@ -145,7 +145,7 @@ class Reprovisioning:
         except OSError as failed:
             code, error = None, failed.strerror or str(failed)
         took_s = time.monotonic() - start_s
-        return Asked(nodes=names, took_s=took_s, code=code, error=error)
+        return CommandEnded(nodes=names, took_s=took_s, code=code, error=error)
 
     def _code(self, told: str) -> tuple[int, str]:
         self._logs.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hetjax.costs.slowness.findings import Finding
-from hetjax.launchers.reprovisioning import LOG, Asked
+from hetjax.costs.slowness.findings import Slowdown
+from hetjax.launchers.reprovisioning import LOG, CommandEnded
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.directory import rundir
@@ -71,7 +71,7 @@ class Recorder:
             self.event("compared", step, **found.values())
             self.note(str(found))
 
-    def slow(self, finding: Finding) -> None:
+    def slow(self, finding: Slowdown) -> None:
         """Somebody has become slow, or is as before again."""
         name = "as_before" if finding.is_over else "slow"
         self.event(name, finding.step, **finding.values())
@@ -109,7 +109,7 @@ class Recorder:
                 f"{notice.source}: node {node!r} goes in {grace_s:g} s; the run {then}"
             )
 
-    def reprovisioned(self, asked: Asked, step: int) -> None:
+    def reprovisioned(self, asked: CommandEnded, step: int) -> None:
         """A command that asks for machines has ended."""
         how = asked.error or f"exit code {asked.code}"
         self.event(

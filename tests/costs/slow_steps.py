@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hetjax.costs.slowness.detector import Detector
-from hetjax.costs.slowness.findings import Finding
+from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.step_times import Ends, Lane, Lanes, Part, StepTimes
 
 LINK = ("a", "b")
@@ -66,7 +66,7 @@ def steps(
         yield StepTimes(step=step, parts=parts, links=links)
 
 
-def found(there: Lanes, of: Iterator[StepTimes]) -> list[Finding]:
+def found(there: Lanes, of: Iterator[StepTimes]) -> list[Slowdown]:
     """What a detector says of these steps."""
     detector = Detector()
     detector.begin(there)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetjax.costs.slowness.detector import Detector
-from hetjax.costs.slowness.findings import Finding
+from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.sequential import SHIFT, Cusum, reference
 from hetjax.costs.slowness.step_times import Lane, Lanes, StepTimes
 from tests.costs.slow_steps import LINK, found, lanes, steps
@@ -21,7 +21,7 @@ ON_ONE_NODE = [["l4-0", "l4-0", "l4-0", "a100-0"]]
 LAYOUTS = [PIPELINE, TWO_PIPELINES, REPLICAS, ON_ONE_NODE]
 
 
-def one(findings: list[Finding]) -> Finding:
+def one(findings: list[Slowdown]) -> Slowdown:
     assert len(findings) == 1, [*map(str, findings)]
     return findings[0]
 
@@ -120,7 +120,7 @@ def test_one_that_recovers_is_said_to_and_one_that_changes_is_measured_again():
             return 1.0
         return next(factor for end, factor in phases if step < end) * (step < 281) or 1
 
-    detector, told, factors = Detector(), list[Finding](), {}
+    detector, told, factors = Detector(), list[Slowdown](), {}
     detector.begin(lanes(PIPELINE))
     for times in steps(PIPELINE, 340, seed=0, slow=lambda *a: slow(*a)):
         told += detector.add(times)
@@ -138,7 +138,7 @@ def test_another_plan_begins_with_what_is_known_to_be_slow():
     def slow(step: int, r: int, s: int, kind: str, node: str) -> float:
         return 2.0 if node == "l4-1" and AT <= step < 201 else 1.0
 
-    detector, told = Detector(), list[Finding]()
+    detector, told = Detector(), list[Slowdown]()
     detector.begin(lanes(PIPELINE))
     for times in steps(PIPELINE, 300, seed=0, slow=slow):
         if times.step == 131:

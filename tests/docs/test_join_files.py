@@ -12,7 +12,7 @@ import yaml
 from hetjax.cli.train import parse as parse_train
 from hetjax.cli.worker import parse as parse_worker
 from hetjax.comm.pinned import read_fingerprint
-from hetjax.launchers.joining.tokens import Tokens
+from hetjax.launchers.joining.tokens import JoinTokens
 from hetjax.names import is_worker
 from hetjax.training.settings.checks import check_config
 from tests.docs.test_pages import ROOT
@@ -86,7 +86,7 @@ def test_pods_of_gke_join():
     assert options.join == f"{service['metadata']['name']}:{port}"
     assert config.join.address == f"10.0.0.1:{port}"
     assert options.token_file is not None and options.node is not None
-    written = Tokens(config.run_dir / "join", 1.0).file(options.node)
+    written = JoinTokens(config.run_dir / "join", 1.0).file(options.node)
     assert options.token_file == written
 
 

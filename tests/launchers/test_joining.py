@@ -39,7 +39,7 @@ from hetjax.launchers.joining.desk import Desk
 from hetjax.launchers.joining.hello import Hello
 from hetjax.launchers.joining.joiner import Joining, _introduce, _Joined, join
 from hetjax.launchers.joining.terms import JoinTerms
-from hetjax.launchers.joining.tokens import Tokens, read_token
+from hetjax.launchers.joining.tokens import JoinTokens, read_token
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from tests.training.pair import wait_until
@@ -60,7 +60,7 @@ class Door:
 
     def __init__(self, folder: Path, **terms: Any) -> None:
         self.folder, self.own = folder, kept_certificate(folder)
-        self.tokens = Tokens(folder, 60.0)
+        self.tokens = JoinTokens(folder, 60.0)
         given: dict[str, Any] = {"only_cpu": False, **terms}
         self.desk = Desk("127.0.0.1:0", self.own, self.tokens, CLUSTER, **given)
 
@@ -175,7 +175,7 @@ def test_a_token_lets_one_machine_in_once_and_in_time(
 
 
 def test_two_machines_with_one_token_at_once_are_one_machine(folder: Path):
-    tokens = Tokens(folder_of(folder), 60.0)
+    tokens = JoinTokens(folder_of(folder), 60.0)
     tokens.renew(["old"])
     key = read_token(tokens.file("old").read_text())
     token = tokens.proven(lambda found: found == key)

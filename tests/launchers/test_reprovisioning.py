@@ -14,7 +14,7 @@ import pytest
 from hetjax.cluster.cluster import Node
 from hetjax.errors import BadInput
 from hetjax.launchers.reprovisioning import (
-    Asked,
+    CommandEnded,
     Limits,
     Reprovisioning,
     split_command,
@@ -43,8 +43,8 @@ def asking(
     missing: Callable[[], Sequence[Node]],
     folder: Path,
     limits: Limits = SOON,
-) -> tuple[Reprovisioning, "Queue[Asked]"]:
-    ended: Queue[Asked] = Queue()
+) -> tuple[Reprovisioning, "Queue[CommandEnded]"]:
+    ended: Queue[CommandEnded] = Queue()
     logs = folder / "logs"
     return Reprovisioning(command, missing, ended.put, folder, logs, limits), ended
 

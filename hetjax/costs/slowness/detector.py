@@ -18,10 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.costs.slowness.findings import Finding, Subject, subjects_of
+from hetjax.costs.slowness.findings import Slowdown, Subject, subjects_of
 from hetjax.costs.slowness.peers import behind_peers
 from hetjax.costs.slowness.sequential import SHIFT, Cusum, Floats, Reference, reference
-from hetjax.costs.slowness.series import Logs, Series, Watched, logs, series, watched
+from hetjax.costs.slowness.series import (
+    Logs,
+    Series,
+    WatchedParts,
+    logs,
+    series,
+    watched,
+)
 from hetjax.costs.slowness.step_times import Ends, Lanes, Part, StepTimes
 
 Bools = NDArray[np.bool_]
@@ -41,7 +48,7 @@ _EVIDENCE = {
 class _Slow:
     """What is slow now, and the series that know it."""
 
-    finding: Finding
+    finding: Slowdown
     tests: list[int]
 
 
@@ -58,7 +65,7 @@ class Detector:
         self._counted = dict(self.slow_nodes)
         self._one_plan = _OnePlan(lanes, self._counted)
 
-    def add(self, times: StepTimes) -> list[Finding]:
+    def add(self, times: StepTimes) -> list[Slowdown]:
         """Take a step; return what is clear by now and was not before."""
         return [] if self._one_plan is None else self._one_plan.add(times)
 
@@ -103,7 +110,7 @@ class _OnePlan:
     def slow_links(self) -> Mapping[Ends, float]:
         return {} if self._watch is None else self._watch.slow_links
 
-    def add(self, times: StepTimes) -> list[Finding]:
+    def add(self, times: StepTimes) -> list[Slowdown]:
         if self.num_cold < NUM_COLD:
             self.num_cold += 1
             return []
@@ -124,7 +131,7 @@ class _OnePlan:
 class _Watch:
     """Series with a reference, from its last step on."""
 
-    def __init__(self, what: Watched, steps: list[StepTimes]) -> None:
+    def __init__(self, what: WatchedParts, steps: list[StepTimes]) -> None:
         self._what, self._steps = what, steps
         self._slow: dict[Subject, _Slow] = {}
         self._recent: deque[tuple[int, Series]] = deque(maxlen=_KEPT)
@@ -161,7 +168,7 @@ class _Watch:
         shift_K, _ = self._since(max(slow.finding.since, self._recent[0][0]))
         return self._factor(slow.tests, shift_K)
 
-    def add(self, times: StepTimes) -> list[Finding]:
+    def add(self, times: StepTimes) -> list[Slowdown]:
         if not self._what.has(times):
             return []  # left out, or only a part of it was told
         now = series(logs([times], self._what), self._usual, self._what)
@@ -196,7 +203,7 @@ class _Watch:
         }
         self._take_as_slow(level_of, self._steps[0].step, "as under the plan before")
 
-    def unlike_peers(self, step: int, known: Iterable[str]) -> list[Finding]:
+    def unlike_peers(self, step: int, known: Iterable[str]) -> list[Slowdown]:
         """Tell who is slower than others with equal work."""
         level_of = {
             part: level
@@ -209,7 +216,7 @@ class _Watch:
 
     def _take_as_slow(
         self, level_of: Mapping[Part, float], step: int, evidence: str
-    ) -> list[Finding]:
+    ) -> list[Slowdown]:
         """Let the reference be what these parts would be like, were they not slow."""
         at_of = {part: at for at, part in enumerate(self._what.parts)}
         for part, level in level_of.items():
@@ -228,9 +235,9 @@ class _Watch:
             for subject, parts in named.items()
         ]
 
-    def _risen(self, step: int, up_K: Bools) -> list[Finding]:
+    def _risen(self, step: int, up_K: Bools) -> list[Slowdown]:
         """What some series say that lie higher than before."""
-        found: list[Finding] = []
+        found: list[Slowdown] = []
         num_parts = len(self._what.parts)
         of_parts = up_K & (np.arange(len(up_K)) < num_parts)
         if of_parts.any():
@@ -258,7 +265,7 @@ class _Watch:
             )
         return found
 
-    def _slow_parts(self, step: int, up_K: Bools) -> list[Finding]:
+    def _slow_parts(self, step: int, up_K: Bools) -> list[Slowdown]:
         """Name all parts that are slow by about as much as those that alarm."""
         since = int(self._up.since_K[np.argmax(np.where(up_K, self._up.sum_K, -1.0))])
         shift_K, own_K = self._since(since)
@@ -288,9 +295,9 @@ class _Watch:
             for subject, parts in named.items()
         ]
 
-    def _fallen(self, step: int, down_K: Bools) -> list[Finding]:
+    def _fallen(self, step: int, down_K: Bools) -> list[Slowdown]:
         """What that is slow is as before, or less slow; else move a reference."""
-        found: list[Finding] = []
+        found: list[Slowdown] = []
         for subject, slow in [*self._slow.items()]:
             fired = [at for at in slow.tests if down_K[at]]
             if not fired:
@@ -334,12 +341,12 @@ class _Watch:
         since: int,
         shift_K: Floats,
         evidence: str,
-    ) -> Finding:
+    ) -> Slowdown:
         for other, slow in [*self._slow.items()]:
             if {*slow.tests} & {*tests}:
                 del self._slow[other]
         factor = self._factor(tests, shift_K)
-        finding = Finding(
+        finding = Slowdown(
             subject=subject, step=step, since=since, factor=factor, evidence=evidence
         )
         self._slow[subject] = _Slow(finding, tests)

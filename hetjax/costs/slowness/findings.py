@@ -29,7 +29,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Slowdown:
     """From step `since` on it takes `factor` times as long as before, or than peers.
 
     `step` is when that was clear. `is_over`: it is as before again, `factor` then is

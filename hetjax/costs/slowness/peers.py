@@ -9,14 +9,16 @@ import math
 from collections.abc import Sequence
 
 from hetjax.costs.slowness.sequential import reference
-from hetjax.costs.slowness.series import Watched, logs, lower_middle
+from hetjax.costs.slowness.series import WatchedParts, logs, lower_middle
 from hetjax.costs.slowness.step_times import Lane, StepTimes
 from hetjax.plans.plan import StageKey
 
 _APART, _STANDARD_ERRORS = math.log(1.18), 5.0  # at least
 
 
-def behind_peers(steps: Sequence[StepTimes], what: Watched) -> dict[StageKey, float]:
+def behind_peers(
+    steps: Sequence[StepTimes], what: WatchedParts
+) -> dict[StageKey, float]:
     """Return the logarithms of how many times as long slow lanes take.
 
     A lane is held against other nodes, where those have lanes with equal work, else

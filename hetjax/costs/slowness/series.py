@@ -29,7 +29,7 @@ _LEAST_SHARE = 0.05  # of a lane's time, or a part is not watched on its own
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedParts:
     """P parts of U lanes, R replicas, the run and E links: K series, in this order.
 
     Replicas of one lane, and one that is alone, have no series beside its own.
@@ -89,7 +89,7 @@ class Watched:
         return all(times.parts.get(part, 0.0) > 0 for part in self.parts)
 
 
-def watched(lanes: Lanes, steps: Sequence[StepTimes]) -> Watched:
+def watched(lanes: Lanes, steps: Sequence[StepTimes]) -> WatchedParts:
     """Return what all of these steps have, but for parts that take next to no time."""
     in_all = set.intersection(*({*times.parts} for times in steps))
     ends = set.intersection(*({*times.links} for times in steps))
@@ -103,7 +103,7 @@ def watched(lanes: Lanes, steps: Sequence[StepTimes]) -> Watched:
         lane_s[part[:2]] = lane_s.get(part[:2], 0.0) + seconds
     share_of = {part: s / lane_s[part[:2]] for part, s in mean_s.items()}
     parts = tuple(part for part in mean_s if share_of[part] >= _LEAST_SHARE)
-    return Watched(lanes, parts, tuple(sorted(ends)), share_of)
+    return WatchedParts(lanes, parts, tuple(sorted(ends)), share_of)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ class Logs:
         )
 
 
-def logs(steps: Sequence[StepTimes], what: Watched) -> Logs:
+def logs(steps: Sequence[StepTimes], what: WatchedParts) -> Logs:
     """Return what these steps took; a link that was not used is NaN."""
     parts_NP = np.log([[times.parts[part] for part in what.parts] for times in steps])
     lanes_NU = np.full((len(steps), len(what.keys)), -np.inf)
@@ -145,7 +145,7 @@ class Series:
     apart_NK: Floats
 
 
-def series(found: Logs, usual: Logs, what: Watched) -> Series:
+def series(found: Logs, usual: Logs, what: WatchedParts) -> Series:
     """Return how steps differ from what is usual."""
     own_NU = found.lanes_NU - usual.lanes_NU
     own_NP = found.parts_NP - usual.parts_NP

@@ -28,7 +28,7 @@ from hetjax.comm.tls import FIRST_BYTE, TlsStream
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.launchers.joining import hello as words
 from hetjax.launchers.joining.hello import Hello
-from hetjax.launchers.joining.tokens import Token, Tokens
+from hetjax.launchers.joining.tokens import JoinTokens, Token
 
 _HTTP = "HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n"
 
@@ -38,7 +38,7 @@ class NotNow(BadInput):
 
 
 @dataclass(kw_only=True)
-class Machine:
+class JoinedMachine:
     """One that has joined as a worker; it calls from `address`.
 
     `ended` is the exit code of the worker that it was told to start last, None as long
@@ -83,7 +83,7 @@ class Desk:
         self,
         address: str,
         own: OwnCertificate,
-        tokens: Tokens,
+        tokens: JoinTokens,
         cluster: Cluster,
         *,
         only_cpu: bool,
@@ -92,7 +92,7 @@ class Desk:
         self._own, self._tokens = own, tokens
         self._only_cpu, self._model_code = only_cpu, model_code
         self._lock = threading.Lock()
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, JoinedMachine] = {}
         self._nodes: dict[str, Node] = {}
         self.noticed: Callable[[str, float], None] = lambda worker, grace_s: None
         self.follow(cluster)
@@ -107,12 +107,12 @@ class Desk:
         self._tokens.renew([*nodes])
 
     @property
-    def machines(self) -> dict[str, Machine]:
+    def machines(self) -> dict[str, JoinedMachine]:
         """Those that are there, by worker."""
         with self._lock:
             return dict(self._machines)
 
-    def start(self, machine: Machine, bootstrap: str) -> None:
+    def start(self, machine: JoinedMachine, bootstrap: str) -> None:
         """Tell a machine to start its worker; what is left of another it ends first."""
         with self._lock:
             node = self._nodes[machine.hello.worker]
@@ -248,11 +248,11 @@ class Desk:
             "the cluster file",
         )
 
-    def _joined(self, caller: _Caller, where: str) -> Machine:
+    def _joined(self, caller: _Caller, where: str) -> JoinedMachine:
         """Note that the machine is there, and use its token up; BadInput if it may
         not."""
         told = caller.hello
-        machine = Machine(
+        machine = JoinedMachine(
             hello=told,
             address=told.address or where.rpartition(":")[0],
             stream=caller.stream,
@@ -271,7 +271,7 @@ class Desk:
             self._machines[told.worker] = machine
         return machine
 
-    def _hear(self, machine: Machine, message: Mapping[str, object]) -> None:
+    def _hear(self, machine: JoinedMachine, message: Mapping[str, object]) -> None:
         """Take in what a machine says of itself, or of the worker that it started."""
         if "notice" in message:
             return self.noticed(machine.hello.worker, float(str(message["notice"])))

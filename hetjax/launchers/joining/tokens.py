@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hetjax.comm.pinned import write_private
+from hetjax.comm.pinned import OWNER_ALONE
+from hetjax.files.writing import write_whole
 from hetjax.plans.worker_map import file_name
 
 _BYTES = 32
@@ -36,7 +37,7 @@ class Token:
 State = Literal["good", "used", "expired"]
 
 
-class Tokens:
+class JoinTokens:
     """Those of one start of a run, in files `folder`/WORKER.token; for any thread.
 
     Each lasts `seconds`; of one that is over it is known for as long again what it was.
@@ -110,7 +111,7 @@ class Tokens:
     def _issue(self, worker: str, until_s: float) -> None:
         key = secrets.token_bytes(_BYTES)
         try:
-            write_private(self.file(worker), f"{key.hex()}\n")
+            write_whole(self.file(worker), f"{key.hex()}\n", OWNER_ALONE)
         except OSError as error:
             warnings.warn(
                 f"no token can be written for {worker} to join with: {error}",

@@ -16,7 +16,7 @@ from pathlib import Path
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.slowness.detector import Detector
-from hetjax.costs.slowness.findings import Finding
+from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.known import slowness, write_slowness
 from hetjax.costs.slowness.step_times import StepTimes, lanes_of
 from hetjax.plans.plan import Plan
@@ -75,7 +75,7 @@ class SlowDevices:
         """Let this step be timed: each, where that costs less than a hundredth."""
         self.timing.is_wanted = self.is_on and step % self._every == 0
 
-    def after(self, step_time_s: float) -> list[Finding]:
+    def after(self, step_time_s: float) -> list[Slowdown]:
         """Hear how long a step took all in all, and what was told with it of an earlier
         one; return what is clear by now and was not before."""
         cost_s = self._num_actions * _ACTION_S
@@ -83,7 +83,7 @@ class SlowDevices:
         times = self.timing.take()
         return [] if times is None else self.add(times)
 
-    def add(self, times: StepTimes) -> list[Finding]:
+    def add(self, times: StepTimes) -> list[Slowdown]:
         """Take the times of a step."""
         found = self._detector.add(times)
         if found:
