@@ -31,7 +31,11 @@ from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
 from hetjax.planner.search.limits import too_dear
-from hetjax.planner.search.parts import parts_without, searches_parts
+from hetjax.planner.search.parts import (
+    parts_alone,
+    parts_without,
+    searches_parts,
+)
 from hetjax.planner.search.proposals import (
     Proposal,
     plans_by_rank,
@@ -117,11 +121,20 @@ class FirstPlans:
             self.incumbents.offer(plan, "parts")
 
     def _promising_parts(self) -> list[PlanRequest]:
-        """The parts whose quick plans promise about as much as the best so far."""
+        """The parts whose quick plans promise about as much as the best so far.
+
+        A plan that leaves out some of a kind, zone or the like stands for all of it.
+        """
         wished, cluster = self.incumbents.objectives[0], self.request.cluster
+        groups = [
+            frozenset(node.name for node in part.cluster.nodes)
+            for part in (*parts_alone(self.request), *parts_without(self.request))
+        ]
         least: dict[frozenset[str], float] = {}
         for found in self.incumbents.simulated():
-            nodes = frozenset(found.plan.nodes)
+            used = frozenset(found.plan.nodes)
+            around = (group for group in groups if used <= group)
+            nodes = min(around, key=len, default=used)
             if len(nodes) < len(cluster.nodes) and within(found, wished):
                 by_wish = promise(found, cluster, wished)
                 least[nodes] = min(by_wish, least.get(nodes, math.inf))

@@ -17,25 +17,41 @@ from contextlib import suppress
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.hops import Holders
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.parts import parts_alone, parts_without
 from hetjax.planner.search.price_and_branch import candidates
-from hetjax.planner.search.proposals import Proposal, most_promising
+from hetjax.planner.search.proposals import (
+    Proposal,
+    degree_sets,
+    holders_matter,
+    most_promising,
+)
 
 
 def floor(
     request: PlanRequest, best_s: Callable[[], float] = lambda: math.inf
 ) -> Iterator[Proposal]:
-    """Yield one proposal for every part that could be faster than `best_s` says.
+    """Yield a proposal for every part that could be faster than `best_s` says, and
+    another where it matters whether layers are held by like nodes alone.
 
-    That is asked anew before each part. What computes most comes first. Parts of which
+    `best_s` is asked anew before each. What computes most comes first. Parts of which
     no plan fits yield nothing.
     """
     for parts in (parts_alone(request), parts_without(request)):
         for part in sorted(parts, key=_peak_tflops, reverse=True):
-            proposal = _quickly(part, best_s())
-            if proposal is not None:
-                yield proposal
+            for holders in _holders(part):
+                proposal = _quickly(part, best_s(), holders)
+                if proposal is not None:
+                    yield proposal
+
+
+def _holders(part: PlanRequest) -> tuple[Holders, ...]:
+    """Whose sums are counted: of a large part those of like nodes alone."""
+    if part.is_large:
+        return ("alike",)
+    matter = any(holders_matter(part, degrees) for degrees in degree_sets(part))
+    return ("any", "alike") if matter else ("any",)
 
 
 def _peak_tflops(part: PlanRequest) -> float:
@@ -43,9 +59,9 @@ def _peak_tflops(part: PlanRequest) -> float:
     return sum(device_spec(node).peak_tflops * node.count for node in nodes)
 
 
-def _quickly(part: PlanRequest, best_s: float) -> Proposal | None:
+def _quickly(part: PlanRequest, best_s: float, holders: Holders) -> Proposal | None:
     """Solve the most promising problem of a part; None where none is."""
-    look = most_promising(part, math.inf, best_s)
+    look = most_promising(part, math.inf, best_s, holders=holders)
     if look is None:
         return None
     with suppress(NoFeasiblePlan):

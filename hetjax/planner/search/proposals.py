@@ -109,17 +109,22 @@ class Proposal:
 
 
 def proposals(
-    request: PlanRequest, *, fewer: bool = False, whole: bool = False
+    request: PlanRequest,
+    *,
+    fewer: bool = False,
+    whole: bool = False,
+    holders: Sequence[Holders] = HOLDERS,
 ) -> Iterator[Proposal]:
     """Yield what every set of tensor degrees comes to on every part of the cluster.
 
     Those that do not promise about the best time found so far are left out, and all
     parts if only the `whole` is asked for. `fewer`: slower ones on fewer devices count
-    too. The first comes early: the most promising of the whole.
+    too. Layers have these `holders`, like ones only where that matters. The first comes
+    early: the most promising of the whole.
     """
     looks: list[ScreenedProblem] = []
     first: ScreenedProblem | None = None
-    for look in _looks(request, fewer, whole):
+    for look in _looks(request, fewer, whole, holders):
         # parts come after the whole
         if first is None and looks and not _is_whole(look, request):
             first = min(looks, key=lambda look: look.relaxed_s)
@@ -137,10 +142,14 @@ def proposals(
         yield from _cheaper(look)
 
 
-def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
+def _looks(
+    request: PlanRequest, fewer: bool, whole: bool, asked: Sequence[Holders]
+) -> Iterator[ScreenedProblem]:
     """Look at all problems, but for those of too few devices to come near."""
     least_s_of = defaultdict[tuple[Holders, bool], float](lambda: math.inf)
     for part, degrees, num_replicas, holders in _problems(request, whole):
+        if holders not in asked:
+            continue
         relaxed_s = math.inf
         for tight in (False, True)[: 2 if searches_parts(request) else 1]:
             check_deadline()
@@ -214,12 +223,13 @@ def _problems(
             if n == 0:
                 yield part, degrees, 1, "any"
             yield part, degrees, 2, "any"
-            if n == 0 and not whole and _holders_matter(part, degrees):
+            if n == 0 and holders_matter(part, degrees):
                 yield part, degrees, 2, "alike"
 
 
-def _holders_matter(request: PlanRequest, degrees: tuple[int, ...]) -> bool:
-    """Whether gradient sums of some stages take much longer between unlike nodes."""
+def holders_matter(request: PlanRequest, degrees: tuple[int, ...]) -> bool:
+    """Say whether gradient sums of some stages take much longer between unlike
+    nodes."""
     options = options_of(request, degrees)
     alike_O, any_O = (
         sync_bytes_per_s(request, options, holders) for holders in HOLDERS
@@ -239,11 +249,11 @@ def most_promising(
     num_replicas: float,
     best_s: float,
     narrowed: Callable[[Problem], Problem] = lambda p: p,
+    holders: Holders = "any",
 ) -> ScreenedProblem | None:
     """Return the problem of the tensor degrees that promise most, each `narrowed`; None
     if none promises a step below `best_s`."""
     best: ScreenedProblem | None = None
-    holders: Holders = "alike" if request.is_large else "any"
     for degrees in degree_sets(request):
         check_deadline()
         p = search_problem(request, degrees, num_replicas=num_replicas, holders=holders)

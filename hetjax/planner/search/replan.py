@@ -117,7 +117,8 @@ def _templates(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)
-    for plan in plans_by_rank(list(proposals(same, whole=True))):
+    proposed = list(proposals(same, whole=True, holders=("any",)))
+    for plan in plans_by_rank(proposed):
         yield "templates", plan
 
 
