@@ -27,6 +27,7 @@ from hetjax.planner.model.deadline import (
 )
 from hetjax.planner.model.objectives import promise, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.equal_pipelines import equal_pipelines
 from hetjax.planner.search.floor import floor
 from hetjax.planner.search.incumbents import Incumbents
 from hetjax.planner.search.infeasible import why_infeasible
@@ -76,6 +77,7 @@ class FirstPlans:
         parts, large = floor(self.request, self._best_s), self.request.is_large
         self._first_of(parts)
         if not large:  # else what is found for all leaves few parts to look at
+            self._simulate_equal_pipelines()
             self._look_at_all(parts)
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
@@ -119,6 +121,17 @@ class FirstPlans:
         self.incumbents.progress(part.progress_line())
         for plan in plans_of(part, 0):
             self.incumbents.offer(plan, "parts")
+
+    def _simulate_equal_pipelines(self) -> None:
+        """In a share of a limited time, as much as plans of the whole may be."""
+        work = 0
+        # BadInput: of a profile that knows none of the devices
+        with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp, BadInput):
+            for plan in equal_pipelines(self.request, self._best_s):
+                work += plan.num_forwards
+                if work > _MOST_WORK:
+                    return
+                self.incumbents.offer(plan, "equal pipelines")
 
     def _promising_parts(self) -> list[PlanRequest]:
         """The parts whose quick plans promise about as much as the best so far.
