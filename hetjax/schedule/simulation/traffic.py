@@ -81,10 +81,17 @@ class Traffic:
 
     def _begin(self, now: float, channel: int) -> None:
         self._left_bytes[channel] = self._queue[channel][0][0]
-        self._rate[channel], self._since[channel] = 0.0, now
+        self._rate[channel], self._since[channel] = self._alone_rate[channel], now
+        meets = False
         for trunk in self._trunks[channel]:
-            self._busy[trunk][channel] = None
-        self._share(now, channel)
+            busy = self._busy[trunk]
+            meets = meets or bool(busy)
+            busy[channel] = None
+        if meets:
+            self._rate[channel] = 0.0
+            self._share(now, channel)
+        else:
+            self._promise(now, channel)
 
     def _finish(self, now: float, channel: int) -> None:
         queue = self._queue[channel]
@@ -96,9 +103,13 @@ class Traffic:
             self._promise(now, channel)
         else:
             self._version[channel] += 1
+            meets = False
             for trunk in self._trunks[channel]:
-                del self._busy[trunk][channel]
-            self._share(now, channel)
+                busy = self._busy[trunk]
+                del busy[channel]
+                meets = meets or bool(busy)
+            if meets:
+                self._share(now, channel)
         arrive(now + self._latency[channel])
 
     def _share(self, now: float, channel: int) -> None:
