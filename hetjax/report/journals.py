@@ -100,6 +100,29 @@ def slow_line(line: Mapping[str, Any]) -> str:
     return f"{told}, {line.get('evidence')}"
 
 
+def move_line(line: Mapping[str, Any]) -> str:
+    """Return what an event `weighed` or `moved` says, in words.
+
+    >>> move_line({"event": "moved", "step": 9, "gain": [1.2, 1.3, 1.4],
+    ...     "predicted_gain": [1.1, 1.25, 1.4], "pause_s": 8.04})
+    'moved before step 9: 1.30x as fast, 1.25x predicted, after a pause of 8.0 s'
+    >>> move_line({"event": "weighed", "step": 9, "gain": [1.1, 1.25, 1.4],
+    ...     "move_s": [5, 10.0, 20], "steps": 7})
+    'step 9: another plan would gain 1.25x (1.10 to 1.40) over 7 steps, for about 10 s'
+    """
+    low, gain, high = line["gain"]
+    if line["event"] == "moved":
+        return (
+            f"moved before step {line['step']}: {gain:.2f}x as fast, "
+            f"{line['predicted_gain'][1]:.2f}x predicted, after a pause of "
+            f"{line['pause_s']:.1f} s"
+        )
+    return (
+        f"step {line['step']}: another plan would gain {gain:.2f}x ({low:.2f} to "
+        f"{high:.2f}) over {line['steps']:,} steps, for about {line['move_s'][1]:.0f} s"
+    )
+
+
 def _event_row(line: Mapping[str, Any]) -> tuple[str, ...]:
     clock = line["time"].partition("T")[2].partition("+")[0]  # of UTC
     return str(line["step"]), clock, line["event"], event_details(line)

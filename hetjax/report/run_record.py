@@ -16,7 +16,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.report.colours import TIME
-from hetjax.report.journals import slow_line
+from hetjax.report.journals import move_line, slow_line
 from hetjax.report.metrics import HEADLINES, Metric
 from hetjax.report.prediction import guesses_a_cpu
 from hetjax.schedule.predicted import Predicted
@@ -120,6 +120,15 @@ class RunRecord:
             elif event == "slow":
                 found[who] = slow_line(line)
         return [*found.values()]
+
+    @property
+    def moves(self) -> list[str]:
+        """Which plans were proposed, and what moves have gained, a line each."""
+        return [
+            move_line(line)
+            for line in self.events
+            if line["event"] == "moved" or line.get("verdict") == "say"
+        ]
 
     @property
     def spent_s(self) -> dict[str, float] | None:

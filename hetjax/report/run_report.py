@@ -47,7 +47,7 @@ class RunReport:
             predicted_s = told["predicted_step_time_s"]
             beside = "" if predicted_s is None else f", {ms(predicted_s)} ms predicted"
             lines.append(f"step time {ms(told['step_time_s'])} ms{beside}")
-        return "\n".join([*lines, *self.record.slow])
+        return "\n".join([*lines, *self.record.slow, *self.record.moves])
 
     def _repr_html_(self) -> str:
         """The page."""

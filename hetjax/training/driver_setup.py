@@ -41,7 +41,7 @@ from hetjax.training.directory.leftover_checkpoints import (
 from hetjax.training.directory.progress import checkpoint_storage
 from hetjax.training.launchers import launcher_of
 from hetjax.training.layout.compiled_memory import compile_again, compile_all
-from hetjax.training.layout.hardware import is_virtual
+from hetjax.training.layout.hardware import is_virtual, on_cpus
 from hetjax.training.layout.plan_choice import (
     next_plan,
     precise_plan,
@@ -165,6 +165,7 @@ def _driver_config(
         host={"run": settings_to_compare(config) | dict(dataset.hashes)},
         recovery=config.recovery,
         reroutes=config.reroute,
+        compiles_ahead=ahead_s > 0 and not on_cpus(config, start.hardware.cluster),
     )
 
 

@@ -33,6 +33,7 @@ from hetjax.training.recovery.rollback import (
     Spiked,
     keeps_disagreeing,
 )
+from hetjax.training.replanning.replanning import Replanning
 from hetjax.training.sampling import sample_text
 from hetjax.training.saving import Saving
 from hetjax.training.settings.config import EvaluationConfig, RunConfig
@@ -68,6 +69,7 @@ class Loop:
     evaluated: set[int] = field(default_factory=set)
     device_use: DeviceUse = DeviceUse()
     slow_devices: SlowDevices = field(default_factory=SlowDevices)  # looks at none
+    replanning: Replanning = field(default_factory=Replanning)  # weighs nothing
     _pending: _Pending | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
@@ -181,8 +183,12 @@ class Loop:
         now_s = time.perf_counter()
         step_time_s, self._since_s = now_s - self._since_s, now_s
         self._record()
-        for finding in self.slow_devices.after(step_time_s):
+        found = self.slow_devices.after(step_time_s)
+        for finding in found:
             self.recorder.slow(finding)
+        num_left, slow = self.config.steps - step - 1, self.slow_devices.known
+        for told in self.replanning.after(step + 1, step_time_s, num_left, found, slow):
+            self.recorder.replanning(told)
         self._pending = _Pending(
             commit=commit,
             step=step + 1,

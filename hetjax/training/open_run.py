@@ -6,6 +6,7 @@ Does not own what a start settles (`start.py`), the driver (`driver_setup.py`), 
 training (`session.py`).
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import write_plan
 from hetjax.report.progress import Display
 from hetjax.schedule.predicted import Predicted
 from hetjax.training.directory import rundir
@@ -33,7 +35,10 @@ from hetjax.training.observers.step_comparison import StepComparison, learn_step
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notice_sources import Notice
+from hetjax.training.replanning.replanning import Replanning
+from hetjax.training.replanning.weighing_process import WeighingProcess
 from hetjax.training.run_data import run_dataset
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 from hetjax.training.settings.run_settings import PASSING
 from hetjax.training.settings.values import flat_values
@@ -54,6 +59,7 @@ class OpenRun:
     worker_notices: SimpleQueue[Notice]  # from when workers start
     comparison: StepComparison
     slow_devices: SlowDevices
+    replanning: Replanning
 
     def recorder(self, shown: Display) -> Recorder:
         return Recorder(
@@ -133,6 +139,9 @@ def open_run(
     )
     slow_devices.path.unlink(missing_ok=True)  # of a start that is over
     slow_devices.begin(driver.plan, start.hardware.cluster)
+    replanning = _replanning(start.config, driver, spent.parts_s.get("compiling", 0.0))
+    stack.callback(replanning.close)
+    replanning.begin(driver.plan, start.hardware.cluster)
     found = OpenRun(
         start=start,
         dataset=dataset,
@@ -142,6 +151,7 @@ def open_run(
         worker_notices=notices,
         comparison=comparison,
         slow_devices=slow_devices,
+        replanning=replanning,
     )
     _record_origin(start, driver, found.recorder(shown))
     return found
@@ -168,6 +178,27 @@ def _driver(
     describe(start, dataset, shown)
     driver = start_driver(start, dataset, shown, notices.put)
     return start, stack.enter_context(driver)
+
+
+def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning:
+    """Weigh plans, and move by them, as the settings say."""
+
+    def keep(plan: Plan) -> str:
+        path = config.run_dir / rundir.PROPOSED
+        try:
+            write_plan(path, plan)
+        except OSError as error:  # a full disk is no reason to end
+            warnings.warn(f"another plan is not kept: {error.strerror}", stacklevel=2)
+            return ""
+        return str(path)
+
+    moves = config.replan == "auto" and config.recovery != "none"
+    return Replanning(
+        weighs=None if config.replan == "never" else partial(WeighingProcess, config),
+        move_to=driver.move_to if moves else None,
+        keep=keep,
+        start_s=start_s,
+    )
 
 
 def _begin(start: Start, dataset: Dataset, driver: Driver) -> tuple[Journal, Journal]:

@@ -23,6 +23,7 @@ from hetjax.training.observers.step_comparison import StepComparison
 from hetjax.training.recovery.not_finite import skipped_line
 from hetjax.training.recovery.notice_sources import Notice
 from hetjax.training.recovery.recovered import Recovered, Rerouted
+from hetjax.training.replanning.told import Told
 
 
 class Recorder:
@@ -76,6 +77,12 @@ class Recorder:
         name = "as_before" if finding.is_over else "slow"
         self.event(name, finding.step, **finding.values())
         self.note(str(finding))
+
+    def replanning(self, told: Told) -> None:
+        """Another plan was weighed, or what a move to it has gained is clear."""
+        self.event(told.name, told.step, **told.values())
+        if words := str(told):
+            self.note(words)
 
     def evaluation(self, line: dict[str, Any], num_steps: int) -> None:
         """A validation loss."""

@@ -266,6 +266,7 @@ class Session(ExitStack):
                 restore_files=partial(found.restore_files, recorder),
             ),
             slow_devices=found.slow_devices,
+            replanning=found.replanning,
             stop=stop,
             spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
             evaluated=evaluated(config.run_dir),
@@ -274,6 +275,7 @@ class Session(ExitStack):
 
         def on_recovery(what: Recovered | Rerouted) -> None:
             loop.on_recovery(what)
+            found.replanning.on_recovery(what)
             if isinstance(what, Rerouted) or what.plan is not None:
                 found.slow_devices.begin(driver.plan, driver.cluster)
             else:

@@ -134,15 +134,18 @@ def test_one_that_recovers_is_said_to_and_one_that_changes_is_measured_again():
     assert told[-1].step < 281 + 10 and str(told[-1]).startswith("recovered: l4-1 ")
 
 
-def test_another_plan_begins_with_what_is_known_to_be_slow():
+@pytest.mark.parametrize(
+    "nodes", [PIPELINE, TWO_PIPELINES, [["l4-0", "l4-1"]], [["l4-0"], ["l4-1"]]]
+)
+def test_another_plan_begins_with_what_is_known_to_be_slow(nodes: list[list[str]]):
     def slow(step: int, r: int, s: int, kind: str, node: str) -> float:
         return 2.0 if node == "l4-1" and AT <= step < 201 else 1.0
 
     detector, told = Detector(), list[Slowdown]()
-    detector.begin(lanes(PIPELINE))
-    for times in steps(PIPELINE, 300, seed=0, slow=slow):
+    detector.begin(lanes(nodes))
+    for times in steps(nodes, 300, seed=0, slow=slow):
         if times.step == 131:
-            detector.begin(lanes(PIPELINE))
+            detector.begin(lanes(nodes))
         told += detector.add(times)
         if 140 <= times.step < 200:  # in the reference of the new plan, too
             assert detector.slow_nodes == {"l4-1": pytest.approx(2.0, rel=0.05)}

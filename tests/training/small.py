@@ -9,6 +9,7 @@ from typing import Any
 
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.fingerprint import fingerprint
+from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.settings.config import (
@@ -33,6 +34,11 @@ MODEL_CONFIG = LlamaConfig(
     max_seq_len=16,
 )
 MODEL = llama_model(MODEL_CONFIG)
+
+
+def small_model() -> Model:
+    """The model, for processes that are told its name."""
+    return MODEL
 
 
 def stage(node: str, devices: tuple[int, ...], layers: tuple[int, int], ahead: int):

@@ -10,6 +10,7 @@ import pytest
 
 import hetjax
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.slowness.known import slowness, write_slowness
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.training.observers.step_comparison import (
@@ -124,3 +125,20 @@ def test_what_a_run_measured_is_predicted_from_then_on(tmp_path: Path):
     assert step.certainty is not None and "steps of a run" in str(step)
     assert measured_s in step.certainty.interval
     assert len(json.loads(file.read_text())["steps"]) == 2
+
+
+def test_what_a_slow_node_takes_is_not_learnt_as_the_speed_of_its_kind(tmp_path: Path):
+    config = replace(small_preset(tmp_path).config, run_dir=tmp_path)
+    cluster = hetjax.load_cluster(SIX)
+    usual = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    file = tmp_path / "slow.json"
+    write_slowness(file, slowness({"h20-0": 4.0}, {}))
+    slow = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    measured_s = slow.simulation.step_time_s
+    assert measured_s > 2 * usual.simulation.step_time_s
+    learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
+    file.unlink()  # as before
+    found = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    assert found.simulation.step_time_s == pytest.approx(
+        usual.simulation.step_time_s, rel=1e-3
+    )

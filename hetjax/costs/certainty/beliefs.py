@@ -45,6 +45,15 @@ class CredibleInterval:
         """What the median is multiplied and divided by to get the ends."""
         return self.high / self.median
 
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the value's logarithm."""
+        return math.log(self.factor) / _NORMAL[self.level]
+
+    def widened(self, sigma: float) -> "CredibleInterval":
+        """Return the interval with so much more deviation, of something independent."""
+        return lognormal(self.median, self.sigma**2 + sigma**2, self.level)
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
@@ -81,7 +90,7 @@ class Beliefs:
         """Return the interval of a time that was predicted at the means."""
         slope_P = self._slopes(slopes)
         variance = float(slope_P @ self.covariance_PP @ slope_P) + self.noise**2
-        return _interval(time_s, variance, level)
+        return lognormal(time_s, variance, level)
 
     def ratio(
         self,
@@ -98,7 +107,7 @@ class Beliefs:
         apart = min(1.0, float(np.abs(slope_P).sum()))
         variance = float(slope_P @ self.covariance_PP @ slope_P)
         variance += 2 * apart * self.noise**2
-        return _interval(one[0] / other[0], variance, level)
+        return lognormal(one[0] / other[0], variance, level)
 
     def observed(self, observations: Iterable[Observation]) -> "Beliefs":
         """Return what is believed after these times were measured.
@@ -128,7 +137,7 @@ class Beliefs:
     def speed(self, parameter: Parameter) -> CredibleInterval:
         """Return what is believed of one speed."""
         i = self.parameters.index(parameter)
-        return _interval(math.exp(self.mean_P[i]), self.covariance_PP[i, i], 0.9)
+        return lognormal(math.exp(self.mean_P[i]), self.covariance_PP[i, i], 0.9)
 
     def applied(self, cluster: Cluster) -> Cluster:
         """Return the cluster at the means: what plans are made and predicted for.
@@ -178,7 +187,8 @@ def _covariances(parameters: Sequence[Parameter]) -> Floats:
     return np.outer(common_P, common_P) * alike_PP + np.diag(own_P**2)
 
 
-def _interval(median: float, variance: float, level: float) -> CredibleInterval:
+def lognormal(median: float, variance: float, level: float = 0.9) -> CredibleInterval:
+    """Return the interval of a value whose logarithm has this variance."""
     factor = math.exp(_NORMAL[level] * math.sqrt(variance))
     return CredibleInterval(
         low=median / factor, median=median, high=median * factor, level=level

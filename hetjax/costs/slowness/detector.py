@@ -26,8 +26,10 @@ from hetjax.costs.slowness.series import (
     Series,
     WatchedParts,
     logs,
+    medians,
     series,
     watched,
+    without,
 )
 from hetjax.costs.slowness.step_times import Ends, Lanes, Part, StepTimes
 
@@ -217,11 +219,20 @@ class _Watch:
     def _take_as_slow(
         self, level_of: Mapping[Part, float], step: int, evidence: str
     ) -> list[Slowdown]:
-        """Let the reference be what these parts would be like, were they not slow."""
+        """Let the reference be what these parts would be like, were they not slow.
+
+        What others show is moved along: one that is as before again is then the only
+        one that is faster than it was, however many there are beside it.
+        """
+        if not level_of:
+            return []
         at_of = {part: at for at, part in enumerate(self._what.parts)}
-        for part, level in level_of.items():
-            self._moved_K[at_of[part]] -= level
-            self._level_K[at_of[part]] = level
+        level_P = np.array([level_of.get(part, 0.0) for part in self._what.parts])
+        self._level_K[: len(level_P)] += level_P
+        self._usual = without(self._usual, level_P, self._what)
+        found = series(logs(self._steps, self._what), self._usual, self._what)
+        shift_K = medians(found.apart_NK) - self._before.center_K
+        self._moved_K = np.nan_to_num(shift_K) - self._level_K
         named = subjects_of([*level_of], self._what.share_of, self._what.lanes)
         return [
             self._note(
@@ -345,9 +356,14 @@ class _Watch:
         for other, slow in [*self._slow.items()]:
             if {*slow.tests} & {*tests}:
                 del self._slow[other]
-        factor = self._factor(tests, shift_K)
+        num_steps = sum(at >= since for at, _ in self._recent) or len(self._steps)
         finding = Slowdown(
-            subject=subject, step=step, since=since, factor=factor, evidence=evidence
+            subject=subject,
+            step=step,
+            since=since,
+            factor=self._factor(tests, shift_K),
+            evidence=evidence,
+            error=self._before.error(tests, num_steps),
         )
         self._slow[subject] = _Slow(finding, tests)
         return finding
@@ -365,8 +381,8 @@ class _Watch:
     def _since(self, step: int) -> tuple[Floats, Floats]:
         """Medians since this step, over the reference: apart from others, and own."""
         rows = [found for at, found in self._recent if at >= step]
-        apart_K = _medians(np.array([found.apart_NK[0] for found in rows]))
-        own_K = _medians(np.array([found.own_NK[0] for found in rows]))
+        apart_K = medians(np.array([found.apart_NK[0] for found in rows]))
+        own_K = medians(np.array([found.own_NK[0] for found in rows]))
         return apart_K - self._center_K, own_K - self._moved_K
 
     def _others(self, tests: list[int], shift_K: Floats) -> str:
@@ -382,12 +398,3 @@ class _Watch:
     def _clear(self, tests: Any) -> None:
         self._up.clear(tests)
         self._down.clear(tests)
-
-
-def _medians(rows_NK: Floats) -> Floats:
-    """Medians of what there is; a link is not used in every step."""
-    found_K = np.median(rows_NK, axis=0)
-    for at in np.flatnonzero(np.isnan(found_K)):
-        there = rows_NK[np.isfinite(rows_NK[:, at]), at]
-        found_K[at] = np.median(there) if len(there) else 0.0
-    return found_K

@@ -32,8 +32,8 @@ class Subject:
 class Slowdown:
     """From step `since` on it takes `factor` times as long as before, or than peers.
 
-    `step` is when that was clear. `is_over`: it is as before again, `factor` then is
-    what it was.
+    `step` is when that was clear, `error` the standard error of the factor's logarithm.
+    `is_over`: it is as before again, `factor` then is what it was.
     """
 
     subject: Subject
@@ -42,6 +42,7 @@ class Slowdown:
     factor: float
     evidence: str
     is_over: bool = False
+    error: float = 0.0
 
     def values(self) -> dict[str, Any]:
         """Return the figures as they stand in `events.jsonl`."""

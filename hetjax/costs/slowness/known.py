@@ -137,7 +137,12 @@ def _rows(rows: Iterable[object], where: str, names: tuple[str, ...]) -> list[tu
 
 def write_slowness(path: Path, known: Slowness) -> None:
     """Write what reads back as the same."""
+    write_whole(path, slowness_json(known))
+
+
+def slowness_json(known: Slowness) -> str:
+    """Return the JSON text that reads back as the same."""
     nodes = [{"name": name, "factor": factor} for name, factor in known.nodes]
     links = [{"from": a, "to": b, "factor": factor} for a, b, factor in known.links]
-    text = json.dumps({"version": VERSION, "nodes": nodes, "links": links}, indent=1)
-    write_whole(path, text + "\n")
+    values = {"version": VERSION, "nodes": nodes, "links": links}
+    return json.dumps(values, indent=1) + "\n"

@@ -56,6 +56,11 @@ class Reference:
         """What the medians may be off."""
         return 1.25 * self.sigma_K / math.sqrt(self.num_steps)
 
+    def error(self, tests: Sequence[int], num_steps: int) -> float:
+        """Return the standard error of a shift that was seen in so many later steps."""
+        sigma = float(self.sigma_K[[*tests]].max())
+        return 1.25 * sigma * math.sqrt(1 / self.num_steps + 1 / num_steps)
+
     def gain(self, rise: Floats, shift_K: Floats | float = SHIFT) -> Floats:
         """Return g of values, as differences to what was; 0 for what is no number."""
         shift_K = np.asarray(shift_K)

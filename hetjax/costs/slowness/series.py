@@ -10,7 +10,7 @@ of its own. Owns their order and this arithmetic. Does not own when a series has
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -126,12 +126,24 @@ class Logs:
 def logs(steps: Sequence[StepTimes], what: WatchedParts) -> Logs:
     """Return what these steps took; a link that was not used is NaN."""
     parts_NP = np.log([[times.parts[part] for part in what.parts] for times in steps])
-    lanes_NU = np.full((len(steps), len(what.keys)), -np.inf)
-    for p, u in enumerate(what.lane_P):
-        lanes_NU[:, u] = np.logaddexp(lanes_NU[:, u], parts_NP[:, p])
     links = [[times.links.get(ends, np.nan) for ends in what.ends] for times in steps]
     links_NE = np.log(np.array(links).reshape(len(steps), len(what.ends)))
+    lanes_NU = _of_lanes(parts_NP, what)
     return Logs(parts_NP=parts_NP, lanes_NU=lanes_NU, links_NE=links_NE)
+
+
+def _of_lanes(parts_NP: Floats, what: WatchedParts) -> Floats:
+    lanes_NU = np.full((len(parts_NP), len(what.keys)), -np.inf)
+    for p, u in enumerate(what.lane_P):
+        lanes_NU[:, u] = np.logaddexp(lanes_NU[:, u], parts_NP[:, p])
+    return lanes_NU
+
+
+def without(found: Logs, level_P: Floats, what: WatchedParts) -> Logs:
+    """Return what steps would take, were their parts not slow by these levels."""
+    parts_NP = found.parts_NP - level_P
+    faster_NU = _of_lanes(found.parts_NP, what) - _of_lanes(parts_NP, what)
+    return replace(found, parts_NP=parts_NP, lanes_NU=found.lanes_NU - faster_NU)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +187,15 @@ def series(found: Logs, usual: Logs, what: WatchedParts) -> Series:
             ]
         ),
     )
+
+
+def medians(rows_NK: Floats) -> Floats:
+    """Return medians of what there is; a link is not used in every step."""
+    found_K = np.median(rows_NK, axis=0)
+    for at in np.flatnonzero(np.isnan(found_K)):
+        there = rows_NK[np.isfinite(rows_NK[:, at]), at]
+        found_K[at] = np.median(there) if len(there) else 0.0
+    return found_K
 
 
 def lower_middle(values_XN: Sequence[Floats] | Floats) -> Floats:

@@ -26,6 +26,7 @@ from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, plan_of, seated
+from hetjax.planner.model.simplicity import AS_GOOD, simplest, simplified
 from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.proposals import plans_by_rank, proposals
@@ -57,9 +58,10 @@ def replan(
     *,
     others: Mapping[str, Plan] = _NO_PLANS,
     at_once: bool = False,
+    as_simple: bool = False,
 ) -> Replanned:
     """Return the plan that does best by the objective until the horizon, the move
-    included.
+    included; `as_simple` as one that does as well can be, by larger microbatches too.
 
     `request.cluster` is what is there now. Time matters more than the last percent:
     tensor degrees stay, and only where that gives nothing all is searched. `others` are
@@ -86,18 +88,33 @@ def replan(
     if not choices:
         found = find_plan(request, objective, local_work=0)
         choices.append((found.source, found.best))
-    moves = [_move(request, current, predicted.plan) for _, predicted in choices]
 
-    def gain(n: int) -> float:
-        left_s = max(horizon_s - moves[n][1], 0.0)
-        return left_s / score(choices[n][1], request.cluster, objective)
+    def gain(found: Predicted) -> float:
+        _, move_s = _move(request, current, found.plan)
+        left_s = max(horizon_s - move_s, 0.0)
+        return left_s / score(found, request.cluster, objective)
 
-    n = max(range(len(choices)), key=gain)
+    gains = [gain(found) for _, found in choices]
+    n = gains.index(max(gains))
+    if as_simple:
+        n = simplest([found.plan for _, found in choices], gains)
+    source, best = choices[n]
+    if as_simple:
+        least = max(gains) * (1 - AS_GOOD)
+
+        def as_good(plan: Plan) -> Predicted | None:
+            judged = (evaluate(plan) for evaluate in evaluators)
+            kept = [x for x in judged if x is not None and within(x, objective)]
+            found = max(kept, key=gain, default=None)
+            return found if found is not None and gain(found) >= least else None
+
+        best = simplified(best, request.microbatch_sizes, as_good)
+    moved_bytes, move_s = _move(request, current, best.plan)
     return Replanned(
-        best=choices[n][1],
-        source=choices[n][0],
-        moved_bytes=moves[n][0],
-        move_s=moves[n][1],
+        best=best,
+        source=source,
+        moved_bytes=moved_bytes,
+        move_s=move_s,
         search_s=time.monotonic() - begin_s,
     )
 

@@ -119,6 +119,7 @@ def _step_time(run: RunRecord) -> Iterator[str]:
             yield CPU_GUESS
     yield f"by the prediction {binding_line(binding(predicted))}"
     yield from run.slow
+    yield from run.moves
 
 
 def _recovery(line: Line) -> Row:

@@ -39,6 +39,7 @@ from hetjax.training.settings.values import config_values, flat_values, read_con
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 CALIBRATION = "calibration.json"  # what the run measured of its own steps
+PROPOSED = "proposed.json"  # another plan, which the run was not to move to by itself
 SLOW = "slow.json"  # what has become slow, as long as it is
 COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 COMPILED_DETERMINISTIC = "compiled_deterministic.json"  # and of deterministic ones

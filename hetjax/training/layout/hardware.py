@@ -272,6 +272,12 @@ def is_virtual(config: RunConfig) -> bool:
     return config.simulate or config.platform == "cpu"
 
 
+def on_cpus(config: RunConfig, cluster: Cluster) -> bool:
+    """Whether some device computes on what its host compiles on."""
+    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    return is_virtual(config) or "cpu" in kinds
+
+
 def _used_devices(config: RunConfig) -> list[jax.Device]:
     """What JAX runs on by itself; BadInput if an accelerator is left out."""
     if config.platform == "cpu":

@@ -231,6 +231,23 @@ def next_plan(
     return replan(_request(config, model, cluster, slow), current).best.plan
 
 
+def searched_again(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    current: Plan,
+    slow: Slowness,
+    horizon_s: float,
+) -> tuple[Plan, float]:
+    """Return the simplest plan of those that do best until the horizon, the seconds
+    counted until its state is where it belongs; and these seconds."""
+    from hetjax.planner.search.replan import replan
+
+    request = _request(_as_now(config, current), model, cluster, slow)
+    found = replan(request, current, horizon_s, as_simple=True)
+    return found.best.plan, found.move_s
+
+
 def _as_now(config: RunConfig, current: Plan) -> RunConfig:
     """The settings, by which hosts may have what they have under the plan of now."""
     away = {stage.offload for _, _, stage in current.stages()} != {"none"}

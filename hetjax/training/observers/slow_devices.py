@@ -17,7 +17,7 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.slowness.detector import Detector
 from hetjax.costs.slowness.findings import Slowdown
-from hetjax.costs.slowness.known import slowness, write_slowness
+from hetjax.costs.slowness.known import Slowness, slowness, write_slowness
 from hetjax.costs.slowness.step_times import StepTimes, lanes_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.told_times import StepTiming
@@ -91,12 +91,15 @@ class SlowDevices:
             self.changed()
         return found
 
+    @property
+    def known(self) -> Slowness:
+        """What is slow by now."""
+        return slowness(self._detector.slow_nodes, self._detector.slow_links)
+
     def _keep(self) -> None:
         """Keep it for the next plan; a full disk is no reason to end."""
-        detector = self._detector
-        known = slowness(detector.slow_nodes, detector.slow_links)
         try:
-            write_slowness(self.path, known)
+            write_slowness(self.path, self.known)
         except OSError as error:
             warnings.warn(
                 f"what is slow is not kept: {error.strerror}; the next plan does not "

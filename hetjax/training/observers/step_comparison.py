@@ -15,6 +15,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.calibration import write_calibration
 from hetjax.costs.costs import Costs
+from hetjax.costs.slowness.known import Slowness
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model
@@ -47,7 +48,8 @@ def predict_step(
 
     BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
-    return _predict(config, model, plan, cluster)[0]
+    slow = read_run_slowness(config)
+    return predict_with_costs(config, model, plan, cluster, slow)[0]
 
 
 def learn_step(
@@ -57,19 +59,23 @@ def learn_step(
 
     Raises as `predict_step` does.
     """
-    seen = read_run_calibration(config)
-    predicted, costs_on = _predict(config, model, plan, cluster)
-    found = learnt(predicted, cluster, costs_on, seen, measured_s)
+    seen, slow = read_run_calibration(config), read_run_slowness(config)
+    predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
+    # what is slow now must not be learnt as the speed of its kind
+    found = learnt(predicted, slow.applied(cluster), costs_on, seen, measured_s)
     write_calibration(config.run_dir / CALIBRATION, found)
 
 
-def _predict(
-    config: RunConfig, model: Model, plan: Plan, cluster: Cluster
+def predict_with_costs(
+    config: RunConfig, model: Model, plan: Plan, cluster: Cluster, slow: Slowness
 ) -> tuple[Predicted, CostsOn]:
-    """The step at the speeds that the run has learnt so far, and its costs at any."""
+    """Predict a step at the speeds that the run has learnt so far; its costs at any.
+
+    Raises as `predict_step` does.
+    """
     profile, path = read_run_profile(config, model)
     seen = read_run_calibration(config)
-    cluster = read_run_slowness(config).applied(seen.applied(cluster))
+    cluster = slow.applied(seen.applied(cluster))
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
     compiled = read_run_compiled(config)
 

@@ -1,19 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster and the plan that a run goes by now, and another one when nodes change.
+"""The cluster and the plan that a run goes by now, and another one when nodes change
+or a faster one is asked for.
 
-Owns both, and which clusters were found to have no plan. Does not own who is there
-(`membership.py`), planning (`training/layout/plan_choice.py`), nor telling workers
-about another plan (`driver.py`).
+Owns both, which clusters were found to have no plan, and when workers are ready for a
+plan that is asked for. Does not own who is there (`membership.py`), planning
+(`training/layout/plan_choice.py`), who asks (`training/replanning/`), nor telling
+workers about another plan (`driver.py`).
 """
 
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import node_of
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.message import LIMITS
+from hetjax.runtime.rpc.schema import Compile
 from hetjax.training.recovery.driver_config import DriverConfig
 from hetjax.training.recovery.recovered import nodes_used
 from hetjax.training.recovery.standby_plans import plan_or_warn
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A plan to go on with, once workers have compiled it, or were given the time."""
+
+    plan: Plan
+    compiles_since_s: float | None = None
+    is_ready: bool = False
 
 
 class CurrentPlan:
@@ -22,23 +39,52 @@ class CurrentPlan:
     def __init__(self, cluster: Cluster, plan: Plan, config: DriverConfig) -> None:
         self.cluster, self.plan, self._config = cluster, plan, config
         self._refused: Cluster | None = None  # as there is no plan for it
+        self._asked: _Asked | None = None
+
+    def move_to(self, plan: Plan | None) -> None:
+        """Go by this plan for the same nodes from a step soon on; None: no more."""
+        self._asked = None if plan is None else _Asked(plan)
 
     def is_outdated(self, again: bool = False) -> bool:
-        """Whether nodes have come or gone, and another plan is to be looked for."""
-        now = self._config.membership.now
-        return self._config.recovers and self._is_other(now(again=again))
+        """Whether nodes have come or gone, and another plan is to be looked for, or
+        one that was asked for is ready."""
+        now, asked = self._config.membership.now, self._asked
+        is_due = asked is not None and asked.is_ready
+        return self._config.recovers and (self._is_other(now(again=again)) or is_due)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What workers are built from."""
-        return self._config.context.worker_settings(self.cluster, self.plan)
+        return self._settings(self.cluster, self.plan)
 
-    def standby(self) -> Iterator[tuple[Mapping[str, Any], Plan]]:
-        """Settings and plan for the loss of a node, which workers may compile ahead."""
-        if self._config.recovers:
-            standby_plans = self._config.standby_plans
-            for cluster, plan in standby_plans.found(self.cluster, self.plan):
-                yield self._config.context.worker_settings(cluster, plan), plan
+    def _settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
+        return self._config.context.worker_settings(cluster, plan)
+
+    def standby(
+        self, controller: Controller
+    ) -> Iterator[tuple[Mapping[str, Any], Plan]]:
+        """Settings and plan for the loss of a node, which workers may compile ahead,
+        and of a plan that is asked for."""
+        if not self._config.recovers:
+            return
+        settings, standby_plans = self._settings, self._config.standby_plans
+        for cluster, plan in standby_plans.found(self.cluster, self.plan):
+            yield settings(cluster, plan), plan
+        asked = self._asked
+        if asked is None or asked.is_ready:
+            return
+        # hosts of one node would have to compile together
+        several = any(node.hosts > 1 for node in self.cluster.nodes)
+        if several or not self._config.compiles_ahead:
+            asked.is_ready = True
+        elif asked.compiles_since_s is None:
+            asked.compiles_since_s = time.monotonic()
+            yield settings(self.cluster, asked.plan), asked.plan
+        else:
+            took_s, nodes = time.monotonic() - asked.compiles_since_s, asked.plan.nodes
+            workers = [w for w in controller.workers if node_of(w) in nodes]
+            is_late = took_s > LIMITS[Compile].seconds
+            asked.is_ready = is_late or controller.are_compiled(workers)
 
     def leave(self, node: str) -> bool:
         """Go on without the node from the next step on; False if nothing can.
@@ -56,14 +102,19 @@ class CurrentPlan:
         return membership.leave(node)
 
     def replan(self, is_needed: bool) -> bool:
-        """Make another plan if there are other nodes than before; whether it is one.
+        """Make another plan if there are other nodes than before, or take the one that
+        was asked for; whether it is one.
 
         Raises NoFeasiblePlan if one `is_needed` and there is none for those that are
         left; else the run keeps the plan that it has.
         """
-        cluster = self._config.membership.now(again=True)
+        cluster, asked = self._config.membership.now(again=True), self._asked
         if not self._is_other(cluster):
-            return False
+            if asked is None or not asked.is_ready or is_needed:
+                return False
+            self.plan, self._asked = asked.plan, None
+            return True
+        self._asked = None
         if is_needed:
             plan = self._config.standby_plans.plan(cluster, self.plan)
         elif (plan := self._plan_or_warn(cluster)) is None:

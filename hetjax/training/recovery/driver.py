@@ -55,9 +55,9 @@ class Driver:
     """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are the current ones, `missing` gives nodes that are not there,
-    from any thread; `resumed` says where the state is from. `on_recovery` is called
-    after recoveries, and where others take over; `on_lost` when a worker is lost.
-    Leaving `with` closes `stack`, too.
+    from any thread; `resumed` says where the state is from. `move_to` asks for another
+    plan. `on_recovery` is called after recoveries, and where others take over;
+    `on_lost` when a worker is lost. Leaving `with` closes `stack`, too.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Driver:
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
         self.missing, self.timing = config.membership.missing, controller.timing
+        self.move_to = self._current.move_to
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
@@ -103,12 +104,11 @@ class Driver:
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
-        if self._current.is_outdated() or self._degraded.is_over(
-            self._at, self._current
-        ):
+        now = self._current
+        if now.is_outdated() or self._degraded.is_over(self._at, now):
             self._recover_in_place(None)
         try:
-            for settings, plan in self._current.standby():
+            for settings, plan in now.standby(self._controller):
                 self._controller.compile_ahead(settings, plan)
             found = self._ask_step(number, traced)
         except WorkerLost as lost:

@@ -61,8 +61,9 @@ class RunContext(Protocol):
 class DriverConfig:
     """How a run recovers, and where its checkpoints are.
 
-    A run that `reroutes` does not wait for a lost worker where others can go on. `host`
-    is what each checkpoint says besides its arrays.
+    A run that `reroutes` does not wait for a lost worker where others can go on; one
+    that `compiles_ahead` lets workers compile the plan that it moves to beside steps.
+    `host` is what each checkpoint says besides its arrays.
     """
 
     context: RunContext
@@ -76,6 +77,7 @@ class DriverConfig:
     host: Mapping[str, Any]
     recovery: Literal["local-first", "cloud-only", "none"]
     reroutes: bool = False
+    compiles_ahead: bool = False
 
     def on_step(self, step: int, commit: StepCommit) -> None:
         """Follow a step that was committed."""

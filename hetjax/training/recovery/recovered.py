@@ -110,7 +110,9 @@ class Clock:
 
 
 def difference(before: Cluster, now: Cluster) -> str:
-    """What is other about the nodes, in words."""
+    """What is other about the nodes, in words; nothing, where a run moves by itself."""
+    if before == now:
+        return "moved to another plan"
     were, are = ({node.name for node in c.nodes} for c in (before, now))
     gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
     words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)

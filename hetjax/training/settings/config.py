@@ -177,6 +177,9 @@ class RunConfig:
     watch_speeds: Literal["auto", "on", "off"] = "auto"
     """Whether to time stages in every step, and to tell who becomes slow. auto: unless
     devices are simulated, which share the cores of a machine."""
+    replan: Literal["say", "auto", "never"] = "say"
+    """What to do where something is slow, or as before again, and another plan surely
+    gains more than it costs to move to it. auto: move; never: look for no plan."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     platform: Literal["auto", "cpu"] = "auto"

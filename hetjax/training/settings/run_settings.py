@@ -31,6 +31,7 @@ PASSING += (
     "timeout_scale",
     "watchdog_factor",
     "watch_speeds",
+    "replan",
     "reroute",
 )
 PASSING += ("join.address", "join.wait_s", "join.token_s")

@@ -6,14 +6,17 @@ from itertools import combinations
 
 import pytest
 
-from hetjax.cluster.cluster import part_of
+from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.costs.slowness.known import slowness
 from hetjax.models.model import parameter_count
+from hetjax.models.named import TypedName, load_named
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
+from hetjax.planner.model.simplicity import complexity
 from hetjax.planner.search.replan import fetched_bytes, replan, survivors
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, Replica, Stage
 from tests.planner.whole_space import two_kinds
 
 
@@ -149,3 +152,48 @@ def test_what_splits_backward_passes_may_go_on_to(schedule: str) -> None:
     found = replan(left, plan, horizon_s=1e6, at_once=True).best
     assert found.simulation.step_time_s <= min(steps_s) * (1 + 1e-9)
     assert schedule == "zero-bubble" or found.plan.schedule != "zero-bubble"
+
+
+def test_the_simplest_plan_is_as_good_as_any_and_no_microbatches_could_be_larger() -> (
+    None
+):
+    nodes = tuple(Node(name=name, device="cpu", count=1) for name in ("a", "b"))
+    request = PlanRequest(
+        model=load_named(TypedName("tiny")),
+        cluster=slowness({"b": 1.9}, {}).applied(Cluster(name="two", nodes=nodes)),
+        seq_len=128,
+        global_batch=48,
+    )
+    stage = Stage(node="a", devices=(0,), layers=(0, 6), launch_ahead=1)
+    halves = Plan(
+        model="tiny",
+        seq_len=128,
+        global_batch=48,
+        replicas=tuple(
+            Replica(
+                num_microbatches=6,
+                microbatch_size=4,
+                stages=(replace(stage, node=node.name),),
+            )
+            for node in nodes
+        ),
+    )
+    fastest, found = (
+        replan(request, halves, as_simple=simple).best for simple in (False, True)
+    )
+    best_s = fastest.simulation.step_time_s
+    assert found.simulation.step_time_s <= 1.005 * best_s
+    assert complexity(found.plan) < complexity(fastest.plan)
+    # the slow one has time enough, whatever its microbatches
+    for n, replica in enumerate(found.plan.replicas):
+        if replica.microbatch_size == max(request.microbatch_sizes):
+            continue
+        larger = replace(
+            replica,
+            num_microbatches=replica.num_microbatches // 2,
+            microbatch_size=2 * replica.microbatch_size,
+        )
+        others = found.plan.replicas
+        plan = replace(found.plan, replicas=(*others[:n], larger, *others[n + 1 :]))
+        judged = evaluate_plan(request, plan)
+        assert judged is None or judged.simulation.step_time_s > 1.005 * best_s

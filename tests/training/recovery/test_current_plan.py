@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that is asked to leave, while it goes by itself: planned for once."""
+"""The plan that a run goes by: when a node leaves, or another plan is asked for."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,19 +37,37 @@ class Planner:
         return plan_of(*names)
 
 
-def run_on(file: Path, cluster: Cluster, planner: Any) -> CurrentPlan:
+class Workers:
+    """Those of a controller, which compile ahead until they are `done`."""
+
+    def __init__(self, *workers: str) -> None:
+        self.workers, self.done, self.asked = workers, False, list[str]()
+
+    def are_compiled(self, workers: Sequence[str]) -> bool:
+        self.asked += workers
+        return self.done
+
+
+NOBODY: Any = Workers()
+
+
+def run_on(
+    file: Path, cluster: Cluster, planner: Any, compiles_ahead: bool = False
+) -> CurrentPlan:
     file.write_text(cluster_toml(cluster))
     config: Any = SimpleNamespace(
         membership=Membership(cluster, file),
         standby_plans=StandbyPlans(planner, Looks(), 0.0),
         recovers=True,
+        compiles_ahead=compiles_ahead,
+        context=SimpleNamespace(worker_settings=lambda cluster, plan: {}),
     )
     return CurrentPlan(cluster, plan_of(*(n.name for n in cluster.nodes)), config)
 
 
-def step(now: CurrentPlan) -> bool:
+def step(now: CurrentPlan, controller: Any = NOBODY) -> bool:
     """What the driver does before one; whether it goes by another plan."""
-    list(now.standby())
+    list(now.standby(controller))
     return now.is_outdated(again=True) and now.replan(is_needed=False)
 
 
@@ -97,3 +116,34 @@ def test_the_last_node_cannot_leave_and_one_for_whose_rest_nothing_fits_stays(
         with pytest.warns(UserWarning, match="no plan for a alone"):
             assert not pair.leave("b")
     assert len(asked) == 2
+
+
+def test_a_plan_that_is_asked_for_is_gone_by_once_workers_have_compiled_it(
+    tmp_path: Path,
+):
+    now = run_on(tmp_path / "abc.toml", cluster_of("a", "b", "c"), Planner(), True)
+    first, workers = now.plan, Workers("a", "b", "c")
+    now.move_to(plan_of("a", "b"))
+    assert [plan for _, plan in now.standby(workers)] == [plan_of("a", "b")]  # pyright: ignore
+    assert not step(now, workers) and now.plan == first
+    assert {*workers.asked} == {"a", "b"}
+    workers.done = True
+    assert list(now.standby(workers)) == []  # pyright: ignore
+    assert not now.replan(is_needed=True) and now.plan == first  # one is lost just now
+    assert step(now, workers) and now.plan == plan_of("a", "b")
+    assert not step(now, workers)
+
+
+def test_a_plan_is_not_gone_by_that_was_taken_back_or_made_for_other_nodes(
+    tmp_path: Path,
+):
+    file, planner = tmp_path / "abc.toml", Planner()
+    planner.goes_on.set()
+    now = run_on(file, cluster_of("a", "b", "c"), planner)
+    now.move_to(plan_of("a"))
+    now.move_to(None)
+    assert not step(now) and not step(now)
+    now.move_to(plan_of("b"))
+    remove_b(file)
+    assert step(now) and now.plan == plan_of("a", "c")
+    assert not step(now)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host falls to half its speed in mid-run: does the run find it, move, and gain?
+
+    python -m experiments.stragglers.moving [--json] [--percent 40]
+
+Two workers of `tiny`, each in a control group with so many percent of a core, as root.
+From step THROTTLED on the group of one of them has half: the run, with `--replan auto`,
+names it, weighs another plan and moves. `after_s` is its median step from then on;
+`best_s` that of a run which had the throttle from its start and the plan that the full
+search makes for such a cluster: `of_best` is their ratio. `usual_s` and `slow_s` are
+steps before the throttle, and with it before the move. Each host once, and for each the
+two runs one after the other, as the machine is shared with others.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from experiments.machine import machine
+from experiments.testbed.cpu_quota import (
+    find_controller,
+    limits,
+    make_group,
+    remove_group,
+)
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.costs.slowness.known import slowness
+from hetjax.models.named import TypedName, load_named
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.find import find_plan
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan_files import write_plan
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.train import main as train
+from hetjax.training.recovery.driver import Driver
+
+THROTTLED, _STEPS, _BEST_STEPS, _COLD = 26, 80, 30, 4
+_MODEL, _SEQ_LEN, _BATCH = "tiny", 128, 48
+_HOSTS = ("left", "right")
+_SHARES = 8192  # of CPU time, eight times those of another process
+_TEXT = Path(__file__).parents[2] / "LICENSE"
+_OPTIONS = (
+    "--launcher processes --evaluation.every 0 --evaluation.num-batches 1".split()
+)
+_OPTIONS += "--evaluation.sample-tokens 0 --checkpoint.every 0 --no-simulate".split()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Groups of processes, with the percent of a core that each has."""
+
+    groups: dict[str, Path]
+    percent: float
+
+    def allow(self, host: str, share: float) -> None:
+        """Let a host have this share of what it has usually."""
+        for file, text in limits(1, self.percent * share).items():
+            (self.groups[host] / file).write_text(text)
+
+    def take(self, host: str, pid: int) -> None:
+        """Let a process, and all that it starts, be on this host."""
+        (self.groups[host] / "cgroup.procs").write_text(str(pid))
+
+
+@contextmanager
+def hosts(percent: float) -> Iterator[Hosts]:
+    controller = find_controller()
+    assert controller is not None and controller.version == 1, "cgroup v1, as root"
+    groups = dict[str, Path]()
+    try:
+        for host in _HOSTS:
+            name = f"hetjax-moving-{host}"
+            groups[host] = make_group(controller, name, percent)
+            (groups[host] / "cpu.shares").write_text(str(_SHARES))
+        yield Hosts(groups=groups, percent=percent)
+    finally:
+        for group in groups.values():
+            remove_group(group)
+
+
+def cluster() -> Cluster:
+    nodes = tuple(Node(name=host, device="cpu", count=1) for host in _HOSTS)
+    return Cluster(name="two-hosts", nodes=nodes)
+
+
+def halves() -> Plan:
+    """The plan that is the best one for equal hosts: each has half of the samples."""
+    layers = len(load_named(TypedName(_MODEL)).layers)
+    replicas = tuple(
+        Replica(
+            num_microbatches=_BATCH // 2 // 4,
+            microbatch_size=4,
+            stages=(Stage(node=h, devices=(0,), layers=(0, layers), launch_ahead=1),),
+        )
+        for h in _HOSTS
+    )
+    return Plan(model=_MODEL, seq_len=_SEQ_LEN, global_batch=_BATCH, replicas=replicas)
+
+
+def best_with(slow: str) -> Plan:
+    """What the full search makes for the cluster whose host is known to be slow."""
+    request = PlanRequest(
+        model=load_named(TypedName(_MODEL)),
+        cluster=slowness({slow: 2.0}, {}).applied(cluster()),
+        seq_len=_SEQ_LEN,
+        global_batch=_BATCH,
+    )
+    return find_plan(request, local_work=0).best.plan
+
+
+def run(
+    folder: Path,
+    plan: Plan,
+    on: Hosts,
+    at: Callable[[int], None],
+    *options: str,
+    steps: int,
+) -> list[float]:
+    """Train, doing `at` before each step; return the seconds of all steps."""
+    folder.mkdir()
+    (folder / "cluster.toml").write_text(cluster_toml(cluster()))
+    write_plan(folder / "plan.json", plan)
+    step, placed = Driver.step, set[int]()
+
+    def placed_step(driver: Driver, number: int, *, traced: bool = False) -> StepCommit:
+        for worker, pid in driver.pids.items():
+            if pid not in placed:
+                on.take(worker.partition("/")[0], pid)
+                placed.add(pid)
+        at(number + 1)
+        return step(driver, number, traced=traced)
+
+    command = [_MODEL, "--run-dir", str(folder / "run"), "--steps", "1000"]
+    command += ["--stop-after", str(steps), "--seq-len", str(_SEQ_LEN)]
+    command += ["--global-batch", str(_BATCH), "--data.path", str(folder / "text.txt")]
+    command += ["--data.cache-dir", str(folder.parent / "cache")]
+    command += ["--cluster", str(folder / "cluster.toml")]
+    command += ["--plan", str(folder / "plan.json")]
+    (folder / "text.txt").write_text(_TEXT.read_text())
+    with patch.object(Driver, "step", placed_step):
+        assert train([*command, *_OPTIONS, *options]) == 4
+    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    return [line["step_time_s"] for line in lines if "loss" in line]
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    text = (folder / "run" / "events.jsonl").read_text()
+    return [e for e in map(json.loads, text.splitlines()) if e["event"] == name]
+
+
+def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
+    """The run that moves, and the one that never had to."""
+
+    def throttle(step: int) -> None:
+        if step == THROTTLED:
+            on.allow(slow, 0.5)
+
+    moving = folder / f"moving-{slow}"
+    times_s = run(moving, halves(), on, throttle, "--replan", "auto", steps=_STEPS)
+    named = [e for e in events(moving, "slow") if e["who"] == slow]
+    weighed, moved = events(moving, "weighed"), events(moving, "moved")
+    recovered = events(moving, "recovered")
+    at = recovered[0]["step"] if recovered else len(times_s)
+    best = best_with(slow)
+    best_s = run(
+        folder / f"best-{slow}", best, on, lambda step: None, steps=_BEST_STEPS
+    )
+    on.allow(slow, 1.0)
+    after = times_s[at + _COLD :]
+    found = {
+        "named_after_steps": named[0]["step"] - THROTTLED + 1 if named else None,
+        "factor": named[0]["factor"] if named else None,
+        "weighed_at": weighed[0]["step"] if weighed else None,
+        "moved_at": at if recovered else None,
+        "moves": len(recovered),
+        "pause_s": moved[0]["pause_s"] if moved else None,
+        "predicted_pause_s": moved[0]["predicted_pause_s"] if moved else None,
+        "gain": moved[0]["gain"] if moved else None,
+        "predicted_gain": weighed[0]["gain"] if weighed else None,
+        "usual_s": median(times_s[_COLD : THROTTLED - 1]),
+        "slow_s": median(times_s[THROTTLED - 1 : at]),
+        "after_s": median(after) if after else None,
+        "best_s": median(best_s[_COLD:]),
+        "plan": shown(best),
+        "moved_to": shown_json(weighed[0]["to"]) if weighed else None,
+    }
+    if after:
+        found["of_best"] = found["best_s"] / found["after_s"]
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+
+
+def shown(plan: Plan) -> str:
+    return " + ".join(
+        f"{r.num_microbatches}x{r.microbatch_size} on "
+        + " > ".join(f"{s.node} {s.layers[0]}..{s.layers[1] - 1}" for s in r.stages)
+        for r in plan.replicas
+    )
+
+
+def shown_json(plan: dict[str, Any]) -> str:
+    return " + ".join(
+        f"{r['num_microbatches']}x{r['microbatch_size']} on "
+        + " > ".join(
+            f"{s['node']} {s['layers'][0]}..{s['layers'][1] - 1}" for s in r["stages"]
+        )
+        for r in plan["replicas"]
+    )
+
+
+def study(percent: float, slow: Sequence[str]) -> dict[str, Any]:
+    """Return the result, as JSON values."""
+    with TemporaryDirectory() as folder, hosts(percent) as on:
+        found = {host: of_host(Path(folder), host, on) for host in slow}
+    return {
+        "command": "python -m experiments.stragglers.moving --json",
+        "machine": machine(),
+        "percent_of_a_core": percent,
+        "tokens_per_step": _SEQ_LEN * _BATCH,
+        "throttled_from_step": THROTTLED,
+        "hosts": found,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--percent", type=float, default=40.0)
+    parser.add_argument("--slow", nargs="+", choices=_HOSTS, default=_HOSTS)
+    given = parser.parse_args()
+    result = study(given.percent, given.slow)
+    print(json.dumps(result, indent=1 if given.json else None))
+
+
+if __name__ == "__main__":
+    main()

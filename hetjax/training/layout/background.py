@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process beside a run that answers one request, line by line.
+
+Owns the process, both its sides. It is none of the run's threads: those would train
+more slowly meanwhile, and one that is inside a solver or a compiler when the
+interpreter ends takes the whole process down with an abort. Does not own what is asked
+(`planning_process.py`, `training/replanning/weighing_process.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from hetjax.files.parsing import json_value
+
+_LAST_WORDS = 3  # lines: as many as a BadInput has
+
+
+class BackgroundProcess:
+    """`python -m module`, with the request on its standard input as JSON."""
+
+    def __init__(self, module: str, request: dict[str, Any], purpose: str) -> None:
+        self._purpose, self._read_bytes, self.has_ended = purpose, 0, False
+        self._answers, self._errors = TemporaryFile(), TemporaryFile()
+        with TemporaryFile() as asked:  # a pipe would be full before anybody reads
+            asked.write(json.dumps(request).encode())
+            asked.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=asked,
+                stdout=self._answers,
+                stderr=self._errors,
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},  # devices are the workers'
+                start_new_session=True,  # Ctrl-C is the run's to hear
+            )
+
+    def found(self) -> list[Any]:
+        """What has been answered since the last call; returns at once."""
+        if not self.has_ended and self._process.poll() is not None:
+            self.has_ended = True
+            if self._process.returncode:
+                said = _text(self._errors, 0).strip().splitlines()
+                why = "; ".join(said[-_LAST_WORDS:]) or self._process.returncode
+                warnings.warn(f"no {self._purpose}: {why}", stacklevel=2)
+        whole, newline, _ = _text(self._answers, self._read_bytes).rpartition("\n")
+        self._read_bytes += len((whole + newline).encode())
+        return [json_value(line) for line in whole.splitlines()]
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._answers.close()
+        self._errors.close()
+
+
+def _text(file: IO[bytes], start: int) -> str:
+    """What is in the file from there on; the other process writes at its end."""
+    number = file.fileno()
+    return os.pread(number, os.fstat(number).st_size - start, start).decode()
+
+
+@contextmanager
+def answering() -> Iterator[tuple[Any, IO[str]]]:
+    """Give the request, and where answers go, a line each: the process's side.
+
+    What else is written to standard output, as by a solver, goes to that of errors.
+    """
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        yield json_value(sys.stdin.read()), answers

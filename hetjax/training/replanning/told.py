@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of another plan: that it would gain, and what a move has gained.
+
+Owns the words and what stands in `events.jsonl`. Does not own when they are due
+(`replanning.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hetjax.costs.certainty.beliefs import CredibleInterval
+from hetjax.costs.certainty.worth_moving import Move
+from hetjax.files.parsing import json_value
+from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import plan_json
+
+# `stay`: it is not sure enough that it gains; `say`: people are told; `move`
+Verdict = Literal["stay", "say", "move"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanWeighed:
+    """Another plan `to` was weighed against that of now; where it is `kept`, if it
+    is."""
+
+    name = "weighed"
+    step: int
+    verdict: Verdict
+    move: Move
+    plan: Plan
+    to: Plan
+    kept: str = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the figures as they stand in `events.jsonl`."""
+        move = self.move
+        return {
+            "verdict": self.verdict,
+            "gain": _rounded(move.gain),
+            "probability": round(move.probability, 3),
+            "steps": move.num_steps,
+            "step_time_s": round(move.step_s, 4),
+            "move_s": _rounded(move.cost_s),
+            "plan": json_value(plan_json(self.plan)),
+            "to": json_value(plan_json(self.to)),
+        }
+
+    def __str__(self) -> str:
+        """One line; nothing where the run stays."""
+        move = self.move
+        gain, cost = times(move.gain), f"about {move.cost_s.median:.0f} s"
+        steps = f"the next {move.num_steps:,} steps"
+        if self.verdict == "move":
+            return f"moving to another plan: {gain} over {steps}; it takes {cost}"
+        if self.verdict == "say":
+            now = f"; to move now, stop the run and go on with --plan {self.kept}"
+            return (
+                f"another plan would gain {gain} over {steps}; moving costs {cost}. "
+                f"--replan auto moves by itself{now if self.kept else ''}"
+            )
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveMeasured:
+    """What a move has gained and taken, beside what was predicted of it."""
+
+    name = "moved"
+    step: int
+    predicted: Move
+    gain: CredibleInterval
+    pause_s: float
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether steps are slower than before, by more than their noise."""
+        return self.gain.high < 1
+
+    def values(self) -> dict[str, Any]:
+        """Return the figures as they stand in `events.jsonl`."""
+        return {
+            "gain": _rounded(self.gain),
+            "predicted_gain": _rounded(self.predicted.gain),
+            "pause_s": round(self.pause_s, 3),
+            "predicted_pause_s": _rounded(self.predicted.cost_s),
+            "is_worse": self.is_worse,
+        }
+
+    def __str__(self) -> str:
+        how = "are slower than before" if self.is_worse else "are measured"
+        then = "; the run keeps this plan" if self.is_worse else ""
+        return (
+            f"after the move steps {how}: {times(self.gain)}, where "
+            f"{times(self.predicted.gain)} was predicted; the pause took "
+            f"{self.pause_s:.1f} s of about {self.predicted.cost_s.median:.0f} s{then}"
+        )
+
+
+Told = PlanWeighed | MoveMeasured
+
+
+def times(gain: CredibleInterval) -> str:
+    """Return how many times as fast, for people.
+
+    >>> times(CredibleInterval(low=1.18, median=1.31, high=1.44))
+    '1.31x (1.18 to 1.44)'
+    """
+    return f"{gain.median:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def _rounded(interval: CredibleInterval) -> list[float]:
+    """Low, median and high."""
+    return [round(x, 4) for x in (interval.low, interval.median, interval.high)]

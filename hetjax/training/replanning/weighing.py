@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another plan for a run of which something has become slow, beside the plan of now.
+
+Owns how much faster it is predicted to be, and how sure that is: what both plans depend
+on alike cancels, what is not sure of the slow counts as far as the plans depend on it.
+Does not own the search (`planner/search/replan.py`), who asks (`weighing_process.py`)
+nor whether to move (`costs/certainty/worth_moving.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.certainty.beliefs import CredibleInterval
+from hetjax.costs.slowness.known import Slowness
+from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
+from hetjax.schedule.certainty import Certainty, CostsOn, certainty_of
+from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulated import simulated
+from hetjax.training.layout.plan_choice import (
+    read_run_calibration,
+    read_run_profile,
+    searched_again,
+)
+from hetjax.training.observers.step_comparison import predict_with_costs
+from hetjax.training.settings.config import RunConfig
+
+# of the logarithm of a factor: what is slow at its work of now is so at other work, but
+# not as exactly, a memory that is throttled at products say
+OTHER_WORK = 0.05
+# of the logarithm of a ratio, where all that is modelled cancels: two runs of ours
+NOT_MODELLED = 0.03
+_STEP = 1.25  # factors are varied so much
+
+Errors = Mapping[str, float]  # of the logarithms of slow nodes' factors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighed:
+    """The best other `plan`: steps of now take `gain` times as long as its steps, of
+    which `present_s` and `other_s` are the predictions, and it takes `move_s` until
+    state is where it belongs."""
+
+    plan: Plan
+    gain: CredibleInterval
+    present_s: float
+    other_s: float
+    move_s: float
+
+
+def weigh(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    current: Plan,
+    slow: Slowness,
+    errors: Errors,
+    horizon_s: float,
+) -> Weighed | None:
+    """Search for another plan, and say how it compares; None if there is no better one.
+
+    Planner even looks at no speed. BadInput and NoFeasiblePlan as for any prediction.
+    """
+    if config.planner == "even":
+        return None
+    plan, move_s = searched_again(config, model, cluster, current, slow, horizon_s)
+    plans = [_Weighing(config, model, cluster, slow, each) for each in (current, plan)]
+    present, other = plans
+    if other.step_s >= present.step_s:
+        return None
+    gain = present.certainty.ratio(other.certainty).widened(NOT_MODELLED)
+    for node, factor in slow.nodes:
+        slope = present.slope(node, factor) - other.slope(node, factor)
+        gain = gain.widened(slope * math.hypot(errors.get(node, 0.1), OTHER_WORK))
+    return Weighed(
+        plan=plan,
+        gain=gain,
+        present_s=present.step_s,
+        other_s=other.step_s,
+        move_s=move_s,
+    )
+
+
+class _Weighing:
+    """A plan's step on a cluster of which something is slow."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Model,
+        cluster: Cluster,
+        slow: Slowness,
+        plan: Plan,
+    ) -> None:
+        profile, _ = read_run_profile(config, model)
+        calibration = read_run_calibration(config)
+        predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
+        self._predicted: Predicted = predicted
+        self._costs_on: CostsOn = costs_on
+        self._slow, self._usual = slow, calibration.applied(cluster)
+        self.certainty: Certainty = certainty_of(
+            predicted,
+            slow.applied(self._usual),
+            costs_on,
+            measured=frozenset() if profile is None else profile.devices,
+            calibration=calibration,
+        )
+
+    @property
+    def step_s(self) -> float:
+        return self._predicted.simulation.step_time_s
+
+    def slope(self, node: str, factor: float) -> float:
+        """d log(time) / d log(factor) of a node that is slow."""
+        slow_s, fast_s = (
+            self._on({**dict(self._slow.nodes), node: factor * by})
+            for by in (_STEP, 1 / _STEP)
+        )
+        return math.log(slow_s / fast_s) / (2 * math.log(_STEP))
+
+    def _on(self, factors: Mapping[str, float]) -> float:
+        there = replace(self._slow, nodes=tuple(factors.items())).applied(self._usual)
+        predicted = self._predicted
+        costs = self._costs_on(there)
+        return simulated(predicted.plan, costs, predicted.tied).step_time_s
