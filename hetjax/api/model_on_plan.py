@@ -139,7 +139,7 @@ def _restored(
     asked: AskedStep,
 ) -> int:
     """Give all workers the weights of a step; return which it is."""
-    held = recovery.on_disk(controller.connections, controller.workers, storage)
+    held = recovery.on_disk(controller.connections, controller.workers, storage, {})
     held += in_store(storage.store(), storage.key())
     held = [one for one in held if is_ours(storage.run, one.run)]
     step = _best(config, held) if asked == "best" else asked

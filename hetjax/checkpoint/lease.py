@@ -103,6 +103,11 @@ class Lease:
         self._thread = threading.Thread(target=self._run, daemon=True, name="lease")
         self._thread.start()
 
+    @property
+    def token(self) -> str:
+        """What the holder's file says, and no other holder's does."""
+        return self._holder.token
+
     def __enter__(self) -> Self:
         return self
 

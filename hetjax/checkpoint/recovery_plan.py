@@ -27,7 +27,8 @@ class PartialSnapshot:
     `host` is the training loop's JSON of their manifests: empty for memory. `absent`
     have a part of the save that is not there. `run` is the identity of the run that
     saved them; memory is always that of this run. What is not `is_trusted` lacks the
-    signature of this run's key: it is named, and not read.
+    signature of this run's key: it is named, and not read. `place` is the folder on a
+    machine that does not see the run's directory.
     """
 
     worker: str
@@ -38,6 +39,7 @@ class PartialSnapshot:
     absent: frozenset[str] = frozenset()
     run: RunId = UNIDENTIFIED
     is_trusted: bool = True
+    place: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

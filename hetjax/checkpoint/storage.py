@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a run keeps its checkpoints: on which disks, in which store, how many of them.
 
-Owns the settings that all workers of a run share, opening what they describe, and which
-store a URL means. Does not own writing (`writer.py`), uploading (`uploader.py`) nor the
+Owns the settings that all workers of a run share, what they come to on a machine that
+does not see the run's directory, opening what they describe, and which store a URL
+means. Does not own writing (`writer.py`), uploading (`uploader.py`) nor the
 stores themselves (`stores/`).
 """
 
 import errno
 import math
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -37,6 +40,7 @@ from hetjax.checkpoint.writer import (
     not_writable,
 )
 from hetjax.errors import BadInput
+from hetjax.names import inside
 
 _MOST_WAITS = 32  # threads that wait for leases of workers
 LEASES = ".leases"  # within a folder of checkpoints, by worker
@@ -57,7 +61,9 @@ class CheckpointStorage:
     Manifests are signed with the key in `key_file`, and no others are believed. They
     carry the identity of `run`, and those of other runs are not used (None: of any
     run). `home` names the run's directory; where the folders are not in it (`is_local`)
-    each has a lease of its own.
+    each has a lease of its own. `token` is the holder's of the run's lease, by which a
+    machine tells whether it sees the run's directory; empty: all do. Where some do not,
+    `copies_apart` takes the place of `copies`.
     """
 
     directory: str
@@ -73,6 +79,27 @@ class CheckpointStorage:
     run: RunIdentity | None = None
     home: str = ""
     is_local: bool = False
+    token: str = ""
+    copies_apart: int = 1
+
+    def apart(self) -> "CheckpointStorage":
+        """The same for a run of which some machines do not see its directory."""
+        return replace(self, copies=self.copies_apart)
+
+    def here(self) -> "CheckpointStorage":
+        """The same as it is on this machine.
+
+        Where that does not see the run's directory, checkpoints go to a folder of the
+        run on the machine's own disk, unless a folder was given, and the lease that is
+        not seen holds nobody.
+        """
+        if not self.token or sees_lease(self.lease, self.number, self.token):
+            return self
+        unseen = replace(self, lease="", number=0, token="", is_local=True)
+        if self.is_local:
+            return unseen
+        run = UNIDENTIFIED if self.run is None else self.run.id
+        return replace(unseen, directory=str(state_folder(run or "unidentified")))
 
     def at(self, worker: str) -> Path:
         """The folder on its host in which this worker saves."""
@@ -163,6 +190,30 @@ class CheckpointStorage:
             return beside
         where = f"run directory {str(Path(self.lease).parent)!r}"
         return Fence(lease_folder(Path(self.lease)), where, self.number, beside)
+
+
+@cache
+def sees_lease(folder: str, number: int, token: str) -> bool:
+    """Whether the lease of this number, by the holder with this token, is in the folder
+    on this machine; what it was at first, as nobody may change sides while he writes.
+
+    What cannot be read is not seen.
+    """
+    try:
+        if not Path(folder).is_dir():
+            return False
+        holder = holder_of(lease_folder(Path(folder)), number)
+    except OSError:
+        return False
+    return holder is not None and holder.token == token
+
+
+def state_folder(run: str) -> Path:
+    """Where this machine keeps the checkpoints of a run whose directory it cannot see:
+    $XDG_STATE_HOME/hetjax/RUN, by default in ~/.local/state."""
+    told = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(told) if os.path.isabs(told) else Path.home() / ".local/state"
+    return inside(home / "hetjax", run)
 
 
 def _take_first(store: Store, where: str, held_for: HeldFor) -> Lease:

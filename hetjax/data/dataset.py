@@ -15,7 +15,7 @@ import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -120,6 +120,42 @@ def prepare(
         _write_manifest(building, {**recipe, **counts})
         _publish(building, directory)
     return load(directory)
+
+
+def kept(
+    cache_dir: Path, hashes: Mapping[str, str], fetch: Callable[[str, Path], None]
+) -> Dataset:
+    """Open the dataset with these hashes that was fetched before, or fetch it.
+
+    `fetch` writes the file of a name to a path. Processes may call this at once on one
+    cache. Raises DamagedDataset where other files come.
+    """
+    directory = cache_dir / f"fetched-{_key(hashes)[:16]}"
+    if directory.exists():
+        try:
+            return _with(hashes, load(directory))
+        except DamagedDataset as damage:
+            warnings.warn(f"{damage.got}; fetching it again", stacklevel=2)
+    with _workspace(cache_dir) as workspace:
+        building = Path(workspace) / "dataset"
+        building.mkdir()
+        for name in (_MANIFEST, *hashes):
+            check_relative(name)
+            fetch(name, building / name)
+        _with(hashes, load(building))
+        _publish(building, directory)
+    return load(directory)
+
+
+def _with(hashes: Mapping[str, str], found: Dataset) -> Dataset:
+    if found.hashes != hashes:
+        raise _damaged(found.directory, "other files than those of the run")
+    return found
+
+
+def files_of(found: Dataset) -> dict[str, Path]:
+    """All files of a dataset by name, as `kept` fetches them."""
+    return {name: found.directory / name for name in (_MANIFEST, *found.hashes)}
 
 
 def _sources(wanted: Ingredients) -> Sources:

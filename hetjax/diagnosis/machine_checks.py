@@ -44,9 +44,11 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
     if not machine.sees_run_dir:
         yield Finding(
             check="run directory",
-            level="problem",
-            found=f"{name} does not see the run directory",
-            fix="give a --run-dir in a folder that all machines share, under one path",
+            level="warning",
+            found=f"{name} does not see the run directory: it would keep checkpoints "
+            "on its own disk, and get text and weights from this machine",
+            fix="give a --run-dir in a folder that all machines share, under one path, "
+            "if there is one; else nothing",
         )
 
 

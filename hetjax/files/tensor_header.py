@@ -65,6 +65,12 @@ def tensor_header(path: str | Path) -> Mapping[str, TensorInfo]:
     }
 
 
+def data_start(path: str | Path) -> int:
+    """Return where the header of such a file ends: bytes from its start."""
+    with opened(path, what="weights") as file:
+        return _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+
+
 def _tensor(name: str, found: Any, end: int) -> TensorInfo:
     where = f"tensor {name[:80]!r}"
     if not isinstance(found, dict) or found.keys() != {

@@ -6,10 +6,13 @@ bootstrap (`runtime/worker/bootstrap.py`) nor how it reaches a worker (launchers
 """
 
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
+from hetjax.comm.files.giver import FileGiver
 from hetjax.comm.tls import Tls
 from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import SocketConnections
@@ -24,13 +27,15 @@ class StartTerms:
 
     `number` is greater with each start. Limits of what workers are asked are multiplied
     by `timeout_scale`; `watchdog_factor` times as long as expected, and a worker hangs.
-    `tls` is what encrypts, if something does.
+    `tls` is what encrypts, if something does. `files` are those of this machine that
+    are given to workers, by name.
     """
 
     number: int = 0
     timeout_scale: float = 1.0
     watchdog_factor: float = WATCHDOG_FACTOR
     tls: Tls | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 FIRST_START = StartTerms()
@@ -55,6 +60,11 @@ class Bootstraps:
             tls=terms.tls,
         )
         stack.callback(self.connections.close)
+        self._files = ""  # where they are given
+        if terms.files:
+            giver = FileGiver(f"{address}:0", self._secret, terms.files, tls=terms.tls)
+            stack.callback(giver.close)
+            self._files = giver.address
 
     def bootstrap_for(self, worker: str, address: str) -> WorkerBootstrap:
         """The bootstrap of a worker that others reach at this address.
@@ -71,4 +81,5 @@ class Bootstraps:
             watches=address != self._own,
             incarnation=incarnation,
             tls=self._tls,
+            files=self._files,
         )

@@ -108,9 +108,11 @@ class SshHosts:
     def place(self, machine: Machine, variables: Mapping[str, str]) -> WorkerPlace:
         host = self._hosts[machine.id]
         passed = passed_on(os.environ) | malloc_environment() | dict(variables)
-        directory = host.directory or os.getcwd()
         set_there = [f"{name}={value}" for name, value in passed.items()]
-        words = ["cd", shlex.quote(directory), "&&"]
+        if host.directory:
+            words = ["cd", shlex.quote(host.directory), "&&"]
+        else:  # where this is, or at home with a word of the shell's in the log
+            words = ["cd", shlex.quote(os.getcwd()), "||", "cd", ";"]
         words += ["exec", "env", *map(shlex.quote, set_there)]
         return WorkerPlace(
             prefix=(*_SSH, *_to(host), *words),

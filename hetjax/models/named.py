@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hetjax.errors import BadInput
 from hetjax.files.importing import NamedCode, names_code
+from hetjax.files.mirrors import meant_by
 from hetjax.models.configs import DecoderConfig
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.presets import model_config
@@ -70,12 +71,15 @@ def check_model_name(name: str) -> None:
 
 def named_config(name: str) -> DecoderConfig:
     """Give the sizes of a preset or of what is in files; BadInput as of these."""
-    return read_config(Path(name))[0] if is_path(name) else model_config(name)
+    if not is_path(name):
+        return model_config(name)
+    return read_config(meant_by(name) or Path(name))[0]
 
 
 def is_path(name: str) -> bool:
     """Whether the name is that of a file or a folder, which may not be there."""
-    return "/" in name or name.endswith((".json", ".toml")) or Path(name).exists()
+    looks_so = "/" in name or name.endswith((".json", ".toml"))
+    return looks_so or meant_by(name) is not None or Path(name).exists()
 
 
 def is_function(name: str) -> bool:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from hetjax.checkpoint.format import AttemptNames, step_directory
 from hetjax.checkpoint.reader import damaged_after
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.batches import Batch, weights
@@ -38,7 +40,10 @@ from hetjax.training.directory.leftover_checkpoints import (
     check_is_of_run,
     identify,
 )
+from hetjax.training.directory.own_disks import kept_where, was_ever_apart
 from hetjax.training.directory.progress import checkpoint_storage
+from hetjax.training.fetching.models import ModelSource, model_sources
+from hetjax.training.fetching.text import text_files
 from hetjax.training.launchers import launcher_of
 from hetjax.training.layout.compiled_memory import compile_again, compile_all
 from hetjax.training.layout.hardware import is_virtual, on_cpus
@@ -83,7 +88,13 @@ def start_driver(
     with ExitStack() as stack:
         work = partial(_work_here, start, dataset, validation)
         launcher = launcher_of(
-            config, start.hardware, start.number, work, stack, shown.note
+            config,
+            start.hardware,
+            start.number,
+            work,
+            stack,
+            shown.note,
+            _files_given(config, dataset),
         )
         launcher.connections.noticed = lambda worker, told: on_notice(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
@@ -104,6 +115,16 @@ def start_driver(
         driver.resumed = restored and _origin(restored, config)
         driver.stack = stack.pop_all()
         return driver
+
+
+def _files_given(config: RunConfig, dataset: Dataset) -> dict[str, Path]:
+    """What workers elsewhere may lack of this machine's files, by name."""
+    if LAUNCHERS[config.launcher].workers_are_here:
+        return {}
+    given = text_files(dataset)
+    for _, files in model_sources(config):
+        given |= files
+    return given
 
 
 def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
@@ -185,9 +206,16 @@ class TrainingContext(RunContext):
 
     def __init__(self, start: Start, dataset: Dataset, shown: Display) -> None:
         self._start, self._dataset, self._shown = start, dataset, shown
-        self._storage = start.storage
+        self._storage, self._places = start.storage, dict[str, str]()
         config, model = start.config, start.model
         self.precise = lru_cache(maxsize=4)(partial(precise_plan, config, model))
+
+    @cached_property
+    def _models(self) -> Sequence[tuple[ModelSource, Mapping[str, Path]]]:
+        """Those that workers elsewhere may lack."""
+        config = self._start.config
+        is_far = not LAUNCHERS[config.launcher].workers_are_here
+        return model_sources(config) if is_far else ()
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -196,7 +224,11 @@ class TrainingContext(RunContext):
 
     def worker_settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
         config, precise = self._start.config, self.precise(cluster, plan)
-        return worker_settings(config, cluster_toml(cluster), precise, self._dataset)
+        storage, models = self._storage, [each for each, _ in self._models]
+        lease = (storage.lease, storage.number, storage.token) if storage.token else ()
+        return worker_settings(
+            config, cluster_toml(cluster), precise, self._dataset, lease, models
+        )
 
     def compile(
         self, controller: Controller, cluster: Cluster, *, is_first: bool
@@ -212,6 +244,12 @@ class TrainingContext(RunContext):
         launcher = self._start.config.launcher
         self._shown.note(f"workers ({launcher}): {', '.join(workers)}")
 
+    def on_places(self, places: Mapping[str, str], storage: CheckpointStorage) -> None:
+        self._places = dict(places)
+        config = self._start.config
+        if not LAUNCHERS[config.launcher].workers_are_here:
+            self._shown.note(kept_where(config.run_dir, places, storage))
+
     def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity:
         start, hashes = self._start, dict(self._dataset.hashes)
         claim = replace(start.claim, lease=start.number, hashes=hashes)
@@ -222,24 +260,31 @@ class TrainingContext(RunContext):
     def check_begins(
         self, found: Sequence[PartialSnapshot], asked: Sequence[str], step: int | None
     ) -> None:
+        start, folders = self._start, sorted({*self._places.values()})
+        is_local = start.config.checkpoint.local is not None
         check_begins(
-            self._storage,
-            self._start.saved,
-            self._start.config.checkpoint.local is not None,
-            may_have_saved_on(self._start, self.metrics),
+            replace(self._storage, directory=" and ".join(folders))
+            if folders
+            else self._storage,
+            start.saved,
+            is_local or bool(folders) or was_ever_apart(start.config.run_dir),
+            may_have_saved_on(start, self.metrics, is_local or bool(folders)),
             found,
             asked,
             step,
         )
 
 
-def may_have_saved_on(start: Start, metrics: Metrics) -> frozenset[str]:
-    """Nodes on whose disks the run may have saved without recording it.
+def may_have_saved_on(
+    start: Start, metrics: Metrics, on_own_disks: bool
+) -> frozenset[str]:
+    """Nodes on whose disks, if they have their own, the run may have saved without
+    recording it.
 
     It records a checkpoint when it makes the next one.
     """
     kept, before = start.config.checkpoint, start.previous
     last = max((line["step"] for line in metrics), default=0)
-    if before is None or kept.local is None or not 0 < kept.every <= last:
+    if before is None or not on_own_disks or not 0 < kept.every <= last:
         return frozenset()
     return before.plan.nodes

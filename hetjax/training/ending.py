@@ -8,6 +8,7 @@ Does not own what led to the end (`session.py`, `loop.py`).
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 
 from hetjax.checkpoint.stores.store import StoreError
@@ -16,6 +17,7 @@ from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.own_disks import told_apart
 from hetjax.training.directory.rundir import LOGS
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.notices import StopRequest
@@ -39,10 +41,13 @@ def finish(
     if step < num_steps:
         grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
         recorder.event("preempted", step, reason=stop.reason, **grace)
-        state = "state saved" if step else "nothing saved yet"
+        where = f"in {run_dir}"
+        if step and told_apart(run_dir):
+            where = f"on the machines' own disks, settings {where}"
+        state = f"{'state saved' if step else 'nothing saved yet'} {where}"
         recorder.note(
-            f"stopped by {stop.reason} at step {step} of {num_steps}, {state} in "
-            f"{run_dir}; {again} goes on from there"
+            f"stopped by {stop.reason} at step {step} of {num_steps}, {state}; {again} "
+            "goes on from there"
         )
         return PREEMPTED
     recorder.event("finished", step)
@@ -56,10 +61,17 @@ def finish(
         f"{last['val_bits_per_byte']:.4f}{speed}"
     )
     recorder.note(
-        f"metrics, settings and checkpoints are in {run_dir}; {again} with more "
-        "--steps goes on from there"
+        f"{_what_is_here(run_dir)} are in {run_dir}; {again} with more --steps goes on "
+        "from there"
     )
     return DONE
+
+
+def _what_is_here(run_dir: Path) -> str:
+    if not (apart := told_apart(run_dir)):
+        return "metrics, settings and checkpoints"
+    whose = ", ".join(sorted(apart))
+    return f"checkpoints are on the disks of {whose}; metrics and settings"
 
 
 @contextmanager

@@ -4,8 +4,9 @@
 Does not own launchers, nor which there are (`hetjax/launchers/`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
 from hetjax.comm.tls import Tls
 from hetjax.launchers.bootstraps import StartTerms
@@ -29,12 +30,13 @@ def launcher_of(
     work: Callable[[Json], Work],
     stack: ExitStack,
     note: Callable[[str], None] = say_aside,
+    files: Mapping[str, Path] | None = None,
 ) -> Launcher:
     """Make the launcher that the settings ask for; `stack` ends its workers.
 
     `number` is greater with each start of the run; `work` is what the worker of this
-    process works on; `note` tells people what they have to do. BadInput where it cannot
-    be.
+    process works on; `note` tells people what they have to do; `files` of this machine
+    are given by name to workers that may not see them. BadInput where it cannot be.
     """
     request = LaunchRequest(
         cluster=hardware.cluster,
@@ -50,7 +52,7 @@ def launcher_of(
         standby_after_s=0.0
         if config.recovery == "none"
         else config.standby_plans_after_s,
-        terms=_start_terms(config, number),
+        terms=_start_terms(config, number, files or {}),
     )
     return launcher_file(config.launcher).open_launcher(request, stack)
 
@@ -69,13 +71,16 @@ def _join_terms(config: RunConfig, note: Callable[[str], None]) -> JoinTerms | N
     )
 
 
-def _start_terms(config: RunConfig, number: int) -> StartTerms:
-    has_links = LAUNCHERS[config.launcher].has_worker_processes
+def _start_terms(
+    config: RunConfig, number: int, files: Mapping[str, Path]
+) -> StartTerms:
+    row = LAUNCHERS[config.launcher]
     return StartTerms(
         number=number,
         timeout_scale=config.timeout_scale,
         watchdog_factor=config.watchdog_factor,
-        tls=_tls_of(config) if has_links else None,
+        tls=_tls_of(config) if row.has_worker_processes else None,
+        files={} if row.workers_are_here else files,
     )
 
 

@@ -231,6 +231,7 @@ def _start_record(start: Start, driver: Driver) -> StartRecord:
 def _record_origin(start: Start, driver: Driver, recorder: Recorder) -> None:
     """Record where the state is from, and what is not as before."""
     at, source = driver.at, start.choice.source
+    recorder.apart(driver.places(), at)
     if driver.resumed is not None:
         recorder.resumed(driver.resumed, at)
     if start.previous is None:

@@ -18,6 +18,7 @@ from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import BEST, VAL_LOSS
 from hetjax.training.directory.journal import Journal, read_journal
+from hetjax.training.directory.own_disks import APART, told_apart
 from hetjax.training.observers.goodput import Goodput
 from hetjax.training.observers.step_comparison import StepComparison
 from hetjax.training.recovery.not_finite import skipped_line
@@ -88,6 +89,11 @@ class Recorder:
         """A validation loss."""
         self._metrics.append(line)
         self.note(metrics_line(line, num_steps))
+
+    def apart(self, folders: Mapping[str, str], step: int) -> None:
+        """Workers that do not see the run's directory, unless all is as it was told."""
+        if folders != told_apart(self._run_dir):
+            self.event(APART, step, folders=dict(folders))
 
     def saved(self, step: int) -> None:
         """A checkpoint that is complete."""

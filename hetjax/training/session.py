@@ -283,6 +283,7 @@ class Session(ExitStack):
             if isinstance(what, Rerouted):
                 return recorder.rerouting(what)
             recorder.recovery(what)
+            recorder.apart(driver.places(), driver.at)
             if what.plan is not None:
                 loop.device_use = self._device_use(driver)
 

@@ -14,6 +14,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import packing
 from hetjax.data.dataset import Dataset
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model, parameter_count
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
@@ -65,7 +66,10 @@ class Start:
     def storage(self) -> CheckpointStorage:
         """Where checkpoints go, under the leases."""
         storage = checkpoint_storage(self.config, self.run)
-        return storage if self.leases is None else self.leases.protecting(storage)
+        if self.leases is None:
+            return storage
+        row = LAUNCHERS[self.config.launcher]
+        return self.leases.protecting(storage, is_far=not row.workers_are_here)
 
     @property
     def run(self) -> RunIdentity:

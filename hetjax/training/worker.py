@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.checkpoint.storage import sees_lease
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.cluster_files import parse_cluster
 from hetjax.cluster.discovery import assign_devices
+from hetjax.comm.files.taker import GiverPlace
 from hetjax.data.batches import Batch, Samples, samples, validation_batches
-from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
-from hetjax.data.settings import ingredients, shares
-from hetjax.errors import BadInput
+from hetjax.data.dataset import Dataset
+from hetjax.data.settings import shares
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.multihost import world_devices
 from hetjax.mesh.process_setup import keep_compiled, simulate_devices
@@ -45,6 +46,8 @@ from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.service import Work
 from hetjax.runtime.worker.serving import serve
+from hetjax.training.fetching.models import ModelSource, use_models
+from hetjax.training.fetching.text import text_here
 from hetjax.training.recovery.notices import Watch
 from hetjax.training.serving_worker import ServingWork, is_serving, model_of, stages_for
 from hetjax.training.settings.config import RunConfig
@@ -115,27 +118,48 @@ class TrainingWork:
 
 
 def worker_settings(
-    config: RunConfig, cluster: str, plan: Plan, dataset: Dataset
+    config: RunConfig,
+    cluster: str,
+    plan: Plan,
+    dataset: Dataset,
+    lease: Sequence[Any] = (),
+    models: Sequence[ModelSource] = (),
 ) -> dict[str, Any]:
-    """Return what workers need to know, as JSON values; `cluster` is TOML."""
+    """Return what workers need to know, as JSON values; `cluster` is TOML.
+
+    The `lease` of the run, as of `sees_lease`, tells those who may be elsewhere whether
+    they see its directory, and `models` what they get of the controller's.
+    """
     return {
         "config": config_values(config),
         "cluster": cluster,
         "plan": plan_json(plan),
         "dataset": str(dataset.directory.absolute()),
         "sha256": dict(dataset.hashes),
+        "lease": list(lease),
+        "models": [asdict(source) for source in models],
     }
 
 
 def work_of(
-    worker: str, settings: Mapping[str, Any], only_code: str | None = None
+    worker: str,
+    settings: Mapping[str, Any],
+    only_code: str | None = None,
+    giver: GiverPlace | None = None,
 ) -> Work:
     """Make a worker's part from what its controller was given by `worker_settings`, or
-    by `serving_settings`; with `only_code` no other function is called."""
-    config = _config(settings, only_code)
+    by `serving_settings`; with `only_code` no other function is called. The `giver` has
+    what this machine lacks."""
+    config = _config(settings, only_code, giver)
     if is_serving(settings):
         return ServingWork(runtime=_runtime(worker, settings, config))
-    dataset = _dataset(settings, config, load_named(config.model).vocab_size)
+    load_named(config.model)  # refused before anything is fetched
+    dataset = text_here(
+        Path(settings["dataset"]),
+        settings["sha256"],
+        config.data.cache_dir.expanduser(),
+        giver,
+    )
     return TrainingWork(
         runtime=_runtime(worker, settings, config),
         feed=training_feed(config, dataset),
@@ -144,18 +168,26 @@ def work_of(
 
 
 def warm_up(
-    worker: str, settings: Mapping[str, Any], only_code: str | None = None
+    worker: str,
+    settings: Mapping[str, Any],
+    only_code: str | None = None,
+    giver: GiverPlace | None = None,
 ) -> None:
     """Compile what a worker would have to for these settings."""
-    _runtime(worker, settings, _config(settings, only_code)).compile()
+    _runtime(worker, settings, _config(settings, only_code, giver)).compile()
 
 
-def _config(settings: Mapping[str, Any], only_code: str | None) -> RunConfig:
+def _config(
+    settings: Mapping[str, Any], only_code: str | None, giver: GiverPlace | None
+) -> RunConfig:
     """The settings of the controller, which is authenticated, and answers for the model
     that it names, unless this machine itself has said which code may be called; from
     here on what is compiled is kept where they say."""
     config = read_config(settings["config"], "settings")
-    keep_compiled(config.data.cache_dir.expanduser())
+    cache_dir, lease = config.data.cache_dir.expanduser(), settings.get("lease")
+    keep_compiled(cache_dir)
+    sees_run = not lease or sees_lease(*lease)
+    use_models(settings.get("models", ()), cache_dir, giver, sees_run)
     if only_code is not None:
         return replace(config, model=allowed_name(config.model, only_code))
     return replace(config, model=TypedName(config.model))
@@ -228,24 +260,6 @@ def _devices(worker: str, cluster: Cluster, config: RunConfig) -> Sequence[jax.D
     return assign_devices(cluster, found, config.simulate)[node.name]
 
 
-def _dataset(
-    settings: Mapping[str, Any], config: RunConfig, vocab_size: int
-) -> Dataset:
-    """The run's dataset if its directory is here, too; else made of the same text."""
-    try:
-        dataset = load(Path(settings["dataset"]))
-    except DamagedDataset:
-        cache_dir = config.data.cache_dir.expanduser()
-        dataset = prepare(cache_dir, ingredients(config.data), vocab_size)
-    if dict(dataset.hashes) != settings["sha256"]:
-        raise BadInput(
-            got=f"other data in {dataset.directory} than the controller's",
-            allowed="the same text on every machine of a run",
-            fix=f"copy {settings['dataset']} to the same place on this machine",
-        )
-    return dataset
-
-
 def serve_run(bootstrap: WorkerBootstrap) -> None:
     """Work for the run whose controller wrote this bootstrap, until it ends."""
 
@@ -260,8 +274,8 @@ def serve_run(bootstrap: WorkerBootstrap) -> None:
     worker, only_code = bootstrap.worker, bootstrap.only_code
     serve(
         bootstrap,
-        partial(work_of, worker, only_code=only_code),
-        partial(warm_up, worker, only_code=only_code),
+        partial(work_of, worker, only_code=only_code, giver=bootstrap.giver),
+        partial(warm_up, worker, only_code=only_code, giver=bootstrap.giver),
         watching,
     )
 

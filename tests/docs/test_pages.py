@@ -46,6 +46,7 @@ REASONS = [
     "needs a Ray cluster",
     "needs a Slurm job",
     "needs machines that join",
+    "needs machines that share nothing",
     "needs a bucket of your own",
     "needs a bucket of your own: run by tests/docs/test_stores_page.py",
     "needs a card",

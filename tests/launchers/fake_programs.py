@@ -32,8 +32,10 @@ if grep -qx "$node" "$0.down" 2>/dev/null; then
     echo "srun: error: Unable to create step for job 1: Node failure on $node" >&2
     exit 1
 fi
+apart=  # the program that runs words on a machine which shares nothing
+[ ! -e "$0.apart" ] || apart="$(cat "$0.apart") $node"
 exec 3<&0  # else what runs in the background reads nothing
-SLURMD_NODENAME=$node SLURM_STEP_ID=0 "$@" <&3 3<&- &
+SLURMD_NODENAME=$node SLURM_STEP_ID=0 $apart "$@" <&3 3<&- &
 task=$!
 # as the process beside a real srun: one that is dead, if not buried, has no words
 ( while [ -n "$(tr -d '\\0' </proc/$$/cmdline)" ]; do sleep 0.1; done
@@ -70,6 +72,8 @@ while [ "$1" != -- ]; do
 done
 host=$2
 shift 2
+apart=  # the program that runs words on a machine which shares nothing
+[ ! -e "$0.apart" ] || apart="$(cat "$0.apart") $host"
 if grep -qx "$host" "$0.down" 2>/dev/null; then
     echo "ssh: connect to host $host port 22: Connection refused" >&2
     exit 255
@@ -77,7 +81,7 @@ fi
 export FAR="$*"
 exec 3<&0
 setsid env -i PATH="$PATH" HOME="$HOME" SSH_CONNECTION="127.0.0.1 9 $host 22" \\
-    sh -c "$FAR" <&3 3<&- &
+    $apart sh -c "$FAR" <&3 3<&- &
 far=$!
 wait $far
 """
@@ -92,6 +96,13 @@ _PROGRAMS = {
 
 def put_on_path(folder: Path, patched: pytest.MonkeyPatch) -> Path:
     """Write the programs into a folder that comes first in PATH; the folder."""
+    programs = written(folder)
+    patched.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
+    return programs
+
+
+def written(folder: Path) -> Path:
+    """Write the programs into a folder below this one; that folder."""
     programs = folder / "programs"
     programs.mkdir()
     for name, text in _PROGRAMS.items():
@@ -100,7 +111,6 @@ def put_on_path(folder: Path, patched: pytest.MonkeyPatch) -> Path:
     for what in ("job", "node"):
         told = (_RECORDED / f"scontrol-show-{what}").read_text()
         (programs / f"scontrol.{what}").write_text(told)
-    patched.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
     return programs
 
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +47,16 @@ def told(run_dir: Path) -> dict[str, Told]:
     return found
 
 
-def joining(words: list[str], token: str, output: Path) -> subprocess.Popen[str]:
-    """Start `hetjax worker` with the token as input; its output is that file's."""
+def joining(
+    words: list[str], token: str, output: Path, prefix: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start `hetjax worker` with the token as input; its output is that file's.
+
+    The words of `prefix` go before its own.
+    """
     with output.open("a") as file:
         child = subprocess.Popen(
-            [sys.executable, "-m", "hetjax", *words],
+            [*prefix, sys.executable, "-m", "hetjax", *words],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -52,7 +52,7 @@ def test_a_run_may_have_saved_on_disks_of_hosts_once_it_has_trained_for_long_eno
         config=SimpleNamespace(checkpoint=kept),
         previous=SimpleNamespace(plan=SimpleNamespace(nodes={"a"})),
     )
-    assert may_have_saved_on(start, lines) == expected
+    assert may_have_saved_on(start, lines, local is not None) == expected
 
 
 def test_what_is_not_whole_on_all_who_saved_it_was_never_saved():

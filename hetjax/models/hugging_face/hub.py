@@ -9,16 +9,20 @@ import re
 from pathlib import Path
 
 from hetjax.errors import BadInput
+from hetjax.files.mirrors import meant_by
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FETCHED = ("*.json", "*.safetensors", "*.jinja")
 
 
 def local_folder(name: str) -> Path:
-    """Return the folder of that path, or with what the hub has under that name.
+    """Return the folder of that path, or with what the hub has under that name; in a
+    worker what its controller has under it.
 
     BadInput where there is neither.
     """
+    if (here := meant_by(name)) is not None:
+        return here
     path = Path(name).expanduser()
     if path.is_dir():
         return path

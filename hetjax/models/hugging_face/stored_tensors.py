@@ -18,9 +18,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hetjax.errors import BadInput
+from hetjax.files.mirrors import Bring, who_brings
 from hetjax.files.parsing import read_json
 from hetjax.files.reading import Unreadable
-from hetjax.files.tensor_header import tensor_header
+from hetjax.files.tensor_header import TensorInfo, data_start, tensor_header
 
 WHOLE = "model.safetensors"  # all weights in one file, or in those of an index
 INDEX = "model.safetensors.index.json"
@@ -137,8 +138,9 @@ def has_weights(folder: Path) -> bool:
 def opened(path: Path) -> Any:
     """Open a file of safetensors; BadInput if it is none, or not whole."""
     try:
-        tensor_header(path)
-        return safe_open(path, framework="np")
+        header, bring = tensor_header(path), who_brings(path)
+        found = safe_open(path, framework="np")
+        return found if bring is None else _PartlyHere(found, path, header, bring)
     except Unreadable:
         raise
     except (OSError, ValueError, SafetensorError) as error:
@@ -147,6 +149,49 @@ def opened(path: Path) -> Any:
             allowed="a whole file of safetensors",
             fix="fetch it again",
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _PartlyHere:
+    """A file of which a tensor is brought before it is read."""
+
+    found: Any
+    path: Path
+    header: Mapping[str, TensorInfo]
+    bring: Bring
+
+    def keys(self) -> Iterable[str]:
+        return self.found.keys()
+
+    def get_tensor(self, name: str) -> np.ndarray:
+        self.bring(*self.bytes_of(name))
+        return self.found.get_tensor(name)
+
+    def get_slice(self, name: str) -> Any:
+        return _BroughtSlice(self, name, self.found.get_slice(name))
+
+    def bytes_of(self, name: str) -> tuple[int, int]:
+        start = data_start(self.path)
+        return start + self.header[name].start, start + self.header[name].end
+
+
+@dataclass(frozen=True, slots=True)
+class _BroughtSlice:
+    """A tensor of such a file, which is not read yet."""
+
+    file: _PartlyHere
+    name: str
+    found: Any
+
+    def get_shape(self) -> list[int]:
+        return self.found.get_shape()
+
+    def get_dtype(self) -> str:
+        return self.found.get_dtype()
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.file.bring(*self.file.bytes_of(self.name))
+        return self.found[index]
 
 
 def spelled(name: str) -> str:

@@ -9,7 +9,7 @@ who starts workers and chooses the plan (`hetjax/training/`).
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,13 +91,18 @@ def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSna
 
 
 def on_disk(
-    connections: WorkerConnections, workers: Sequence[str], storage: CheckpointStorage
+    connections: WorkerConnections,
+    workers: Sequence[str],
+    storage: CheckpointStorage,
+    places: MutableMapping[str, str],
 ) -> list[PartialSnapshot]:
     """What the disks of these workers hold; they must be built.
 
-    Raises BadInput where that is of another model.
+    `places` gets the folder of each that does not see the run's directory, and "" for
+    the others. Raises BadInput where what they hold is of another model.
     """
     told = connections.ask(dict.fromkeys(workers, schema.FindSaves(storage=storage)))
+    places.update({worker: answer.place for worker, answer in told.items()})
     return [
         PartialSnapshot(
             worker=worker,
@@ -108,6 +113,7 @@ def on_disk(
             absent=frozenset(found.absent),
             run=found.run,
             is_trusted=found.is_trusted,
+            place=answer.place,
         )
         for worker, answer in told.items()
         for found in answer.saves

@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.files.parsing import json_value
 from hetjax.runtime.rpc.schema import Message, Request
 
-VERSION = 3  # of the protocol: both sides must have the same
+VERSION = 4  # of the protocol: both sides must have the same
 _WHOLE = 1 << 53  # below this each integer is a float
 _M = TypeVar("_M", bound=Message)
 

@@ -77,6 +77,7 @@ class FoundSave:
 
 class FoundSaves(Message):
     saves: Sequence[FoundSave]
+    place: str = ""  # its folder, where the run's directory cannot be seen
 
 
 class NeededState(Message):

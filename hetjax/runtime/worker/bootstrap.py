@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from hetjax.comm.connections import SILENCE_S
+from hetjax.comm.files.taker import GiverPlace
 from hetjax.comm.tls import Tls
 from hetjax.files.parsing import json_value
 
@@ -21,6 +22,7 @@ class WorkerBootstrap:
     `watches` tells of notices that its machine is about to go. `incarnation` is greater
     with each start of a worker: an older one is let in nowhere any more. Whoever starts
     it may say the `only_code` that it calls because a controller names it, empty: none.
+    At `files` it gets files of the controller's machine; empty: there is nobody.
     """
 
     worker: str
@@ -32,6 +34,21 @@ class WorkerBootstrap:
     incarnation: int = 0
     tls: Tls | None = None
     only_code: str | None = None
+    files: str = ""
+
+    @property
+    def giver(self) -> GiverPlace | None:
+        """Who gives it files, if somebody does."""
+        if not self.files:
+            return None
+        return GiverPlace(
+            address=self.files,
+            own=self.worker,
+            secret=self.secret,
+            silence_s=self.silence_s,
+            incarnation=self.incarnation,
+            tls=self.tls,
+        )
 
     @property
     def host(self) -> str:

@@ -28,6 +28,7 @@ class CheckpointFolder:
     def __init__(self, worker: str) -> None:
         self._name = file_name(worker)
         self._lease: Lease | None = None
+        self._held: Path | None = None  # the folder that this is for
         self._writer: CheckpointWriter | None = None
         self._copies: PeerReplication | None = None  # of what others save
 
@@ -42,12 +43,23 @@ class CheckpointFolder:
 
     def path(self, storage: CheckpointStorage) -> Path:
         """Where this worker's checkpoints are."""
-        return storage.at(self._name)
+        return storage.here().at(self._name)
+
+    def own_path(self, storage: CheckpointStorage) -> str:
+        """The same if it is not what the storage says, as the run's directory cannot be
+        seen from here; else empty."""
+        here = storage.here()
+        return "" if here.directory == storage.directory else str(here.at(self._name))
 
     def hold(self, storage: CheckpointStorage) -> None:
-        """Keep other runs out of the folder, until the end."""
-        if self._lease is None:
-            self._lease = storage.hold(self._name)
+        """Keep other runs out of the folder, until the end; it is another one once the
+        run turns out to be another."""
+        path = self.path(storage)
+        if path != self._held:
+            if self._lease is not None:
+                self._lease.release()
+            self._lease = storage.here().hold(self._name)
+            self._held = path
 
     def keep_all(self) -> None:
         """Remove no checkpoint until another one is whole."""
@@ -116,5 +128,6 @@ class CheckpointFolder:
     def _writer_to(self, storage: CheckpointStorage) -> CheckpointWriter:
         if self._writer is None:
             self.hold(storage)
-            self._writer = storage.writer(self._name, self._copies, self._lease)
+            here = storage.here()
+            self._writer = here.writer(self._name, self._copies, self._lease)
         return self._writer

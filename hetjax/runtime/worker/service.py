@@ -241,7 +241,8 @@ class WorkerService:
         self._folder.hold(request.storage)
         storage, path = request.storage, self._folder.path(request.storage)
         found = self._inventory.look(path, self._needed(), storage.key(), storage.run)
-        return schema.FoundSaves(saves=[*found])
+        place = self._folder.own_path(storage)
+        return schema.FoundSaves(saves=[*found], place=place)
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}

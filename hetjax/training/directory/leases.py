@@ -141,11 +141,15 @@ class Leases:
         """A number that is greater with each start of the run."""
         return self._run.number
 
-    def protecting(self, storage: CheckpointStorage) -> CheckpointStorage:
-        """The storage under these leases, so that workers look, too."""
+    def protecting(
+        self, storage: CheckpointStorage, is_far: bool = False
+    ) -> CheckpointStorage:
+        """The storage under these leases, so that workers look, too; those that may be
+        `is_far` first whether they see the directory."""
         return replace(
             storage,
             home=self._home,
+            token=self._run.token if is_far else "",
             lease=str(self._folder),
             number=self._run.number,
             store_number=0 if self._store is None else self._store.number,

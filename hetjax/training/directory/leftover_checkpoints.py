@@ -80,10 +80,11 @@ def identify(
 def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> SavePlace:
     if snapshot.tier == "cloud":
         return SavePlace(name=str(storage.cloud))
-    name = str(storage.at(snapshot.worker))
+    name = snapshot.place or str(storage.at(snapshot.worker))
     if snapshot.worker != EMBEDDED:
         name += f" on {node_of(snapshot.worker)}"
-    return SavePlace(name=name, in_run_dir=not storage.is_local)
+    in_run_dir = not (storage.is_local or snapshot.place)
+    return SavePlace(name=name, in_run_dir=in_run_dir)
 
 
 def _refuse_unread(

@@ -31,11 +31,12 @@ def checkpoint_storage(
 ) -> CheckpointStorage:
     """Where the run's checkpoints go; without `run`, those of any run are read."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
-    key_file = config.checkpoint.key_file
+    key_file, copies = config.checkpoint.key_file, config.checkpoint.copies
     return CheckpointStorage(
         directory=str(directory.absolute()),
         keep=config.checkpoint.keep,
-        copies=config.checkpoint.copies,
+        copies=copies or 1,
+        copies_apart=copies or (2 if config.checkpoint.cloud is None else 1),
         cloud=config.checkpoint.cloud,
         endpoint=config.checkpoint.endpoint,
         upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,

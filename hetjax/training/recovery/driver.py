@@ -55,9 +55,9 @@ class Driver:
     """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are the current ones, `missing` gives nodes that are not there,
-    from any thread; `resumed` says where the state is from. `move_to` asks for another
-    plan. `on_recovery` is called after recoveries, and where others take over;
-    `on_lost` when a worker is lost. Leaving `with` closes `stack`, too.
+    from any thread; `resumed` says where the state is from, `places` who sees what.
+    `move_to` asks for another plan. `on_recovery` is called after recoveries and where
+    others take over, `on_lost` for a lost worker. Leaving `with` closes `stack`, too.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Driver:
         self._controller, self._launcher = controller, launcher
         self.stack, self.forget_plans = ExitStack(), config.standby_plans.forget
         self._config, self._at, self._losses = config, 0, Losses()
-        self._surviving = SurvivingState(controller, config, self.leave)
+        self._surviving = found = SurvivingState(controller, config, self.leave)
         self._degraded = DegradedMode(controller, launcher, config)
         self._has_begun, self._has_given_up, self._last_saved = False, False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
-        self.missing, self.timing = config.membership.missing, controller.timing
-        self.move_to = self._current.move_to
+        self.missing, self.places = config.membership.missing, found.places
+        self.move_to, self.timing = self._current.move_to, controller.timing
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None

@@ -41,6 +41,10 @@ class RunContext(Protocol):
     def on_workers_started(self, workers: Sequence[str]) -> None:
         """Called once, with the workers that the run begins with."""
 
+    def on_places(self, places: Mapping[str, str], storage: CheckpointStorage) -> None:
+        """Called with the folders of those workers that do not see the run's directory,
+        and again when there are others."""
+
     def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity | None:
         """Which run this is, by the saves that were found in its storage.
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import is_ours, named
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.plans.worker_map import node_of
@@ -34,8 +35,16 @@ class SurvivingState:
         self, controller: Controller, config: DriverConfig, leave: Callable[[str], bool]
     ) -> None:
         self._controller, self._config, self._leave = controller, config, leave
-        self.storage = config.storage
+        self._storage, self._told = config.storage, dict[str, str]()
         self._unasked: set[str] = set()  # workers whose disk is another run's
+
+    @property
+    def storage(self) -> CheckpointStorage:
+        return self._storage.apart() if self.places() else self._storage
+
+    def places(self) -> dict[str, str]:
+        """By worker the folder of those who do not see the run's directory."""
+        return {worker: place for worker, place in self._told.items() if place}
 
     def held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         """In memory and on the disks of these workers; memory is kept from now on."""
@@ -56,7 +65,10 @@ class SurvivingState:
         with a warning; raises BadInput if it cannot.
         """
         self._unasked -= {*workers}
+        before = self.places()
         found, refused = self._asked(workers)
+        if self.places() != before:
+            self._config.context.on_places(self.places(), self.storage)
         for one in found:
             if not self._is_ours(one):
                 refused.setdefault(one.worker, self._has_saves_of_another(one))
@@ -78,9 +90,10 @@ class SurvivingState:
         held = self._on_disk(self._controller.workers)
         run = self._config.context.identify([*held, *stored])
         if run is not None and run != self.storage.run:
-            self.storage = replace(self.storage, run=run)
+            self._storage = replace(self._storage, run=run)
             held = self._on_disk(self._controller.workers)  # they read its saves alone
             self._controller.new_attempts.begin(run.after + self.storage.number)
+        self._config.context.on_places(self.places(), self.storage)
         if self._config.recovery == "cloud-only":
             held = []  # they were asked whose they are, and to keep others out
         return [one for one in (*held, *stored) if self._is_ours(one)]
@@ -110,7 +123,8 @@ class SurvivingState:
 
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         asked = [worker for worker in workers if worker not in self._unasked]
-        return recovery.on_disk(self._controller.connections, asked, self.storage)
+        connections = self._controller.connections
+        return recovery.on_disk(connections, asked, self.storage, self._told)
 
     def _is_ours(self, one: PartialSnapshot) -> bool:
         return one.is_trusted and is_ours(self.storage.run, one.run)

@@ -198,7 +198,7 @@ def _reroute_problems(config: RunConfig) -> Iterator[BadInput]:
 
 def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
     """Copies need other disks than a worker's own."""
-    copies, local = config.checkpoint.copies, config.checkpoint.local
+    copies, local = config.checkpoint.copies or 1, config.checkpoint.local
     launcher = LAUNCHERS[config.launcher]
     one_disk = launcher.shares_disk and "{worker}" not in str(local)
     if copies > 1 and (one_disk or not launcher.has_worker_processes):

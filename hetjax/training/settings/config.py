@@ -46,9 +46,11 @@ class CheckpointConfig:
     which the run was evaluated."""
     local: Path | None = None
     """Folder for checkpoints on each worker's own machine; {worker} in it is replaced
-    by the worker's name. None: the run directory, which all workers must then reach."""
-    copies: int = 1
-    """How many nodes keep each slice on their disks; with --checkpoint.local."""
+    by the worker's name. None: the run directory; on machines that do not see that, a
+    folder of the run in ~/.local/state/hetjax."""
+    copies: int | None = None
+    """How many nodes keep each slice on their disks, where these are their own. None:
+    2 where machines do not see the run directory and there is no store, else 1."""
     cloud: str | None = None
     """Store to copy checkpoints to while training goes on: gs://BUCKET/PREFIX,
     s3://BUCKET/PREFIX or file:///FOLDER. A run that ends waits for the last copy, an

@@ -40,6 +40,7 @@ PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
 # Where things are, on which machines: not what a run computes
 _PLACES = ("platform", "tls.cert", "tls.key", "tls.ca", "checkpoint.local")
 _PLACES += ("checkpoint.cloud", "checkpoint.endpoint", "checkpoint.key_file")
+_PLACES += ("checkpoint.copies",)
 _PLACES += ("checkpoint.upload_mbit_per_s",)
 
 

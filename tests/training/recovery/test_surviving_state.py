@@ -43,7 +43,7 @@ class Disks:
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
 
-    def on_disk(self, _: object, workers: Sequence[str], __: object):
+    def on_disk(self, _: object, workers: Sequence[str], *__: object):
         self.asked.append(tuple(workers))
         answers = [DISKS[worker] for worker in workers]
         for answer in answers:
@@ -61,7 +61,7 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
 
 def left(kind: str = "local-first", **more: Any) -> SurvivingState:
     storage = CheckpointStorage(directory="/scratch", run=OWN)
-    context = SimpleNamespace(identify=lambda found: None)
+    context = SimpleNamespace(identify=lambda found: None, on_places=lambda *_: None)
     config = SimpleNamespace(storage=storage, recovery=kind, context=context)
     controller = SimpleNamespace(connections=None, workers=["east/0"])
     can_leave = {"leave": lambda node: True} | more

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run without a shared directory, killed in every place: does it end as a whole one?
+
+    python -m experiments.recovery.apart [--kills 20] [--seed 0] [--steps 300]
+        [--folder runs/apart] [--keep store|copies]
+
+Trains preset `tiny` on two machines, each a mount namespace that sees neither the run
+directory nor text, cache and weights of the controller (`tests/launchers/apart.py`),
+by `ssh` (a stand-in that runs here what it is given). At random moments one of these is
+killed, whatever the run does then:
+
+    worker      the worker process of a machine
+    machine     all that runs on a machine; its disk goes, too
+    ssh         the client that has started a worker
+    controller  the run itself; the same command is typed again
+    all         everything at once but for the disks, then the same command again
+
+With `--keep copies` parts of checkpoints are on both machines (the default of such a
+run), with `--keep store` in a store, of which a folder that all see stands for one. In
+the end all losses must be those of an uninterrupted run on machines that share all, to
+1e-5. Prints a line for each kill, and one JSON object.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from math import isclose
+from pathlib import Path
+
+import numpy as np
+
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
+from hetjax.models.named import named_config
+from hetjax.plans.plan_files import write_plan
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import EVENTS, METRICS
+from tests.launchers import fake_programs
+from tests.launchers.apart import Machines, switch_off
+from tests.launchers.fake_programs import processes
+from tests.training.pair import ONE_REPLICA, TWO_NODES
+
+PLACES = ("worker", "machine", "ssh", "controller", "all")
+HOSTS = {"left": "127.0.0.2", "right": "127.0.0.3"}
+_WORKER, _PAUSE_S, _LONGEST_S = "hetjax.training.worker", (0.0, 4.0), 900.0
+_TRAINS_AGAIN = 0.97  # of looks, twice a second
+
+
+class Site:
+    """The folders of one experiment, and its programs."""
+
+    def __init__(self, folder: Path, steps: int, keep: str) -> None:
+        self.folder, self.run_dir = folder, folder / "run"
+        self._steps, self._keep = steps, keep
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.programs = fake_programs.written(folder)
+        self.weights, self.text = folder / "weights", folder / "text.txt"
+        self.text.write_text((Path(__file__).parents[2] / "LICENSE").read_text())
+        rng, config = np.random.default_rng(0), named_config("tiny")
+        self.weights.mkdir()
+        write_model(
+            self.weights,
+            config,
+            fields_of(config),
+            lambda _, shape: rng.normal(0, 0.05, shape).astype(np.float32),
+            "float32",
+        )
+        (folder / "pair.toml").write_text(TWO_NODES)
+        write_plan(folder / "plan.json", ONE_REPLICA)  # nobody else has a half of it
+        hosts = (f'[[host]]\nname = "{n}"\naddress = "{a}"\n' for n, a in HOSTS.items())
+        (folder / "hosts.toml").write_text("".join(hosts))
+        self.machines = Machines(
+            folder=folder / "machines",
+            run_dir=self.run_dir,
+            cache=folder / "cache",
+            hidden=(self.text, self.weights),
+        )
+        (self.programs / "ssh.apart").write_text(str(self.machines.program))
+
+    def command(self, run_dir: Path, *launcher: str) -> list[str]:
+        words = [sys.executable, "-m", "hetjax.train", "tiny", "--simulate", *launcher]
+        words += ["--run-dir", str(run_dir), "--cluster", f"{self.folder}/pair.toml"]
+        words += ["--steps", str(self._steps), "--init", str(self.weights)]
+        words += ["--data.path", str(self.text)]
+        words += ["--data.cache-dir", f"{self.folder}/cache"]
+        words += ["--global-batch", "8", "--seq-len", "16", "--checkpoint.every", "10"]
+        words += ["--evaluation.num-batches", "1", "--evaluation.sample-tokens", "0"]
+        words += ["--plan", f"{self.folder}/plan.json"]
+        return [*words, "--standby-plans-after-s", "0"]
+
+    def start(self, run_dir: Path, *launcher: str) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join([str(self.programs), os.environ["PATH"]])
+        own = {"PATH": path, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+        with (self.folder / f"{run_dir.name}.said").open("ab") as said:
+            return subprocess.Popen(
+                self.command(run_dir, *launcher),
+                stdout=said,
+                stderr=said,
+                env=os.environ | own,
+            )
+
+    def start_apart(self) -> subprocess.Popen[bytes]:
+        kept = []
+        if self._keep == "store":
+            kept = ["--checkpoint.cloud", (self.folder / "store").as_uri()]
+        hosts = ["--launcher", "ssh", "--hosts", f"{self.folder}/hosts.toml"]
+        return self.start(self.run_dir, *hosts, *kept)
+
+    def workers(self, address: str) -> list[int]:
+        told = f"SSH_CONNECTION=127.0.0.1 9 {address}"
+        return processes(_WORKER, told, str(self.programs))
+
+
+def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> bool:
+    """Kill in this place; whether there was somebody."""
+    there = site.workers(address)
+    if place == "ssh":
+        there = processes(str(site.programs / "ssh"), address)
+    if place in ("worker", "ssh"):
+        return [_killed(pid) for pid in there].count(True) > 0
+    if place == "machine":
+        with site.machines.off(address):
+            found = switched_off(site, address)
+            if found:
+                site.machines.lose_disk(address)
+        return found
+    if place == "all":
+        run.kill()
+        run.wait()
+        for each in HOSTS.values():
+            switched_off(site, each)
+        return True
+    run.kill()
+    run.wait()
+    return True
+
+
+def switched_off(site: Site, address: str) -> bool:
+    """Kill all on the machine; whether there was anything."""
+    found = site.workers(address)
+    for pid in found:
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            switch_off(pid)
+    return bool(found)
+
+
+def _killed(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def may_lose_a_disk(site: Site) -> bool:
+    """Whether another disk or the store has all of the newest checkpoint: whoever loses
+    a second disk before the next one has lost the run, as is said in the manual."""
+    if site._keep == "store":
+        return any((site.folder / "store").glob("step_*/COMMIT"))
+    saved = [site.machines.saved(address) for address in HOSTS.values()]
+    return bool(saved[0]) and saved[0][-2:] == saved[1][-2:]
+
+
+def losses(run_dir: Path) -> list[tuple[int, float]]:
+    lines = read_journal(run_dir / METRICS)
+    return [(x["step"], x["loss"] if "loss" in x else x["val_loss"]) for x in lines]
+
+
+def reached(run_dir: Path) -> int:
+    """The last step that metrics.jsonl tells of; as it is read, a line may be cut."""
+    with suppress(OSError, ValueError, KeyError):
+        return max((step for step, _ in losses(run_dir)), default=0)
+    return 0
+
+
+def unlike(found: Sequence[tuple[int, float]], whole: Sequence[tuple[int, float]]):
+    """The first step at which both differ by more than rounding; None: nowhere."""
+    for one, other in zip(found, whole, strict=False):
+        if one[0] != other[0] or not isclose(one[1], other[1], rel_tol=1e-5):
+            return one[0]
+    return None if len(found) == len(whole) else "their length"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A run killed in every place.")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--folder", type=Path, default=Path("runs/apart"))
+    parser.add_argument("--keep", choices=("store", "copies"), default="copies")
+    asked = parser.parse_args()
+    chance, kills, runs = random.Random(asked.seed), Counter[str](), 0
+    wrong: list[str] = []
+    whole: list[tuple[int, float]] = []
+    while kills.total() < asked.kills:
+        site = Site(asked.folder.absolute(), asked.steps, asked.keep)
+        if not whole:
+            alone = site.start(site.folder / "whole", "--launcher", "processes")
+            assert alone.wait() == 0, "the run without kills"
+            whole = losses(site.folder / "whole")
+        most = min(asked.kills - kills.total(), 4)
+        runs, code = runs + 1, _one_run(site, chance, most, kills)
+        if code:
+            wrong.append(f"run {runs} ended with {code}")
+        elif (at := unlike(losses(site.run_dir), whole)) is not None:
+            wrong.append(f"run {runs}: losses differ at {at}")
+        told = Counter(line["event"] for line in read_journal(site.run_dir / EVENTS))
+        print(f"run {runs}: code {code}, {dict(told)}", flush=True)
+        if wrong:
+            break
+    print(json.dumps({"kills": kills, "runs": runs, "wrong": wrong}))
+    sys.exit(bool(wrong))
+
+
+def _one_run(site: Site, chance: random.Random, most: int, kills: Counter[str]) -> int:
+    run, end_s = site.start_apart(), time.monotonic() + _LONGEST_S
+    done = 0
+    while run.poll() is None and time.monotonic() < end_s:
+        at = reached(site.run_dir)  # mostly it trains again before the next one
+        while run.poll() is None and chance.random() < _TRAINS_AGAIN:
+            if reached(site.run_dir) > at:
+                break
+            time.sleep(0.5)
+        next_s = time.monotonic() + chance.uniform(*_PAUSE_S)
+        while run.poll() is None and time.monotonic() < next_s:
+            time.sleep(0.05)
+        if done == most or run.poll() is not None:
+            continue
+        place, (name, address) = chance.choice(PLACES), chance.choice([*HOSTS.items()])
+        if place == "machine" and not may_lose_a_disk(site):
+            place = "worker"
+        if not kill(site, run, place, address):
+            continue
+        done += 1
+        kills[place] += 1
+        told = f"killed: {place} ({name}) at step {reached(site.run_dir)}"
+        print(told, flush=True)
+        if place in ("controller", "all"):
+            run = site.start_apart()
+    if run.poll() is None:
+        run.kill()
+    return run.wait()
+
+
+if __name__ == "__main__":
+    main()

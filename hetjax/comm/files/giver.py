@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives files of this machine, piece by piece, to workers of the run that ask.
+
+Only files that were named before, under the names that they were given: what is asked
+for is never taken for a path. Owns reading them and the answers. Does not own which
+files there are, nor what is asked for (`pieces.py`, `taker.py`).
+"""
+
+import os
+import threading
+from collections.abc import Mapping
+from functools import partial
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from hetjax.comm.connections import SILENCE_S, Connection
+from hetjax.comm.door import Listener
+from hetjax.comm.files.pieces import (
+    GIVEN,
+    REFUSED,
+    SAME,
+    answer_key,
+    read_piece,
+    with_digest,
+)
+from hetjax.comm.frames import Key
+from hetjax.comm.handshake import Ends
+from hetjax.comm.tls import Tls
+
+GIVER = "controller"  # as whom it is called
+
+
+class FileGiver:
+    """Listens at `address`, which then has the port, until it is closed.
+
+    `files` are paths by name. Whoever knows the secret may have all of them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        files: Mapping[str, Path],
+        silence_s: float = SILENCE_S,
+        tls: Tls | None = None,
+    ) -> None:
+        self._files, self._silence_s = dict(files), silence_s
+        self._lock, self._links = threading.Lock(), dict[int, Connection]()
+        self._numbers = count()
+        self._closed = False
+        self.given_bytes: dict[str, int] = {}  # by name, without what takers had
+        self._listener = Listener(GIVER, address, secret, self._admit, tls)
+        self.address = self._listener.address
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._lock:
+            self._closed = True
+            links = [*self._links.values()]
+        for link in links:
+            link.close()
+
+    def _admit(self, found: Ends, name: str, incarnation: int) -> None:
+        with self._lock:
+            if self._closed:
+                return found.close()
+            number = next(self._numbers)
+            self._links[number] = Connection(
+                found,
+                name,
+                partial(self._answer, number),
+                partial(self._forget, number),
+                self._silence_s,
+            )
+
+    def _forget(self, number: int, name: str, reason: str) -> None:
+        with self._lock:
+            self._links.pop(number, None)
+
+    def _answer(self, link: int, name: str, key: Key, data: np.ndarray) -> None:
+        """Runs on the link's thread: a taker is answered in the order in which it asks.
+
+        It has asked for few pieces at once, so that what waits to be sent is bounded.
+        """
+        with self._lock:
+            to = self._links.get(link)
+        number = key[1]
+        if to is None:
+            return
+        try:
+            asked = read_piece(data)
+            path = self._files[asked.name]
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                found = _read(file.fileno(), asked.start, min(asked.end, size))
+        except (OSError, ValueError, KeyError) as error:
+            why = np.frombuffer(f"{type(error).__name__}: {error}".encode(), np.uint8)
+            return to.send(answer_key(REFUSED, number), [why])
+        if asked.have and asked.have == sha256(found).hexdigest():
+            return to.send(answer_key(SAME, number, size), [])
+        with self._lock:
+            before = self.given_bytes.get(asked.name, 0)
+            self.given_bytes[asked.name] = before + len(found)
+        to.send(answer_key(GIVEN, number, size), with_digest(found))
+
+
+def _read(descriptor: int, start: int, end: int) -> bytes:
+    found = bytearray()
+    while (left := end - start - len(found)) > 0:
+        part = os.pread(descriptor, left, start + len(found))
+        if not part:
+            raise OSError(f"the file ends at byte {start + len(found)}")
+        found += part
+    return bytes(found)

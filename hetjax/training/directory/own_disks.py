@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which machines of a run do not see its directory, in words and as it is recorded.
+
+They keep checkpoints on disks of their own, so a start must not take a run directory
+without checkpoints for a run that has none. Owns the words and the event. Does not own
+telling (`checkpoint/storage.py`) nor what a start does about it
+(`leftover_checkpoints.py`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import EVENTS
+
+APART = "apart"  # in events.jsonl: with `folders` by worker
+
+
+def kept_where(
+    run_dir: Path, places: Mapping[str, str], storage: CheckpointStorage
+) -> str:
+    """Say who does not see the run's directory, by `places`, and what follows.
+
+    >>> storage = CheckpointStorage(directory="/run/checkpoints", copies=2)
+    >>> kept_where(Path("/run"), {}, storage)
+    'all workers see /run: checkpoints are kept in /run/checkpoints'
+    >>> print(kept_where(Path("/run"), {"b": "/state/1", "a": "/state/1"}, storage))
+    a, b do not see /run: checkpoints are kept on their own disks, in /state/1, each \
+part on 2 nodes; text and weights that they lack come from this machine
+    """
+    if not places:
+        there = "on their own disks, in " if storage.is_local else "in "
+        return (
+            f"all workers see {run_dir}: checkpoints are kept {there}"
+            f"{storage.directory}"
+        )
+    folders = ", ".join(sorted({*places.values()}))
+    who = ", ".join(sorted(places))
+    do = "does" if len(places) == 1 else "do"
+    their = "its own disk" if len(places) == 1 else "their own disks"
+    return (
+        f"{who} {do} not see {run_dir}: checkpoints are kept on {their}, in {folders}"
+        f"{_lasting(storage)}; text and weights that they lack come from this machine"
+    )
+
+
+def _lasting(storage: CheckpointStorage) -> str:
+    if storage.copies > 1:
+        return f", each part on {storage.copies} nodes"
+    if storage.cloud is not None:
+        return f" and in {storage.cloud}"
+    return (
+        ", each part on one node alone, which takes it along when it is lost for good "
+        "(--checkpoint.copies 2 or --checkpoint.cloud keep a run from that)"
+    )
+
+
+def told_apart(run_dir: Path) -> Mapping[str, str]:
+    """Folders by worker as they were recorded last; none where all see it."""
+    return {} if not (told := _told(run_dir)) else told[-1]
+
+
+def was_ever_apart(run_dir: Path) -> bool:
+    """Whether there may be state that nobody sees who sees the directory."""
+    return any(_told(run_dir))
+
+
+def _told(run_dir: Path) -> list[Mapping[str, str]]:
+    lines = read_journal(run_dir / EVENTS)
+    return [line["folders"] for line in lines if line["event"] == APART]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of which no machine shares a folder with another: one run for all tests.
+
+Two machines that join hold a half of the model each, and begin with weights of a folder
+that the controller alone has; one is lost for good, with its disk, and another takes
+its place. Between two starts the disk of the other one goes, and the run goes on by
+`ssh`. It trains as one process does to which nothing happens. In the end both disks go,
+and a start by Slurm must not begin anew.
+"""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetjax.models.hugging_face.known_families import fields_of
+from hetjax.models.hugging_face.written import write_model
+from hetjax.models.named import named_config
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.train import main
+from hetjax.training.recovery.driver import Driver
+from tests.launchers import fake_programs
+from tests.launchers.apart import Machines, switch_off
+from tests.launchers.joining import joining, told
+from tests.training.pair import ONE_REPLICA, STEPS, trained, training, wait_until
+from tests.training.small import events
+from tests.training.test_far_runs import HOSTS
+from tests.training.test_workers import losses, set_environment
+
+PATIENCE_S = 120.0
+ADDRESSES = {"left": "127.0.0.2", "right": "127.0.0.3"}
+
+
+class ApartRun:
+    """The run, its machines, and how it went."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.run_dir, self.folder = folder / "run", folder
+        self.weights, text = folder / "weights", cache.with_suffix(".txt")
+        text.touch()
+        write_weights(self.weights)
+        self.machines = Machines(
+            folder=folder / "machines",
+            run_dir=self.run_dir,
+            cache=cache,
+            hidden=(text, self.weights),
+        )
+        self.joined: dict[str, subprocess.Popen[str]] = {}
+        self.saved: dict[str, list[str]] = {}  # on both disks, when
+        self.in_run_dir: list[Path] = []  # of machines other than the controller's
+        self.codes, self.refused = list[int](), StringIO()
+
+    def join(self, node: str) -> None:
+        now, address = told(self.run_dir)[node], ADDRESSES[node]
+        typed = [*now.words, "--address", address]
+        prefix = [str(self.machines.program), address]
+        out = self.folder / f"{node}.out"
+        self.joined[node] = joining(typed, now.token, out, prefix)
+
+    def join_all(self) -> None:
+        wait_until(lambda: len(told(self.run_dir)) == 2, PATIENCE_S)
+        for node in ADDRESSES:
+            self.join(node)
+
+    def output(self, node: str) -> str:
+        return (self.folder / f"{node}.out").read_text()
+
+    def lose(self, node: str) -> None:
+        """The machine and its disk; another one joins in its place."""
+        wait_until(lambda: len(self.machines.saved(ADDRESSES[node])) == 2)
+        self.note_saved("when right was lost")
+        switch_off(self.joined[node].pid)
+        self.joined.pop(node).wait()
+        self.machines.lose_disk(ADDRESSES[node])
+        self.join(node)
+        wait_until(lambda: self.output(node).count("joined as") == 2, PATIENCE_S)
+
+    def note_saved(self, when: str) -> None:
+        for node, address in ADDRESSES.items():
+            self.saved[f"{node} {when}"] = self.machines.saved(address)
+            self.in_run_dir += [*(self.machines.disk(address) / "run").iterdir()]
+
+    def log(self) -> str:
+        return (self.run_dir / "log.txt").read_text()
+
+    def end(self) -> None:
+        for machine in self.joined.values():
+            machine.kill()
+            machine.wait()
+
+
+def write_weights(folder: Path) -> None:
+    """Weights of preset `tiny` that no seed gives."""
+    rng, config = np.random.default_rng(0), named_config("tiny")
+    folder.mkdir()
+    write_model(
+        folder,
+        config,
+        fields_of(config),
+        lambda _, shape: rng.normal(0, 0.05, shape).astype(np.float32),
+        "float32",
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(run: ApartRun, cache: Path, quickly: None) -> list[float]:
+    """What one process tells of the same run."""
+    run_dir = run.folder / "alone"
+    words = training(run_dir, cache, "--launcher", "embedded", of=ONE_REPLICA)
+    assert main([*words, "--init", str(run.weights)]) == 0
+    return losses(run_dir)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[ApartRun]:
+    folder, step = tmp_path_factory.mktemp("apart"), Driver.step
+    run = ApartRun(folder, cache)
+    with pytest.MonkeyPatch.context() as patched:
+        set_environment(patched)
+        patched.setenv("JAX_PLATFORMS", "cpu")
+        programs = fake_programs.put_on_path(folder, patched)
+
+        to_lose = ["right"]
+
+        def step_and_do(
+            driver: Driver, number: int, *, traced: bool = False
+        ) -> StepCommit:
+            found = step(driver, number, traced=traced)
+            if number + 1 == 3 and to_lose:
+                run.lose(to_lose.pop())
+            return found
+
+        patched.setattr(Driver, "step", step_and_do)
+        joins = ["--launcher", "join", "--join.address", "127.0.0.1:0"]
+        starting = threading.Thread(target=run.join_all)
+        starting.start()
+        try:
+            begins = ["--init", str(run.weights)]
+            words = training(run.run_dir, cache, *joins, *begins, of=ONE_REPLICA)
+            run.codes.append(main([*words, "--stop-after", "4"]))
+            starting.join()
+            run.note_saved("between")
+            run.end()
+            run.machines.lose_disk(ADDRESSES["left"])
+            hosts = folder / "hosts.toml"
+            hosts.write_text(HOSTS)
+            for name in ("ssh", "srun"):
+                (programs / f"{name}.apart").write_text(str(run.machines.program))
+            ssh = ["--launcher", "ssh", "--hosts", str(hosts)]
+            words = training(run.run_dir, cache, *ssh, *begins, of=ONE_REPLICA)
+            run.codes.append(main(words))
+            run.note_saved("at the end")
+            for address in ADDRESSES.values():
+                run.machines.lose_disk(address)
+            patched.setenv("SLURM_JOB_ID", "1")
+            by_slurm = ["--launcher", "slurm", "--steps", "8", *begins]
+            words = training(run.run_dir, cache, *by_slurm, of=ONE_REPLICA)
+            with redirect_stderr(run.refused):
+                run.codes.append(main(words))
+            yield run
+        finally:
+            run.end()
+
+
+def test_losses_are_those_of_machines_that_share_a_folder(
+    run: ApartRun, alone: list[float]
+):
+    assert run.codes[:2] == [4, 0]
+    assert losses(run.run_dir) == pytest.approx(alone, rel=1e-5)
+    assert trained(run.run_dir) == [*STEPS]
+
+
+def test_the_state_of_a_lost_machine_is_on_the_disk_of_another(run: ApartRun):
+    (recovered,) = events(run.run_dir, "recovered")
+    assert (recovered["gone"], recovered["step"]) == (["right"], 2)
+    assert recovered["bytes"].keys() == {"disk", "peer"}
+    assert run.saved["right when right was lost"] == ["2/left", "2/right"]
+    (restored,) = events(run.run_dir, "restored")  # with an empty disk of left
+    assert (restored["step"], restored["bytes"].keys()) == (4, {"disk", "peer"})
+    for node in ADDRESSES:
+        assert {"6/left", "6/right"} <= {*run.saved[f"{node} at the end"]}
+
+
+def test_a_run_does_not_begin_anew_where_its_disks_are_gone(run: ApartRun):
+    assert run.codes[2] == 2
+    assert "a run that has saved step 6" in run.refused.getvalue()
+    assert str(run.machines.folder / "home/hetjax") in run.refused.getvalue()
+
+
+def test_nothing_is_written_where_the_run_directory_is_on_another_machine(
+    run: ApartRun,
+):
+    assert not run.in_run_dir
+    assert not (run.run_dir / "checkpoints").exists()
+
+
+def test_text_and_weights_come_to_who_has_none(run: ApartRun):
+    for node, times in (("left", 1), ("right", 2)):
+        assert run.output(node).count("text: fetched train.npy") == times
+        assert run.output(node).count("comes from the controller") == times
+
+
+def test_people_are_told_who_does_not_see_the_directory_and_what_follows(
+    run: ApartRun,
+):
+    (apart,) = events(run.run_dir, "apart")
+    identity = json.loads((run.run_dir / "config.json").read_text())["run"]["id"]
+    assert apart["folders"].keys() == {*ADDRESSES}
+    assert all(Path(f).name == identity for f in apart["folders"].values())
+    told = f"left, right do not see {run.run_dir}: checkpoints are kept on their own"
+    assert run.log().count(told) == 2  # in each start that went on
+    assert "checkpoints are on the disks of left, right;" in run.log()
