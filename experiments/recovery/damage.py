@@ -201,7 +201,7 @@ def _forget(lab: Lab, case: Case) -> None:
 
 
 def _on_disks(lab: Lab) -> list[PartialSnapshot]:
-    return on_disk(lab.controller.connections, lab.controller.workers, lab.storage)
+    return on_disk(lab.controller.connections, lab.controller.workers, lab.storage, {})
 
 
 def _restored(lab: Lab, case: Case) -> Restored | None:

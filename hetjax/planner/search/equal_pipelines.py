@@ -13,7 +13,7 @@ is better in the end (`incumbents.py`).
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 
@@ -136,5 +136,5 @@ def _layout(
         microbatch_size=p.microbatch_sizes[b],
         num_microbatches=counts,
         options=tuple(int(o) for o in options_S),
-        layers=tuple(zip(cuts[:-1], cuts[1:], strict=True)),
+        layers=tuple(pairwise(cuts)),
     )

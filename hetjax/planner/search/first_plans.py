@@ -134,20 +134,12 @@ class FirstPlans:
                 self.incumbents.offer(plan, "equal pipelines")
 
     def _promising_parts(self) -> list[PlanRequest]:
-        """The parts whose quick plans promise about as much as the best so far.
-
-        A plan that leaves out some of a kind, zone or the like stands for all of it.
-        """
+        """The parts whose quick plans promise about as much as the best so far; and
+        where the first leaves out some of a kind, a zone or the like, all of it."""
         wished, cluster = self.incumbents.objectives[0], self.request.cluster
-        groups = [
-            frozenset(node.name for node in part.cluster.nodes)
-            for part in (*parts_alone(self.request), *parts_without(self.request))
-        ]
         least: dict[frozenset[str], float] = {}
         for found in self.incumbents.simulated():
-            used = frozenset(found.plan.nodes)
-            around = (group for group in groups if used <= group)
-            nodes = min(around, key=len, default=used)
+            nodes = frozenset(found.plan.nodes)
             if len(nodes) < len(cluster.nodes) and within(found, wished):
                 by_wish = promise(found, cluster, wished)
                 least[nodes] = min(by_wish, least.get(nodes, math.inf))
@@ -156,9 +148,21 @@ class FirstPlans:
             (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
             key=lambda n: (least[n], sorted(n)),
         )[:_MOST_PARTS]
+        around = [self._around(nodes) for nodes in near]
+        whole = next((nodes for nodes in around if nodes is not None), None)
+        parts = dict.fromkeys([*near, *([whole] if whole else [])])
         return [
-            replace(self.request, cluster=part_of(cluster, nodes)) for nodes in near
+            replace(self.request, cluster=part_of(cluster, nodes)) for nodes in parts
         ]
+
+    def _around(self, used: frozenset[str]) -> frozenset[str] | None:
+        """The nodes of the smallest kind, zone or class, or of all but one of them,
+        that these are some of."""
+        groups = (
+            frozenset(node.name for node in part.cluster.nodes)
+            for part in (*parts_alone(self.request), *parts_without(self.request))
+        )
+        return min((group for group in groups if used < group), key=len, default=None)
 
     def _search_part(self, part: PlanRequest) -> None:
         """Search a part as if it were all there is, but for parts of its own."""

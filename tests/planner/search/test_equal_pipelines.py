@@ -4,7 +4,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -62,7 +62,7 @@ def even_splits(request: PlanRequest) -> Iterator[Plan]:
             pipeline = UnplacedReplica(
                 num_microbatches=each,
                 microbatch_size=size,
-                stages=tuple((option, cuts[s : s + 2]) for s in range(depth)),
+                stages=tuple((option, layers) for layers in pairwise(cuts)),
             )
             for order in ORDERS:
                 plan = place(request, [pipeline] * num, order)
