@@ -148,11 +148,10 @@ class FirstPlans:
             (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
             key=lambda n: (least[n], sorted(n)),
         )[:_MOST_PARTS]
-        around = [self._around(nodes) for nodes in near]
-        whole = next((nodes for nodes in around if nodes is not None), None)
-        parts = dict.fromkeys([*near, *([whole] if whole else [])])
+        around = filter(None, map(self._around, near))
+        near += [nodes for nodes in [*around][:1] if nodes not in near]
         return [
-            replace(self.request, cluster=part_of(cluster, nodes)) for nodes in parts
+            replace(self.request, cluster=part_of(cluster, nodes)) for nodes in near
         ]
 
     def _around(self, used: frozenset[str]) -> frozenset[str] | None:
