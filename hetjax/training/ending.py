@@ -61,7 +61,7 @@ def finish(
         f"{last['val_bits_per_byte']:.4f}{speed}"
     )
     recorder.note(
-        f"{_what_is_here(run_dir)} are in {run_dir}; {again} with more --steps goes on "
+        f"{_what_is_here(run_dir)} are in {run_dir}; {again} with more steps goes on "
         "from there"
     )
     return DONE
