@@ -8,6 +8,7 @@ the lines say (`training/recorder.py`) nor their files.
 from collections.abc import Mapping
 from typing import Any
 
+from hetjax.costs.certainty.beliefs import CredibleInterval
 from hetjax.errors import BadInput
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.metrics import KEYS, METRICS
@@ -110,16 +111,17 @@ def move_line(line: Mapping[str, Any]) -> str:
     ...     "move_s": [5, 10.0, 20], "steps": 7})
     'step 9: another plan would gain 1.25x (1.10 to 1.40) over 7 steps, for about 10 s'
     """
-    low, gain, high = line["gain"]
+    low, median, high = line["gain"]
     if line["event"] == "moved":
         return (
-            f"moved before step {line['step']}: {gain:.2f}x as fast, "
+            f"moved before step {line['step']}: {median:.2f}x as fast, "
             f"{line['predicted_gain'][1]:.2f}x predicted, after a pause of "
             f"{line['pause_s']:.1f} s"
         )
+    gain = CredibleInterval(low=low, median=median, high=high).as_factor()
     return (
-        f"step {line['step']}: another plan would gain {gain:.2f}x ({low:.2f} to "
-        f"{high:.2f}) over {line['steps']:,} steps, for about {line['move_s'][1]:.0f} s"
+        f"step {line['step']}: another plan would gain {gain} over {line['steps']:,} "
+        f"steps, for about {line['move_s'][1]:.0f} s"
     )
 
 

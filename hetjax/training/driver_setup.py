@@ -73,6 +73,7 @@ from hetjax.training.worker import (
 )
 
 Metrics = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+ModelFiles = Sequence[tuple[ModelSource, Mapping[str, Path]]]
 
 
 def start_driver(
@@ -84,7 +85,8 @@ def start_driver(
     threads call `on_notice` with what workers learn about their machines.
     """
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
-    validation = held_out(config, dataset)
+    validation, is_far = held_out(config, dataset), _may_be_far(config)
+    models = model_sources(config) if is_far else []
     with ExitStack() as stack:
         work = partial(_work_here, start, dataset, validation)
         launcher = launcher_of(
@@ -94,12 +96,12 @@ def start_driver(
             work,
             stack,
             shown.note,
-            _files_given(config, dataset),
+            _files_given(dataset, models) if is_far else {},
         )
         launcher.connections.noticed = lambda worker, told: on_notice(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
-        driver_config = _driver_config(start, dataset, launcher, shown)
+        driver_config = _driver_config(start, dataset, launcher, shown, models)
         stack.callback(driver_config.standby_plans.close)
         controller = Controller(plan, launcher.connections, cluster.nodes)
         controller.new_attempts = AttemptNames(start.run.after + start.number)
@@ -117,12 +119,15 @@ def start_driver(
         return driver
 
 
-def _files_given(config: RunConfig, dataset: Dataset) -> dict[str, Path]:
-    """What workers elsewhere may lack of this machine's files, by name."""
-    if LAUNCHERS[config.launcher].workers_are_here:
-        return {}
+def _may_be_far(config: RunConfig) -> bool:
+    """Whether workers may be on other machines, and lack files of this one."""
+    return not LAUNCHERS[config.launcher].workers_are_here
+
+
+def _files_given(dataset: Dataset, models: ModelFiles) -> dict[str, Path]:
+    """What such workers may lack, by name."""
     given = text_files(dataset)
-    for _, files in model_sources(config):
+    for _, files in models:
         given |= files
     return given
 
@@ -160,9 +165,13 @@ def _work_here(
 
 
 def _driver_config(
-    start: Start, dataset: Dataset, launcher: Launcher, shown: Display
+    start: Start,
+    dataset: Dataset,
+    launcher: Launcher,
+    shown: Display,
+    models: ModelFiles,
 ) -> DriverConfig:
-    config, context = start.config, TrainingContext(start, dataset, shown)
+    config, context = start.config, TrainingContext(start, dataset, shown, models)
     # who asks whether there is a plan asks for it next
     planned = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
@@ -204,18 +213,14 @@ def _checking(config: RunConfig, metrics: Metrics) -> StepChecking:
 class TrainingContext(RunContext):
     """What a run of training answers to its driver."""
 
-    def __init__(self, start: Start, dataset: Dataset, shown: Display) -> None:
+    def __init__(
+        self, start: Start, dataset: Dataset, shown: Display, models: ModelFiles
+    ) -> None:
         self._start, self._dataset, self._shown = start, dataset, shown
         self._storage, self._places = start.storage, dict[str, str]()
+        self._models = [source for source, _ in models]
         config, model = start.config, start.model
         self.precise = lru_cache(maxsize=4)(partial(precise_plan, config, model))
-
-    @cached_property
-    def _models(self) -> Sequence[tuple[ModelSource, Mapping[str, Path]]]:
-        """Those that workers elsewhere may lack."""
-        config = self._start.config
-        is_far = not LAUNCHERS[config.launcher].workers_are_here
-        return model_sources(config) if is_far else ()
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -224,7 +229,7 @@ class TrainingContext(RunContext):
 
     def worker_settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
         config, precise = self._start.config, self.precise(cluster, plan)
-        storage, models = self._storage, [each for each, _ in self._models]
+        storage, models = self._storage, self._models
         lease = (storage.lease, storage.number, storage.token) if storage.token else ()
         return worker_settings(
             config, cluster_toml(cluster), precise, self._dataset, lease, models
@@ -247,7 +252,7 @@ class TrainingContext(RunContext):
     def on_places(self, places: Mapping[str, str], storage: CheckpointStorage) -> None:
         self._places = dict(places)
         config = self._start.config
-        if not LAUNCHERS[config.launcher].workers_are_here:
+        if _may_be_far(config):
             self._shown.note(kept_where(config.run_dir, places, storage))
 
     def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity:

@@ -74,13 +74,13 @@ def _join_terms(config: RunConfig, note: Callable[[str], None]) -> JoinTerms | N
 def _start_terms(
     config: RunConfig, number: int, files: Mapping[str, Path]
 ) -> StartTerms:
-    row = LAUNCHERS[config.launcher]
+    has_links = LAUNCHERS[config.launcher].has_worker_processes
     return StartTerms(
         number=number,
         timeout_scale=config.timeout_scale,
         watchdog_factor=config.watchdog_factor,
-        tls=_tls_of(config) if row.has_worker_processes else None,
-        files={} if row.workers_are_here else files,
+        tls=_tls_of(config) if has_links else None,
+        files=files,
     )
 
 

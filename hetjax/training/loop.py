@@ -186,7 +186,8 @@ class Loop:
         found = self.slow_devices.after(step_time_s)
         for finding in found:
             self.recorder.slow(finding)
-        num_left, slow = self.config.steps - step - 1, self.slow_devices.known
+        num_left = self.config.steps - step - 1
+        slow = self.slow_devices.known if found else None
         for told in self.replanning.after(step + 1, step_time_s, num_left, found, slow):
             self.recorder.replanning(told)
         self._pending = _Pending(

@@ -91,7 +91,7 @@ class Recorder:
         self.note(metrics_line(line, num_steps))
 
     def apart(self, folders: Mapping[str, str], step: int) -> None:
-        """Workers that do not see the run's directory, unless all is as it was told."""
+        """Record which workers do not see the run's directory, if that has changed."""
         if folders != told_apart(self._run_dir):
             self.event(APART, step, folders=dict(folders))
 

@@ -79,12 +79,22 @@ def training(
 
 def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -> None:
     """Do these, one after so many steps, while all workers wait for a request."""
-    step, to_do = Driver.step, list(actions)
+    to_do = list(actions)
+
+    def do_next(done: int) -> None:
+        if to_do and done % EVERY == 0:
+            to_do.pop(0)()
+
+    after_steps(patched, do_next)
+
+
+def after_steps(patched: pytest.MonkeyPatch, do: Callable[[int], object]) -> None:
+    """Call this with the number of steps that are done, after each of them."""
+    step = Driver.step
 
     def step_and_do(driver: Driver, number: int, *, traced: bool = False) -> StepCommit:
         found = step(driver, number, traced=traced)
-        if to_do and (number + 1) % EVERY == 0:
-            to_do.pop(0)()
+        do(number + 1)
         return found
 
     patched.setattr(Driver, "step", step_and_do)

@@ -37,7 +37,7 @@ MODEL = llama_model(MODEL_CONFIG)
 
 
 def small_model() -> Model:
-    """The model, for processes that are told its name."""
+    """The model, for processes that are given its name."""
     return MODEL
 
 

@@ -22,13 +22,18 @@ import pytest
 from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import named_config
-from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
-from hetjax.training.recovery.driver import Driver
 from tests.launchers import fake_programs
 from tests.launchers.apart import Machines, switch_off
 from tests.launchers.joining import joining, told
-from tests.training.pair import ONE_REPLICA, STEPS, trained, training, wait_until
+from tests.training.pair import (
+    ONE_REPLICA,
+    STEPS,
+    after_steps,
+    trained,
+    training,
+    wait_until,
+)
 from tests.training.small import events
 from tests.training.test_far_runs import HOSTS
 from tests.training.test_workers import losses, set_environment
@@ -119,7 +124,7 @@ def alone(run: ApartRun, cache: Path, quickly: None) -> list[float]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[ApartRun]:
-    folder, step = tmp_path_factory.mktemp("apart"), Driver.step
+    folder = tmp_path_factory.mktemp("apart")
     run = ApartRun(folder, cache)
     with pytest.MonkeyPatch.context() as patched:
         set_environment(patched)
@@ -128,15 +133,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Apart
 
         to_lose = ["right"]
 
-        def step_and_do(
-            driver: Driver, number: int, *, traced: bool = False
-        ) -> StepCommit:
-            found = step(driver, number, traced=traced)
-            if number + 1 == 3 and to_lose:
+        def lose(done: int) -> None:
+            if done == 3 and to_lose:
                 run.lose(to_lose.pop())
-            return found
 
-        patched.setattr(Driver, "step", step_and_do)
+        after_steps(patched, lose)
         joins = ["--launcher", "join", "--join.address", "127.0.0.1:0"]
         starting = threading.Thread(target=run.join_all)
         starting.start()

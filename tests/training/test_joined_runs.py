@@ -32,11 +32,9 @@ from hetjax.launchers.joining import tokens
 from hetjax.launchers.joining.hello import Hello
 from hetjax.launchers.joining.joiner import Joining, join
 from hetjax.launchers.joining.tokens import read_token
-from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
-from hetjax.training.recovery.driver import Driver
 from tests.launchers.joining import joining, told
-from tests.training.pair import STEPS, trained, training, wait_until
+from tests.training.pair import STEPS, after_steps, trained, training, wait_until
 from tests.training.small import events
 from tests.training.test_workers import losses, set_environment
 
@@ -324,7 +322,6 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[JoinedRun]:
-    step = Driver.step
     with pytest.MonkeyPatch.context() as patched:
         set_environment(patched)
         patched.setenv("JAX_PLATFORMS", "cpu")
@@ -337,14 +334,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Joine
             5: run.warn,
         }
 
-        def step_and_do(
-            driver: Driver, number: int, *, traced: bool = False
-        ) -> StepCommit:
-            found = step(driver, number, traced=traced)
-            to_do.pop(number + 1, lambda: None)()
-            return found
-
-        patched.setattr(Driver, "step", step_and_do)
+        after_steps(patched, lambda done: to_do.pop(done, lambda: None)())
         options = ["--launcher", "join", "--join.address", "127.0.0.1:0"]
         # all is there before the run is begun: it waits
         starting = threading.Thread(target=run.join_all)

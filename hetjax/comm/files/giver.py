@@ -30,7 +30,7 @@ from hetjax.comm.frames import Key
 from hetjax.comm.handshake import Ends
 from hetjax.comm.tls import Tls
 
-GIVER = "controller"  # as whom it is called
+GIVER = "controller"  # the name by which workers dial it
 
 
 class FileGiver:

@@ -48,7 +48,7 @@ class NotGiven(OSError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiverPlace:
-    """Where files are given, and whom to."""
+    """The address of the giver, and the name and secret of the worker that dials it."""
 
     address: str
     own: str

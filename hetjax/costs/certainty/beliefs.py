@@ -54,6 +54,14 @@ class CredibleInterval:
         """Return the interval with so much more deviation, of something independent."""
         return lognormal(self.median, self.sigma**2 + sigma**2, self.level)
 
+    def as_factor(self) -> str:
+        """Return how many times as fast, for people.
+
+        >>> CredibleInterval(low=1.18, median=1.31, high=1.44).as_factor()
+        '1.31x (1.18 to 1.44)'
+        """
+        return f"{self.median:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 

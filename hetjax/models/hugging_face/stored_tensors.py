@@ -140,7 +140,9 @@ def opened(path: Path) -> Any:
     try:
         header, bring = tensor_header(path), who_brings(path)
         found = safe_open(path, framework="np")
-        return found if bring is None else _PartlyHere(found, path, header, bring)
+        if bring is None:
+            return found
+        return _PartlyHere(found, header, data_start(path), bring)
     except Unreadable:
         raise
     except (OSError, ValueError, SafetensorError) as error:
@@ -156,8 +158,8 @@ class _PartlyHere:
     """A file of which a tensor is brought before it is read."""
 
     found: Any
-    path: Path
     header: Mapping[str, TensorInfo]
+    start: int  # of the tensors' bytes
     bring: Bring
 
     def keys(self) -> Iterable[str]:
@@ -171,8 +173,8 @@ class _PartlyHere:
         return _BroughtSlice(self, name, self.found.get_slice(name))
 
     def bytes_of(self, name: str) -> tuple[int, int]:
-        start = data_start(self.path)
-        return start + self.header[name].start, start + self.header[name].end
+        tensor = self.header[name]
+        return self.start + tensor.start, self.start + tensor.end
 
 
 @dataclass(frozen=True, slots=True)

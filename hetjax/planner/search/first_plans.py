@@ -148,8 +148,9 @@ class FirstPlans:
             (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
             key=lambda n: (least[n], sorted(n)),
         )[:_MOST_PARTS]
-        around = filter(None, map(self._around, near))
-        near += [nodes for nodes in [*around][:1] if nodes not in near]
+        around = next(filter(None, map(self._around, near)), None)
+        if around is not None and around not in near:
+            near.append(around)
         return [
             replace(self.request, cluster=part_of(cluster, nodes)) for nodes in near
         ]

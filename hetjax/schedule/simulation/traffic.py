@@ -29,6 +29,7 @@ class Traffic:
         self._capacity = list(trunks.values())
         self._busy: list[dict[int, None]] = [{} for _ in trunks]
         self._trunks = [tuple(number[name] for name in r.trunks) for r in routes]
+        self._busy_on = [[self._busy[t] for t in trunks] for trunks in self._trunks]
         self._latency = [route.latency_s for route in routes]
         users = Counter(trunk for trunks in self._trunks for trunk in trunks)
         self._alone = [all(users[t] == 1 for t in trunks) for trunks in self._trunks]
@@ -81,16 +82,14 @@ class Traffic:
 
     def _begin(self, now: float, channel: int) -> None:
         self._left_bytes[channel] = self._queue[channel][0][0]
-        self._rate[channel], self._since[channel] = self._alone_rate[channel], now
-        meets = False
-        for trunk in self._trunks[channel]:
-            busy = self._busy[trunk]
-            meets = meets or bool(busy)
+        self._rate[channel], self._since[channel] = 0.0, now
+        meets = any(self._busy_on[channel])
+        for busy in self._busy_on[channel]:
             busy[channel] = None
         if meets:
-            self._rate[channel] = 0.0
             self._share(now, channel)
         else:
+            self._rate[channel] = self._alone_rate[channel]
             self._promise(now, channel)
 
     def _finish(self, now: float, channel: int) -> None:
@@ -103,12 +102,9 @@ class Traffic:
             self._promise(now, channel)
         else:
             self._version[channel] += 1
-            meets = False
-            for trunk in self._trunks[channel]:
-                busy = self._busy[trunk]
+            for busy in self._busy_on[channel]:
                 del busy[channel]
-                meets = meets or bool(busy)
-            if meets:
+            if any(self._busy_on[channel]):
                 self._share(now, channel)
         arrive(now + self._latency[channel])
 

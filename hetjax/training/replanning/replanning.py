@@ -52,8 +52,9 @@ Begin = Callable[[Cluster, Plan, Slowness, Errors, float], Weighing]
 class Replanning:
     """Follows the steps of a run; it does nothing without `weighs`.
 
-    `move_to` asks for a move, None takes that back; without it people are told, and
-    `keep` keeps the plan for them. The start took `start_s` to make its programs ready.
+    `move_to` asks the driver for a move, or with None withdraws the request. Without it
+    the run only prints a line, and `keep` writes the plan to a file. The start took
+    `start_s` to make its programs ready.
     """
 
     weighs: Begin | None = None

@@ -14,7 +14,7 @@ from hetjax.files.parsing import json_value
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 
-# `stay`: it is not sure enough that it gains; `say`: people are told; `move`
+# `stay`: the gain is too uncertain; `say`: the run prints a line; `move`: it moves
 Verdict = Literal["stay", "say", "move"]
 
 
@@ -48,7 +48,7 @@ class PlanWeighed:
     def __str__(self) -> str:
         """One line; nothing where the run stays."""
         move = self.move
-        gain, cost = times(move.gain), f"about {move.cost_s.median:.0f} s"
+        gain, cost = move.gain.as_factor(), f"about {move.cost_s.median:.0f} s"
         steps = f"the next {move.num_steps:,} steps"
         if self.verdict == "move":
             return f"moving to another plan: {gain} over {steps}; it takes {cost}"
@@ -90,22 +90,13 @@ class MoveMeasured:
         how = "are slower than before" if self.is_worse else "are measured"
         then = "; the run keeps this plan" if self.is_worse else ""
         return (
-            f"after the move steps {how}: {times(self.gain)}, where "
-            f"{times(self.predicted.gain)} was predicted; the pause took "
+            f"after the move steps {how}: {self.gain.as_factor()}, where "
+            f"{self.predicted.gain.as_factor()} was predicted; the pause took "
             f"{self.pause_s:.1f} s of about {self.predicted.cost_s.median:.0f} s{then}"
         )
 
 
 Told = PlanWeighed | MoveMeasured
-
-
-def times(gain: CredibleInterval) -> str:
-    """Return how many times as fast, for people.
-
-    >>> times(CredibleInterval(low=1.18, median=1.31, high=1.44))
-    '1.31x (1.18 to 1.44)'
-    """
-    return f"{gain.median:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def _rounded(interval: CredibleInterval) -> list[float]:
