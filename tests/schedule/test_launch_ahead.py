@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 
 import pytest
@@ -29,7 +30,13 @@ from hetjax.schedule.launch_ahead import (
 from hetjax.schedule.programs.action import Op
 from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.lower import lower
-from hetjax.schedule.search import NAMES, may_split, searched, with_schedule
+from hetjax.schedule.search import (
+    NAMES,
+    fastest_forms,
+    may_split,
+    searched,
+    with_schedule,
+)
 from hetjax.schedule.simulated import simulated
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
 from hetjax.schedule.simulation.simulator import simulate
@@ -173,6 +180,19 @@ def test_no_named_schedule_is_faster_than_the_chosen_and_the_searched(seed: int)
     assert named_s["searched"] <= min(named_s.values()) + 1e-9
     assert named_s["searched"] <= step_s(best, costs) + 1e-9
     assert prefix_bound_s(plan, costs) <= step_s(best, costs) + 1e-9
+
+
+@pytest.mark.parametrize("seed", draws(range(12), short=3))
+def test_the_fastest_forms_are_those_that_alone_give_the_fastest_schedules(seed: int):
+    plan, costs = random_instance(seed)
+    found = partial(with_schedule, plan, "searched", costs, {}, climbs=False)
+    first, *others = fastest_forms(plan, costs, {}, 1_000)
+    alone_s = [step_s(found(forms=[form]), costs) for form in (first, *others)]
+    assert alone_s == pytest.approx(sorted(alone_s))
+    assert alone_s[0] == pytest.approx(step_s(found(), costs))
+    assert fastest_forms(plan, costs, {}, 2) == (first, others[0])
+    some_s = step_s(found(forms=(others[-1], others[0])), costs)
+    assert some_s == pytest.approx(alone_s[1])
 
 
 @pytest.mark.parametrize("count", [4, 8, 24])

@@ -5,6 +5,7 @@ Owns that a plan is priced as `simulate` does, under launch-aheads that suit it.
 not own the simulation (`schedule/`) nor which plans there are to simulate.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from hetjax.cluster.cluster import Cluster
@@ -15,15 +16,20 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty, certainty_of
 from hetjax.schedule.predicted import Predicted, predict
-from hetjax.schedule.search import may_split, with_schedule
+from hetjax.schedule.search import fastest_forms, may_split, with_schedule
 from hetjax.stage.partition import tied_holders
 
 
 def evaluate_plan(
-    request: PlanRequest, plan: Plan, schedule: str = "h1f1b", *, climbs: bool = True
+    request: PlanRequest,
+    plan: Plan,
+    schedule: str = "h1f1b",
+    *,
+    climbs: bool = True,
+    forms: Collection[int] | None = None,
 ) -> Predicted:
     """Simulate the plan under a schedule (a name of `schedule/search.py`, which also
-    tells what `climbs` is).
+    tells what `climbs` and `forms` are).
 
     Stages that do not say their precision or attention get those of the request.
     NoFeasiblePlan if it needs more memory than there is.
@@ -31,9 +37,16 @@ def evaluate_plan(
     plan = request.said(plan)
     costs = _costs(request, plan, halves=may_split(schedule))
     tied = tied_holders(plan, request.model)
-    plan = with_schedule(plan, schedule, costs, tied, climbs=climbs)
+    plan = with_schedule(plan, schedule, costs, tied, climbs=climbs, forms=forms)
     price = usd_per_hour(plan, request.cluster, request.usd_per_kwh)
     return predict(plan, costs, tied, usd_per_hour=price)
+
+
+def forms_for(request: PlanRequest, plan: Plan, most: int) -> tuple[int, ...]:
+    """Return the forms of schedules that suit a plan best (`schedule/search.py`)."""
+    plan = request.said(plan)
+    costs = _costs(request, plan, halves=True)
+    return fastest_forms(plan, costs, tied_holders(plan, request.model), most)
 
 
 def as_planned(request: PlanRequest, plan: Plan) -> Predicted:

@@ -2,8 +2,9 @@
 """The best plans so far under every schedule that the runtime has.
 
 The search judges plans under h1f1b. Here the best of them try orders of their own,
-zero-bubble above all: first a few for each plan, then, for the fastest, many. It also
-makes a few moves under them, since what suits h1f1b best need not suit them.
+zero-bubble above all: first some forms for each plan, then, for the fastest, many. In
+between it searches near the best of a few kinds, under the forms that suit these, since
+what suits h1f1b best need not suit them.
 Owns which plans, and how much work that may be: it is counted, not timed, so that equal
 searches end alike. Does not own the schedules (`schedule/search.py`).
 """
@@ -14,21 +15,22 @@ from functools import partial
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
-from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.evaluator import evaluate_plan, forms_for
 from hetjax.planner.model.objectives import Objective, promise, score, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.local_search import local_search, unscheduled
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-# by plan, and whether the search for a schedule climbed; None where none fits
-Tried = MutableMapping[tuple[Plan, bool], Predicted | None]
+# by plan, whether the search for a schedule climbed, and the forms that it had, if not
+# all; None where none fits
+Tried = MutableMapping[tuple[Plan, bool, tuple[int, ...] | None], Predicted | None]
 _MOST_PLANS = 20
-_MOST_UNLIKE = 8  # sets of nodes and of microbatch sizes, the best of each among them
+_MOST_UNLIKE = 12  # kinds of plans, the best of each among them
 # forwards of a step: of all plans that are tried, and of one with many schedules
 _MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 2_000, 150
-_MOVED_WORK = 1_500  # of local search under these schedules: some ten plans
-_NEARLY = 1.05  # times the best
+_MOST_STARTS, _NEARLY = 3, 1.05  # of local search: kinds, and times the best
+_MOVED_WORK, _NUM_FORMS = 8_000, 3  # from each: some 50 plans under so many forms
 
 
 def finished(
@@ -50,7 +52,7 @@ def finished(
     for before in _few(request, _ranked(kept, by_wish, promised)):
         if objective.wish == "time" and before.simulation.busiest_s >= best_s:
             continue  # whatever the order
-        found = _tried(request, before.plan, known, climbs=False)
+        found = _tried(request, before.plan, known)
         if found is not None:
             tried.append((found, before.plan))
             best_s = min(best_s, found.simulation.step_time_s)
@@ -59,12 +61,13 @@ def finished(
     if not small:
         return
     best, plan = min(small, key=lambda each: by_wish(each[0]))
-
-    def evaluate(plan: Plan) -> Predicted | None:
-        found = _tried(request, request.said(plan), known, climbs=False)
-        return found if found is not None and within(found, objective) else None
-
     for start in _starts([found for found, _ in small], by_wish):
+        forms = forms_for(request, unscheduled(start.plan), _NUM_FORMS)
+
+        def evaluate(plan: Plan, forms: tuple[int, ...] = forms) -> Predicted | None:
+            found = _tried(request, request.said(plan), known, forms=forms)
+            return found if found is not None and within(found, objective) else None
+
         moved = local_search(start, evaluate, by_wish, request, most_work=_MOVED_WORK)
         if moved is not start:
             yield moved
@@ -78,47 +81,54 @@ def finished(
 def _starts(
     tried: Sequence[Predicted], by: Callable[[Predicted], float]
 ) -> list[Predicted]:
-    """The best, and the best with other numbers of stages if it is nearly as good:
-    moves seldom lead from the one to the other."""
-    best, *others = sorted(tried, key=by)
-    for other in others:
-        if _depths(other.plan) != _depths(best.plan):
-            near = by(other) <= by(best) + abs(by(best)) * (_NEARLY - 1)
-            return [best, other] if near else [best]
-    return [best]
+    """The best of every kind that has one nearly as good as the best: moves seldom lead
+    from the one to the other."""
+    of_kind: dict[object, Predicted] = {}
+    for found in sorted(tried, key=by):
+        of_kind.setdefault(_kind(found.plan), found)
+    best, *_ = found_by_kind = list(of_kind.values())
+    most = by(best) + abs(by(best)) * (_NEARLY - 1)
+    return [found for found in found_by_kind if by(found) <= most][:_MOST_STARTS]
 
 
-def _depths(plan: Plan) -> list[int]:
-    return sorted(len(replica.stages) for replica in plan.replicas)
+def _kind(plan: Plan) -> object:
+    """The nodes that the plan uses, and how many stages its replicas have."""
+    return frozenset(plan.nodes), tuple(sorted(len(r.stages) for r in plan.replicas))
 
 
 def _ranked(
     kept: Sequence[Predicted], *by: Callable[[Predicted], float]
 ) -> list[Predicted]:
-    """The best by each of these; then the most promising for each of a few sets of
-    nodes and microbatch sizes, since other schedules gain more for some than for
-    others; then all."""
+    """The best by each of these; then the most promising of a few kinds and microbatch
+    sizes, since other schedules gain more for some than for others; then all."""
     ranked = sorted(kept, key=by[-1])
     unlike: dict[object, Predicted] = {}
     for found in ranked:
         sizes = frozenset(r.microbatch_size for r in found.plan.replicas)
-        unlike.setdefault((frozenset(found.plan.nodes), sizes), found)
+        unlike.setdefault((_kind(found.plan), sizes), found)
     best = [min(kept, key=each) for each in by if kept]
     return [*best, *list(unlike.values())[:_MOST_UNLIKE], *ranked]
 
 
 def _tried(
-    request: PlanRequest, plan: Plan, known: Tried, *, climbs: bool
+    request: PlanRequest,
+    plan: Plan,
+    known: Tried,
+    *,
+    climbs: bool = False,
+    forms: tuple[int, ...] | None = None,
 ) -> Predicted | None:
     """The plan under the fastest schedule found; None if none fits into memory."""
-    if (plan, climbs) not in known:
+    if (plan, climbs, None) in known:
+        return known[plan, climbs, None]
+    if (plan, climbs, forms) not in known:
         check_deadline()
         try:
-            found = evaluate_plan(request, plan, "searched", climbs=climbs)
+            found = evaluate_plan(request, plan, "searched", climbs=climbs, forms=forms)
         except NoFeasiblePlan:
             found = None
-        known[plan, climbs] = found
-    return known[plan, climbs]
+        known[plan, climbs, forms] = found
+    return known[plan, climbs, forms]
 
 
 def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicted]:
@@ -137,7 +147,8 @@ def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicte
 
 
 def _cuts(request: PlanRequest, plan: Plan) -> object:
-    """What replicas are cut into and do, wherever among equal nodes they are."""
+    """What replicas are cut into and do, wherever among equal nodes they are, and
+    whatever they recompute, which moves find out."""
     class_of = request.class_of
     return tuple(
         sorted(
@@ -145,7 +156,7 @@ def _cuts(request: PlanRequest, plan: Plan) -> object:
                 replica.num_microbatches,
                 replica.microbatch_size,
                 tuple(
-                    (class_of[x.node], x.mesh.tensor, x.mesh.data, x.layers, x.remat)
+                    (class_of[x.node], x.mesh.tensor, x.mesh.data, x.layers)
                     for x in replica.stages
                 ),
             )

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders of actions that a plan's devices could keep to: where the search begins, and
+where it goes from there.
+
+Owns the forms that are tried first (all named schedules that the devices allow, and
+greedy lists with the real times, `programs/list_schedule.py`) and the neighbours of a
+candidate. Equal numbers are the same form for all plans of as many stages. Does not own
+who judges (`search.py`) nor how launch-aheads are fitted (`launch_ahead.py`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+
+from hetjax.costs.costs import Costs
+from hetjax.plans.plan import Plan
+from hetjax.plans.schedules import SCHEDULES, default_launch_ahead
+from hetjax.schedule.launch_ahead import (
+    RULES,
+    Rule,
+    exact_delta,
+    hop_s,
+    with_launch_ahead,
+    with_rule,
+)
+from hetjax.schedule.programs.action import Action, Op, StageKey
+from hetjax.schedule.programs.generate import lane_orders, lanes_of
+from hetjax.schedule.programs.list_schedule import Pipeline, list_schedule
+from hetjax.schedule.simulation.result import shares_devices
+from hetjax.schedule.simulation.simulator import duration_s
+
+Limits = Mapping[StageKey, int]
+Cuts = Mapping[StageKey, int]  # backwards in two halves, by stage
+_LEAST_S = 1e-9  # of a weight gradient
+Score = tuple[float, int, bool, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan with an order for every lane; `generated` if its schedule gives them."""
+
+    plan: Plan
+    lanes: Sequence[Sequence[Action]]
+    generated: bool
+
+    @property
+    def num_cut(self) -> Cuts:
+        """How many microbatches, the last ones, have their backward in two halves."""
+        halves = Counter(a.key for lane in self.lanes for a in lane if a.op is Op.W)
+        return {(r, s): halves[r, s] for r, s, _ in self.plan.stages()}
+
+    @property
+    def is_cut(self) -> bool:
+        return any(self.num_cut.values())
+
+    def score(self, step_s: float) -> Score:
+        """Less is better: of equally fast ones what cuts, changes and keeps least."""
+        num_cut = sum(self.num_cut.values())
+        num_kept = sum(most_in_flight(self.lanes).values())
+        return float(f"{step_s:.9g}"), num_cut, not self.generated, num_kept
+
+
+Form = Callable[[], Candidate]  # which is made when somebody looks at it
+
+
+def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[Form]:
+    """Yield forms without halves: the named schedules, and greedy lists."""
+    if not shares_devices(plan):
+        for rule in RULES.values():
+            yield partial(_ruled, plan, costs, rule, limits)
+    yield from _named(plan, limits, splits=False)
+    yield from _lists(plan, costs, limits, _cut(plan, lambda _: 0))
+
+
+def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[Form]:
+    """Yield forms with some backwards, or all, in two halves."""
+    yield from _named(plan, limits, splits=True)
+    for num_cut in _cuts(plan, costs):
+        yield from _lists(plan, costs, limits, num_cut)
+
+
+def _ruled(plan: Plan, costs: Costs, rule: Rule, limits: Limits) -> Candidate:
+    return _generated(with_rule(plan, costs, rule, limits))
+
+
+def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[Form]:
+    """The schedules that no rule of launch-aheads stands for."""
+    shares = shares_devices(plan)
+    for name, schedule in SCHEDULES.items():
+        if (
+            name not in RULES
+            and schedule.splits == splits
+            and (schedule.shares or not shares)
+        ):
+            yield partial(_as_named, plan, limits, name)
+
+
+def _as_named(plan: Plan, limits: Limits, schedule: str) -> Candidate:
+    return _generated(_within(plan, limits, schedule))
+
+
+def _generated(plan: Plan) -> Candidate:
+    return Candidate(plan, lane_orders(plan), True)
+
+
+def default_aheads(plan: Plan, schedule: str) -> dict[StageKey, int]:
+    """Return the launch-aheads that a schedule has of its own."""
+    return {
+        (r, s): default_launch_ahead(
+            schedule,
+            num_stages=len(plan.replicas[r].stages),
+            stage=s,
+            num_microbatches=plan.replicas[r].num_microbatches,
+        )
+        for r, s, _ in plan.stages()
+    }
+
+
+def _within(plan: Plan, limits: Limits, schedule: str) -> Plan:
+    """The schedule's launch-aheads, as far as memory lets them.
+
+    GPipe asks for none. Zero-bubble lets every stage keep as much as the first, so the
+    least limit counts.
+    """
+    if SCHEDULES[schedule].order == "gpipe":
+        return replace(plan, schedule=schedule, programs={})
+    if SCHEDULES[schedule].splits:
+        least = {r: min(v for k, v in limits.items() if k[0] == r) for r, _ in limits}
+        limits = {key: least[key[0]] for key in limits}
+    return with_launch_ahead(plan, default_aheads(plan, schedule), limits, schedule)
+
+
+def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
+    """How many backwards to cut in two: enough to fill the end, or all.
+
+    What a stage does after its last I has to last as long as the backwards of those
+    before it, which need no halves then: the first none, the deeper the more.
+    """
+    deepest = max(len(replica.stages) for replica in plan.replicas)
+    most = max(replica.num_microbatches for replica in plan.replicas)
+    for num_cut in (deepest, 2 * deepest, most):
+        yield _cut(plan, lambda _, num_cut=num_cut: num_cut)
+    for more in range(2):
+        yield _cut(plan, lambda key, more=more: _to_fill_the_end(costs, key) + more)
+
+
+def _to_fill_the_end(costs: Costs, key: StageKey) -> int:
+    """Return how many W of a stage last as long as the backwards of those before it."""
+    r, s = key
+    before_s = sum(costs.times[r, n].backward_s for n in range(s))
+    return ceil(before_s / max(duration_s(costs.times[key], Op.W), _LEAST_S))
+
+
+def _cut(plan: Plan, num_cut: Callable[[StageKey], int]) -> Cuts:
+    """So many on each stage, or all that its replica has."""
+    return {
+        (r, s): min(num_cut((r, s)), plan.replicas[r].num_microbatches)
+        for r, s, _ in plan.stages()
+    }
+
+
+def _lists(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> Iterator[Form]:
+    """Greedy lists: with the exact rule's launch-aheads, some more, and all that fit.
+
+    More than the rule's help only backwards cut in two, whose W can wait.
+    """
+    exact = with_rule(plan, costs, exact_delta, limits)
+    aheads = {(r, s): stage.launch_ahead for r, s, stage in exact.stages()}
+    for more in range(3 if any(num_cut.values()) else 1):
+        raised = {key: ahead + more for key, ahead in aheads.items()}
+        ahead = with_launch_ahead(plan, raised, limits)
+        yield partial(_listed, ahead, costs, limits, num_cut)
+    ahead = with_launch_ahead(plan, limits, limits)
+    yield partial(_listed, ahead, costs, limits, num_cut)
+
+
+def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> Candidate:
+    """A greedy list with the plan's launch-aheads and the real times."""
+    lanes = []
+    for r, replica in enumerate(plan.replicas):
+        keys = [(r, s) for s in range(len(replica.stages))]
+        times = [costs.times[key] for key in keys]
+        pipeline = Pipeline(
+            forward_s=[t.forward_s for t in times],
+            backward_s=[
+                *(t.backward_s for t in times[:-1]),
+                times[-1].fused_s - times[-1].forward_s,
+            ],
+            input_gradient_s=[duration_s(t, Op.I) for t in times],
+            weight_gradient_s=[duration_s(t, Op.W) for t in times],
+            hop_s=[hop_s(costs, (r, s), (r, s + 1)) for _, s in keys],
+            lanes=lanes_of(replica),
+            num_microbatches=replica.num_microbatches,
+            num_cut=[num_cut[key] for key in keys],
+        )
+        ahead = [stage.launch_ahead for stage in replica.stages]
+        kept = [
+            limits[key] if any(pipeline.num_cut) else a
+            for key, a in zip(keys, ahead, strict=True)
+        ]
+        for lane in list_schedule(pipeline, ahead, kept):
+            lanes.append([Action(op, r, s, m) for s, op, m in lane])
+    return Candidate(plan, lanes, False)
+
+
+def neighbours(candidate: Candidate, costs: Costs, limits: Limits) -> Iterator[Form]:
+    """Yield the same kind of schedule with one launch-ahead, or the cuts, changed by
+    one."""
+    plan = candidate.plan
+    if SCHEDULES[plan.schedule].order == "gpipe":
+        return
+    num_cut = candidate.num_cut
+    aheads = {(r, s): stage.launch_ahead for r, s, stage in plan.stages()}
+    for key, ahead in aheads.items():
+        for other in (ahead + 1, ahead - 1):
+            if not 1 <= other <= limits[key]:
+                continue
+            changed = aheads | {key: other}
+            near = with_launch_ahead(plan, changed, limits, plan.schedule)
+            if candidate.generated:
+                yield partial(_generated, near)
+            else:
+                yield partial(_listed, near, costs, limits, num_cut)
+    if candidate.is_cut and not candidate.generated:
+        for key, cut in num_cut.items():
+            for other in (cut + 1, cut - 1):
+                if 0 <= other <= plan.replicas[key[0]].num_microbatches:
+                    changed = {**num_cut, key: other}
+                    yield partial(_listed, plan, costs, limits, changed)
+
+
+def most_in_flight(lanes: Sequence[Sequence[Action]]) -> dict[StageKey, int]:
+    """Return the most forwards in flight of every stage."""
+    most: dict[StageKey, int] = {}
+    now: dict[StageKey, int] = {}
+    for lane in lanes:
+        for action in lane:
+            change = {Op.F: 1, Op.B: -1, Op.W: -1}.get(action.op, 0)
+            now[action.key] = now.get(action.key, 0) + change
+            most[action.key] = max(most.get(action.key, 1), now[action.key])
+    return most
