@@ -43,7 +43,7 @@ def _chosen(given: Sequence[str]) -> int:
     if name == "help":
         return _chosen([*rest[:1], "--help"])
     if name == "completion":
-        from hetjax.cli.completion import completion
+        from hetjax.cli.options.completion import completion
 
         print(completion(COMMANDS, rest))
         return 0

@@ -26,7 +26,7 @@ from hetjax.models.presets import model_preset
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Found, Search
-from hetjax.planner.search.parts import parts_alone, parts_without
+from hetjax.planner.search.first.parts import parts_alone, parts_without
 
 KINDS = (
     *("A100-SXM4-80GB", "A100-SXM4-40GB", "H100-SXM5-80GB", "H20", "V100-SXM2-32GB"),

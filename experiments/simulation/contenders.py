@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes that want the same lease, some of which stop or die meanwhile.
 
-The real leases (`hetjax/checkpoint/lease.py`), in simulated time: each process takes
+The real leases (`leases/lease.py`), in simulated time: each process takes
 the lease, commits as workers do, and gives it back. What must hold raises Violation: of
 what one commits after another has taken over nothing stays. Owns these small runs. Does
 not own whole runs (`run.py`), which have one controller at a time.
@@ -15,7 +15,7 @@ from experiments.simulation.object_store import Bucket, SimStore
 from experiments.simulation.storage import leases_in
 from experiments.simulation.threads import Threads
 from experiments.simulation.world import Process, Violation, World
-from hetjax.checkpoint.lease import Lease, LeaseHeld, LeaseLost, acquire
+from hetjax.checkpoint.leases.lease import Lease, LeaseHeld, LeaseLost, acquire
 
 _ENDS_S = 3000.0
 _MOST_TRIES = 20

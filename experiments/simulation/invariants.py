@@ -72,6 +72,7 @@ class Invariants:
 
     def follow(self, driver: Driver, membership: Membership) -> None:
         self._driver, self._membership = driver, membership
+        driver.on_lost = self._count_lost
 
     def check_state(self, worker: SimWorker, state: State, at: int) -> None:
         """A worker's state is the one that there is after so many steps."""
@@ -148,8 +149,11 @@ class Invariants:
 
     def hear_lost(self) -> None:
         """The controller is told that a worker is lost, or has failed."""
-        self._num_lost += 1
         self._has_lost, self._lost_s = True, self._machines.site.world.now_s
+
+    def _count_lost(self, lost: WorkerLost) -> None:
+        """The run counts a loss, of which nobody told it if it looked for itself."""
+        self._num_lost += 1
 
     def check_recovered(self, what: Recovered) -> None:
         """No step is lost that workers that are left have all of."""

@@ -2,7 +2,7 @@
 """Where a simulated run keeps its checkpoints: on disks, and in a store if it has one.
 
 Owns opening what it has, and who holds leases: a process of the machine on which
-controllers run. Does not own leases (`hetjax/checkpoint/lease.py`).
+controllers run. Does not own leases (`hetjax/checkpoint/leases/lease.py`).
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from experiments.simulation.object_store import Bucket, SimStore
 from experiments.simulation.threads import Threads
-from hetjax.checkpoint import lease
-from hetjax.checkpoint.lease import Fence
-from hetjax.checkpoint.lease_holder import HeldFor, Holder
+from hetjax.checkpoint.leases import lease
+from hetjax.checkpoint.leases.lease import Fence
+from hetjax.checkpoint.leases.lease_holder import HeldFor, Holder
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import Store
 from hetjax.training.directory import leases

@@ -14,8 +14,8 @@ from hetjax.diagnosis.gathering import Scope, gather
 from hetjax.diagnosis.machine_checks import findings_of_machines
 from hetjax.diagnosis.machines import look_at_machines
 from hetjax.launchers.on_machines import Reach
-from hetjax.launchers.on_slurm import SlurmJob
 from hetjax.launchers.over_ssh import SshHosts
+from hetjax.launchers.slurm.on_slurm import SlurmJob
 from hetjax.report.diagnosis import Diagnosis
 
 

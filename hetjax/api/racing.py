@@ -3,7 +3,7 @@
 
 Owns where model and cluster come from, the limit of time, and the order of the result.
 Does not own who takes part (`planner/search/contest.py`) nor what is shown
-(`report/race.py`, `report/race_view.py`).
+(`report/race/race.py`, `report/race/race_view.py`).
 """
 
 import math
@@ -16,8 +16,8 @@ from hetjax.models.named import TypedName, load_named
 from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.contest import CONTESTANTS, contest
-from hetjax.report.race import Race, RaceEntry
-from hetjax.report.race_view import QUIET, RaceView
+from hetjax.report.race.race import Race, RaceEntry
+from hetjax.report.race.race_view import QUIET, RaceView
 from hetjax.training.layout.hardware import cluster_of
 
 

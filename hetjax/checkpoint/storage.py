@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
-from hetjax.checkpoint.lease import (
+from hetjax.checkpoint.leases.lease import (
     Fence,
     Lease,
     LeaseHeld,
@@ -26,7 +26,7 @@ from hetjax.checkpoint.lease import (
     is_free,
     last_number,
 )
-from hetjax.checkpoint.lease_holder import HeldFor
+from hetjax.checkpoint.leases.lease_holder import HeldFor
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunIdentity
 from hetjax.checkpoint.signing import read_key

@@ -24,7 +24,7 @@ from hetjax.checkpoint.format import (
     step_directory,
     step_of,
 )
-from hetjax.checkpoint.lease import Fence
+from hetjax.checkpoint.leases.lease import Fence
 from hetjax.checkpoint.reader import DamagedCheckpoint, merge
 from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot
 from hetjax.checkpoint.run_identity import (

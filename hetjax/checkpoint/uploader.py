@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, part_directory
-from hetjax.checkpoint.lease import Fence, LeaseLost
+from hetjax.checkpoint.leases.lease import Fence, LeaseLost
 from hetjax.checkpoint.other_runs import saved_by
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.stored_steps import (

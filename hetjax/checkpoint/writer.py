@@ -49,7 +49,7 @@ from hetjax.checkpoint.format import (
     step_numbers,
     to_text,
 )
-from hetjax.checkpoint.lease import Fence, LeaseLost
+from hetjax.checkpoint.leases.lease import Fence, LeaseLost
 from hetjax.checkpoint.orbax_leaves import NUM_WRITERS, SaveTree, checkpointer_alone
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import PeerReplication

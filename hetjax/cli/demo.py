@@ -2,7 +2,7 @@
 """The command `demo`: planners race on a small cluster of unlike cards.
 
 Owns its options and its help, and the files that it writes. Does not own the race
-(`api/racing.py`) nor what is shown (`report/race_view.py`).
+(`api/racing.py`) nor what is shown (`report/race/race_view.py`).
 """
 
 import json
@@ -22,15 +22,15 @@ from hetjax.cli.command import (
     main_of,
     write_outputs,
 )
-from hetjax.cli.options import parse_options
+from hetjax.cli.options.options import parse_options
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 from hetjax.report.progress import is_quiet
-from hetjax.report.race_view import LiveView, PlainView, race_view
+from hetjax.report.race.race_view import LiveView, PlainView, race_view
 from hetjax.training.settings.checks import option
 
 if TYPE_CHECKING:  # JAX and solvers take seconds
-    from hetjax.report.race import Race
+    from hetjax.report.race.race import Race
 
 _PROGRAM = "python -m hetjax.demo"
 _PICTURE = "demo.png"

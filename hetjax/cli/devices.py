@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from hetjax.cli.command import main_of, write_file
-from hetjax.cli.options import parse_options
+from hetjax.cli.options.options import parse_options
 from hetjax.cluster.catalogue import DeviceSpec, candidates, catalogue
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.errors import BadInput

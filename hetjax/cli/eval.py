@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from hetjax.cli.command import main_of
-from hetjax.cli.options import parse_options
+from hetjax.cli.options.options import parse_options
 from hetjax.data.sources.forms import TEXT_COLUMN, Format
 from hetjax.errors import BadInput
 from hetjax.report.progress import now_and_then, say_aside, working

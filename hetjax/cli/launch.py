@@ -2,8 +2,8 @@
 """The command `launch`: start a run on a Slurm cluster, or on hosts by ssh.
 
 Owns its options and words. Does not own the job's script
-(`hetjax/launchers/job_script.py`), hosts (`hetjax/cluster/hosts.py`), nor the run: that
-is `hetjax train`'s.
+(`launchers/slurm/job_script.py`), hosts (`cluster/hosts.py`), nor the run: that is
+`hetjax train`'s.
 """
 
 import re
@@ -18,13 +18,18 @@ import tyro
 
 from hetjax.cli import train
 from hetjax.cli.command import main_of, write_file
-from hetjax.cli.options import HELP, parse_options
+from hetjax.cli.options.options import HELP, parse_options
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.hosts import load_hosts
 from hetjax.cluster.slurm_nodes import gpus_of
 from hetjax.errors import BadInput
-from hetjax.launchers.job_script import JobTerms, gres_types, groups_of, job_script
-from hetjax.launchers.slurm_commands import slurm_output
+from hetjax.launchers.slurm.job_script import (
+    JobTerms,
+    gres_types,
+    groups_of,
+    job_script,
+)
+from hetjax.launchers.slurm.slurm_commands import slurm_output
 from hetjax.training.settings.checks import check_config
 
 _PROGRAM = "python -m hetjax.launch"

@@ -22,7 +22,12 @@ from hetjax.cli.command import (
     main_of,
     write_outputs,
 )
-from hetjax.cli.options import nothing_given, parse_options, preset_first, preset_lines
+from hetjax.cli.options.options import (
+    nothing_given,
+    parse_options,
+    preset_first,
+    preset_lines,
+)
 from hetjax.plans.plan_files import write_plan
 from hetjax.report.progress import working
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from hetjax.cli.command import main_of
-from hetjax.cli.options import parse_options
+from hetjax.cli.options.options import parse_options
 from hetjax.cluster.cluster_files import read_cluster
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.training.directory.rundir import CLUSTER, CONFIG, usable

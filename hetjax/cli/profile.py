@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import tyro
 
 from hetjax.cli.command import check_inputs, main_of
-from hetjax.cli.options import (
+from hetjax.cli.options.options import (
     HELP,
     nothing_given,
     parse_options,

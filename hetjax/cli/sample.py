@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import tyro
 
 from hetjax.cli.command import main_of
-from hetjax.cli.options import parse_options
+from hetjax.cli.options.options import parse_options
 from hetjax.errors import BadInput
 from hetjax.report.progress import say_aside, working
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
-from hetjax.cli.options import nothing_given, parse_options
+from hetjax.cli.options.options import nothing_given, parse_options
 from hetjax.costs.network.wire_bytes import GradientWire
 from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.plans.attention import Attention

@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from hetjax.cli.command import check_inputs, main_of
-from hetjax.cli.options import HELP, parse_options, preset_first, preset_lines
+from hetjax.cli.options.options import HELP, parse_options, preset_first, preset_lines
 from hetjax.cli.process import end_at_once, signals_say
 from hetjax.data.settings import ingredients
 from hetjax.launchers.reprovisioning import split_command

@@ -14,7 +14,7 @@ from getpass import getpass
 from pathlib import Path
 
 from hetjax.cli.command import main_of
-from hetjax.cli.options import parse_options
+from hetjax.cli.options.options import parse_options
 from hetjax.comm.addresses import address_problems
 from hetjax.comm.pinned import read_fingerprint
 from hetjax.errors import BadInput

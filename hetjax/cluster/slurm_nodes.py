@@ -2,7 +2,7 @@
 """What Slurm's `scontrol` prints of a job and of its nodes.
 
 Owns how that is read, and which card of the catalogue a GRES type of a site may be.
-Runs nothing. Does not own asking `scontrol` (`hetjax/launchers/slurm_commands.py`), nor
+Runs nothing. Does not own asking `scontrol` (`slurm/slurm_commands.py`), nor
 which machine is which node of a cluster (`machines.py`).
 """
 

@@ -65,7 +65,7 @@ LAUNCHERS: Mapping[str, LauncherRow] = {
     ),
     "slurm": LauncherRow(
         summary="on the nodes of a Slurm job",
-        module="hetjax.launchers.on_slurm",
+        module="hetjax.launchers.slurm.on_slurm",
         finder="Slurm's",
     ),
     "ssh": LauncherRow(

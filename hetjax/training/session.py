@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from hetjax.checkpoint.lease import LeaseLost
+from hetjax.checkpoint.leases.lease import LeaseLost
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import DeviceUse, device_use
 from hetjax.data.batches import Batch

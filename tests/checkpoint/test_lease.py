@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.format import AttemptNames, to_text
-from hetjax.checkpoint.lease import Fence, Lease, LeaseHeld, LeaseLost, acquire, look
+from hetjax.checkpoint.leases.lease import (
+    Fence,
+    Lease,
+    LeaseHeld,
+    LeaseLost,
+    acquire,
+    look,
+)
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.storage import lease_folder
 from hetjax.checkpoint.stored_steps import (
@@ -104,7 +111,7 @@ def test_one_that_does_not_renew_loses_it_and_knows(store: Store):
 def test_one_that_is_known_to_be_dead_loses_it_at_once(tmp_path: Path):
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from hetjax.checkpoint.lease import acquire\n"
+        "from hetjax.checkpoint.leases.lease import acquire\n"
         "from hetjax.checkpoint.storage import lease_folder\n"
         "acquire(lease_folder(Path(sys.argv[1])), 'it'); os._exit(1)"
     )
@@ -262,7 +269,7 @@ shift_s = float(sys.argv[3])
 now, now_ns = time.time, time.time_ns
 time.time = lambda: now() + shift_s
 time.time_ns = lambda: now_ns() + int(1e9 * shift_s)
-from hetjax.checkpoint import lease as leases
+from hetjax.checkpoint.leases import lease as leases
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder, open_store
 from tests.checkpoint.values import state_of
 top, cloud, endpoint = Path(sys.argv[1]), sys.argv[2], sys.argv[4] or None

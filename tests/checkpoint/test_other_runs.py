@@ -25,7 +25,7 @@ from hetjax.checkpoint.format import (
     start_of,
     to_text,
 )
-from hetjax.checkpoint.lease import (
+from hetjax.checkpoint.leases.lease import (
     Fence,
     LeaseHeld,
     LeaseLost,
@@ -33,7 +33,7 @@ from hetjax.checkpoint.lease import (
     holder_of,
     last_number,
 )
-from hetjax.checkpoint.lease_holder import Holder
+from hetjax.checkpoint.leases.lease_holder import Holder
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.run_identity import RunIdentity

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.cli import aliases
-from hetjax.cli.options import _names
+from hetjax.cli.options import aliases
+from hetjax.cli.options.options import _names
 from hetjax.cli.plan import PlanOptions
 from hetjax.cli.train import parse
 from hetjax.errors import BadInput

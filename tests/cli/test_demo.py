@@ -23,7 +23,7 @@ from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan, Remat
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.validation import validate_plan
-from hetjax.report.race import Race, RaceEntry
+from hetjax.report.race.race import Race, RaceEntry
 from tests.training.small import MODEL, MODEL_CONFIG
 
 CLUSTER = Cluster(

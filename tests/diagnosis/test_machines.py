@@ -19,8 +19,8 @@ from hetjax.diagnosis.machines import look_at_machines
 from hetjax.diagnosis.on_machine import memory_gib, read_machine
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed
-from hetjax.launchers.on_slurm import SlurmJob
 from hetjax.launchers.over_ssh import SshHosts
+from hetjax.launchers.slurm.on_slurm import SlurmJob
 from hetjax.report.diagnosis import Finding
 from tests.launchers import fake_programs
 

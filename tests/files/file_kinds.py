@@ -20,7 +20,7 @@ import numpy as np
 from hetjax.api.trained_sources import find_trained
 from hetjax.checkpoint.disk import read_manifest
 from hetjax.checkpoint.fetching import fetch_newest
-from hetjax.checkpoint.lease import LeaseHeld, acquire
+from hetjax.checkpoint.leases.lease import LeaseHeld, acquire
 from hetjax.checkpoint.reader import Checkpoint, newest, partial_checkpoints, steps
 from hetjax.checkpoint.stored_steps import committed_lease, in_store
 from hetjax.checkpoint.stores.local import FileStore

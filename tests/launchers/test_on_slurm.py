@@ -11,7 +11,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.launchers import on_machines
-from hetjax.launchers.on_slurm import SlurmJob, find_cluster, run_on_nodes
+from hetjax.launchers.slurm.on_slurm import SlurmJob, find_cluster, run_on_nodes
 from tests.launchers import fake_programs, far_cards
 from tests.launchers.fake_programs import heard
 

@@ -19,7 +19,7 @@ from hetjax.planner.bound.certificate import space_of
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.templates import Template, TemplateStage, column, stacked
-from hetjax.planner.model.terms import bound_problem
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.schedule.bound import ROUNDING

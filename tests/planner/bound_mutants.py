@@ -14,9 +14,9 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.network.nearest import LinkEnd, Nearest
 from hetjax.costs.network.routes import ring_card_bytes_per_s, route
 from hetjax.costs.network.wire_bytes import lane_share
-from hetjax.planner.model import terms
 from hetjax.planner.model.problem import Floats, Option, Problem
 from hetjax.planner.model.request import NodeClass, PlanRequest
+from hetjax.planner.model.terms import terms
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -75,9 +75,10 @@ FAULTS: Mapping[str, Fault] = {
         "hetjax.planner.model.hops.nearest", _first_devices
     ),
     "tensor groups over hosts": lambda: patch(
-        "hetjax.planner.model.time_terms.least_shared_card_bytes_per_s", _first_rings
+        "hetjax.planner.model.terms.time_terms.least_shared_card_bytes_per_s",
+        _first_rings,
     ),
-    "depth": lambda: patch("hetjax.planner.model.terms._problem", _shallow),
+    "depth": lambda: patch("hetjax.planner.model.terms.terms._problem", _shallow),
     "sums": lambda: patch.object(terms, "most_sum_bytes_per_s", _half_the_rates),
     "updates": lambda: patch.object(terms, "option_least_update_s", _twice_the_update),
     # found by these tests: whole models at each device's rate, as if none was better

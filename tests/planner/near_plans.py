@@ -19,7 +19,7 @@ from hetjax.planner.bound.column_generation import Bound, lower_bound
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.templates import Column
-from hetjax.planner.model.terms import bound_problem
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.plans.plan import Plan, Replica, StageMesh
 from hetjax.schedule.bound import prefix_bound_s
 from tests.planner.wide_space import (

@@ -16,8 +16,8 @@ from hetjax.api.racing import race_planners
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.contest import ALONE, CONTESTANTS, EVEN, OURS, Judged
-from hetjax.report.race import Race, RaceEntry
-from hetjax.report.race_view import (
+from hetjax.report.race.race import Race, RaceEntry
+from hetjax.report.race.race_view import (
     LiveView,
     filled,
     racing,

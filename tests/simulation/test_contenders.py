@@ -9,8 +9,8 @@ import pytest
 
 from experiments.simulation.contenders import contend
 from experiments.simulation.world import Violation
-from hetjax.checkpoint import lease
-from hetjax.checkpoint.lease import Fence, Lease
+from hetjax.checkpoint.leases import lease
+from hetjax.checkpoint.leases.lease import Fence, Lease
 
 NUM_RUNS = 200
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.lease import LeaseHeld, LeaseLost, acquire
+from hetjax.checkpoint.leases.lease import LeaseHeld, LeaseLost, acquire
 from hetjax.checkpoint.reader import DamagedCheckpoint, steps
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.training.directory import leases
@@ -18,6 +18,8 @@ from hetjax.training.directory.rundir import LEASE
 from hetjax.training.session import run
 from hetjax.training.settings.config import CheckpointConfig
 from tests.training.small import MODEL, but, small_preset
+
+MACHINE = "hetjax.checkpoint.leases.lease_holder._machine"
 
 
 def lease_names(run_dir: Path) -> list[str]:
@@ -48,7 +50,7 @@ def test_a_run_that_another_machine_has_is_refused(
     run_dir = preset.config.run_dir
     run_dir.mkdir()
     with monkeypatch.context() as there:
-        there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
+        there.setattr(MACHINE, lambda: "another")
         other = acquire(lease_folder(run_dir / LEASE), "it", renew_s=0.1)
     with other:
         with pytest.raises(LeaseHeld, match=f"is in use by process {os.getpid()} on"):
@@ -66,7 +68,7 @@ def test_directory_and_store_of_a_lost_machine_are_waited_for_at_once(
     store = storage.store()
     assert store is not None
     with monkeypatch.context() as there:
-        there.setattr("hetjax.checkpoint.lease_holder._machine", lambda: "another")
+        there.setattr(MACHINE, lambda: "another")
         for left in (lease_folder(tmp_path / "run" / LEASE), store):
             acquire(left, "it", renew_s=1e6)
     monkeypatch.setattr(leases, "acquire", partial(acquire, lease_s=lease_s))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.lease import Lease, LeaseLost, acquire
-from hetjax.checkpoint.lease_holder import HeldFor
+from hetjax.checkpoint.leases.lease import Lease, LeaseLost, acquire
+from hetjax.checkpoint.leases.lease_holder import HeldFor
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import lease_folder

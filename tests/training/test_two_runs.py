@@ -16,7 +16,7 @@ import pytest
 from hetjax.api.exporting import open_checkpoint, run_config
 from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.checkpoint.format import MANIFEST, from_text, to_text
-from hetjax.checkpoint.lease import LeaseHeld
+from hetjax.checkpoint.leases.lease import LeaseHeld
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import LEASES, lease_folder, open_store
 from hetjax.checkpoint.stored_steps import COMMIT, committed_run

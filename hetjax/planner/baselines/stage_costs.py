@@ -4,7 +4,7 @@
 Owns the look-up of options, the usual closed form for many pipelines at once (sum of
 all stages and hops there and back plus m - 1 times the slowest), how many plans a
 baseline gives and what is said where it has none. Does not own the costs
-(`model/terms.py`), nor the forms that two of the papers have of their own.
+(`model/terms/terms.py`), nor the forms that two of the papers have of their own.
 
 Letters of array names: as in `model/problem.py`, and Q pipelines, S stages, J the S + 1
 bounds of their layer ranges, R remats.
@@ -27,7 +27,7 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica
 from hetjax.planner.model.templates import shown_s
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms.terms import search_problem
 from hetjax.plans.plan import Plan, Remat
 
 MOST_PLANS = 16  # enough to try a few that turn out to be within memory

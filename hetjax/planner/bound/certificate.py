@@ -17,8 +17,8 @@ from hetjax.planner.bound.cut_bound import bound_by_cuts
 from hetjax.planner.model.deadline import TimeUp
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest, may_offload
-from hetjax.planner.model.split_terms import split_bound_problem
-from hetjax.planner.model.terms import bound_problem
+from hetjax.planner.model.terms.split_terms import split_bound_problem
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.bound import LowerBound

@@ -11,7 +11,7 @@ from hetjax.cluster.prices import device_price_per_hour
 from hetjax.planner.bound.completion import least_work
 from hetjax.planner.model.problem import Floats, Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import bound_problem, forward_and_split_s_BOK
+from hetjax.planner.model.terms.terms import bound_problem, forward_and_split_s_BOK
 
 _UNPRICED = 1e3  # times the dearest device: whatever it is, the bound holds
 

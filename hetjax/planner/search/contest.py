@@ -3,7 +3,7 @@
 
 Owns who takes part, that all of them choose from the same request, and how they share a
 limited time. Does not own the searches (`find.py`, `baselines/`) nor what is shown of
-them (`report/race.py`).
+them (`report/race/race.py`).
 """
 
 from collections import defaultdict
@@ -29,9 +29,9 @@ from hetjax.planner.model.deadline import (
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import bound_problem
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.planner.search.find import Search
-from hetjax.planner.search.first_plans import even_plans
+from hetjax.planner.search.first.first_plans import even_plans
 from hetjax.schedule.predicted import Predicted
 
 EVEN, ALONE, OURS = "even split", "fastest kind alone", "hetjax"

@@ -26,7 +26,7 @@ from hetjax.planner.model.deadline import (
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, promise, score
 from hetjax.planner.model.request import PlanRequest, check_request
-from hetjax.planner.search.first_plans import FirstPlans
+from hetjax.planner.search.first.first_plans import FirstPlans
 from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.limits import too_slow

@@ -18,7 +18,7 @@ from hetjax.planner.bound.feasibility import one_fits_all
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms.terms import search_problem
 from hetjax.planner.search.limits import limits_of
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks

@@ -27,9 +27,9 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, plan_of, seated
 from hetjax.planner.model.simplicity import AS_GOOD, simplest, simplified
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms.terms import search_problem
 from hetjax.planner.search.find import find_plan
-from hetjax.planner.search.proposals import plans_by_rank, proposals
+from hetjax.planner.search.first.proposals import plans_by_rank, proposals
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.predicted import Predicted

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Found
-from hetjax.planner.search.parts import nodes_by_class, nodes_by_kind, nodes_by_zone
+from hetjax.planner.search.first.parts import (
+    nodes_by_class,
+    nodes_by_kind,
+    nodes_by_zone,
+)
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hetjax.checkpoint.format import Entry
-from hetjax.checkpoint.lease import Lease
+from hetjax.checkpoint.leases.lease import Lease
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.writer import CheckpointWriter

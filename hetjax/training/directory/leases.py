@@ -3,8 +3,9 @@
 
 Owns taking both before the run writes anything, noticing that one is over, and telling
 a copy of a run directory from one that was moved. Does not own what a lease is
-(`hetjax/checkpoint/lease.py`), those on workers' folders (`checkpoint/storage.py`), nor
-the lock that keeps processes of one machine apart at once (`rundir.py`).
+(`checkpoint/leases/lease.py`), those on workers' folders
+(`checkpoint/storage.py`), nor the lock that keeps processes of one machine apart at
+once (`rundir.py`).
 """
 
 import socket
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hetjax.checkpoint.lease import (
+from hetjax.checkpoint.leases.lease import (
     Lease,
     LeaseHeld,
     Sighting,
@@ -26,7 +27,7 @@ from hetjax.checkpoint.lease import (
     last_number,
     look,
 )
-from hetjax.checkpoint.lease_holder import HeldFor, Holder
+from hetjax.checkpoint.leases.lease_holder import HeldFor, Holder
 from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.errors import BadInput

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hetjax.checkpoint.lease import last_number
+from hetjax.checkpoint.leases.lease import last_number
 from hetjax.checkpoint.other_runs import others_in_store, untrusted_on_disk
 from hetjax.checkpoint.reader import partial_checkpoints
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked

@@ -13,7 +13,7 @@ from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms.terms import search_problem
 from hetjax.plans.plan import Plan, Remat
 from hetjax.plans.validation import validate_plan
 

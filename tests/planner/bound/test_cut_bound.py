@@ -29,7 +29,7 @@ from hetjax.planner.model import network_cuts
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.network_cuts import Cut, cuts_of, trained_elements
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import bound_problem
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.plans.plan import Plan, StageMesh
 from hetjax.schedule.bound import ROUNDING
 from tests.planner.near_plans import without_memory

@@ -11,7 +11,6 @@ import pytest
 
 from hetjax.planner.bound import certificate, partial_pipelines
 from hetjax.planner.bound.certificate import proved
-from hetjax.planner.model import terms
 from hetjax.planner.model.deadline import (
     SearchWork,
     TimeUp,
@@ -23,6 +22,7 @@ from hetjax.planner.model.deadline import (
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.terms import terms
 from hetjax.planner.search.find import Found, Search
 from tests.planner.whole_space import two_kinds
 

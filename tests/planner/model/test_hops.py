@@ -10,7 +10,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node, Precision
 from hetjax.costs.stage_memory import hidden_size
 from hetjax.planner.model.hops import hop_tables
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import options_of
+from hetjax.planner.model.terms.terms import options_of
 from tests.planner.whole_space import two_kinds
 
 LINK_S_PER_BYTE, LATENCY_S = 8 / 0.1e9, 0.002

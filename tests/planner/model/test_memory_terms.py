@@ -8,10 +8,10 @@ import pytest
 
 from hetjax.cluster.catalogue import compiler_of
 from hetjax.costs.stage_memory import stage_memory
-from hetjax.planner.model.memory_terms import layer_kinds, updating_bytes_OU
 from hetjax.planner.model.problem import merged_ranges
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import options_of
+from hetjax.planner.model.terms.memory_terms import layer_kinds, updating_bytes_OU
+from hetjax.planner.model.terms.terms import options_of
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from tests.planner.model.test_terms import request_on
 

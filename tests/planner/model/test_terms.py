@@ -10,7 +10,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.decoders import model_of
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import _facts, options_of
+from hetjax.planner.model.terms.terms import _facts, options_of
 
 # one precision, but kernels of attention, compilers and margins of their own
 KINDS = ("A100-SXM4-80GB", "TPU-v5e", "MI300X")

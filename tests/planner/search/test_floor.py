@@ -13,8 +13,8 @@ from hetjax.models.presets import model_preset
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
-from hetjax.planner.search.floor import floor
-from hetjax.planner.search.parts import parts_alone, parts_without
+from hetjax.planner.search.first.floor import floor
+from hetjax.planner.search.first.parts import parts_alone, parts_without
 from tests.short_runs import rows_drawn
 
 KINDS = ("A100-SXM4-40GB", "V100-PCIE-32GB", "T4", "H20")

@@ -13,9 +13,9 @@ from hetjax.models.presets import model_preset
 from hetjax.planner.bound.column_generation import heuristic_bound
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms.terms import search_problem
 from hetjax.planner.search.find import find_plan
-from hetjax.planner.search.tied_ends import tied_ends, with_ends_on
+from hetjax.planner.search.first.tied_ends import tied_ends, with_ends_on
 from hetjax.plans.plan import StageMesh
 from tests.planner.wide_space import Seat, plan_of, replica_of
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from hetjax.checkpoint.lease_holder import (
+from hetjax.checkpoint.leases.lease_holder import (
     NOBODY,
     HeldFor,
     Holder,

@@ -21,8 +21,8 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.network_cuts import cuts_of
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.first.proposals import Proposal, most_promising
 from hetjax.planner.search.price_and_branch import candidates
-from hetjax.planner.search.proposals import Proposal, most_promising
 
 _NUM_UNPLACED = 2
 _MUCH = 0.1  # of the best step so far

@@ -19,14 +19,14 @@ from hetjax.cluster.catalogue import device_spec
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.hops import Holders
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.parts import parts_alone, parts_without
-from hetjax.planner.search.price_and_branch import candidates
-from hetjax.planner.search.proposals import (
+from hetjax.planner.search.first.parts import parts_alone, parts_without
+from hetjax.planner.search.first.proposals import (
     Proposal,
     degree_sets,
     holders_matter,
     most_promising,
 )
+from hetjax.planner.search.price_and_branch import candidates
 
 
 def floor(

@@ -32,15 +32,6 @@ from hetjax.planner.model.hops import (
     most_sum_bytes_per_s,
     sync_bytes_per_s,
 )
-from hetjax.planner.model.memory_terms import (
-    activation_bytes_BO,
-    kept_bytes,
-    layer_kinds,
-    node_of,
-    precision_of,
-    static_bytes_OK,
-    updating_bytes_OU,
-)
 from hetjax.planner.model.problem import (
     UNLIMITED,
     DeviceClass,
@@ -51,7 +42,16 @@ from hetjax.planner.model.problem import (
     problem,
 )
 from hetjax.planner.model.request import PlanRequest, may_offload
-from hetjax.planner.model.time_terms import (
+from hetjax.planner.model.terms.memory_terms import (
+    activation_bytes_BO,
+    kept_bytes,
+    layer_kinds,
+    node_of,
+    precision_of,
+    static_bytes_OK,
+    updating_bytes_OU,
+)
+from hetjax.planner.model.terms.time_terms import (
     option_halves_s,
     option_least_update_s,
     option_program_s,

@@ -30,7 +30,7 @@ import numpy as np
 
 from hetjax.planner.model.problem import Floats, Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms import bound_problem, forward_and_split_s_BOK
+from hetjax.planner.model.terms.terms import bound_problem, forward_and_split_s_BOK
 
 _MOST_PARTS = 8  # K: more parts make pricing slower
 

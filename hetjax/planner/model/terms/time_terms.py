@@ -15,9 +15,9 @@ from hetjax.costs.stage_times import (
     layer_times,
     least_update_s,
 )
-from hetjax.planner.model.memory_terms import node_of
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.terms.memory_terms import node_of
 from hetjax.plans.plan import Stage, StageMesh
 
 

@@ -27,23 +27,23 @@ from hetjax.planner.model.deadline import (
 )
 from hetjax.planner.model.objectives import promise, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.equal_pipelines import equal_pipelines
-from hetjax.planner.search.floor import floor
-from hetjax.planner.search.incumbents import Incumbents
-from hetjax.planner.search.infeasible import why_infeasible
-from hetjax.planner.search.limits import too_dear
-from hetjax.planner.search.parts import (
+from hetjax.planner.search.first.equal_pipelines import equal_pipelines
+from hetjax.planner.search.first.floor import floor
+from hetjax.planner.search.first.parts import (
     parts_alone,
     parts_without,
     searches_parts,
 )
-from hetjax.planner.search.proposals import (
+from hetjax.planner.search.first.proposals import (
     Proposal,
     plans_by_rank,
     plans_of,
     proposals,
 )
-from hetjax.planner.search.tied_ends import tied_ends
+from hetjax.planner.search.first.tied_ends import tied_ends
+from hetjax.planner.search.incumbents import Incumbents
+from hetjax.planner.search.infeasible import why_infeasible
+from hetjax.planner.search.limits import too_dear
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 

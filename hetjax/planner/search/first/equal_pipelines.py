@@ -22,7 +22,7 @@ from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Ints, Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
-from hetjax.planner.model.terms import search_problem
+from hetjax.planner.model.terms.terms import search_problem
 from hetjax.plans.plan import LayerRange, Plan
 
 _MOST_STAGES = 16

@@ -21,8 +21,8 @@ from tyro.constructors import (
     PrimitiveTypeInfo,
 )
 
-from hetjax.cli.aliases import in_our_words
-from hetjax.cli.short_help import with_help_of
+from hetjax.cli.options.aliases import in_our_words
+from hetjax.cli.options.short_help import with_help_of
 from hetjax.errors import BadInput
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.presets import PRESETS, Preset, preset

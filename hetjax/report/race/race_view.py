@@ -23,7 +23,7 @@ from rich.text import Text
 from hetjax.report.progress import is_live
 
 if TYPE_CHECKING:  # the view is there before what takes seconds to import
-    from hetjax.report.race import Race, RaceEntry
+    from hetjax.report.race.race import Race, RaceEntry
 
 RACE_S = 3600.0  # simulated seconds from the start of a race to its end
 _FRAMES_PER_S = 20

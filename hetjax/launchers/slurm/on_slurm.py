@@ -36,7 +36,7 @@ from hetjax.launchers.on_machines import (
     number_of,
     runner,
 )
-from hetjax.launchers.slurm_commands import slurm_output
+from hetjax.launchers.slurm.slurm_commands import slurm_output
 
 _DEAF = ("sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 

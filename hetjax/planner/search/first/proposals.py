@@ -30,8 +30,8 @@ from hetjax.planner.model.hops import HOLDERS, Holders, sync_bytes_per_s
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
-from hetjax.planner.model.terms import options_of, search_problem
-from hetjax.planner.search.parts import (
+from hetjax.planner.model.terms.terms import options_of, search_problem
+from hetjax.planner.search.first.parts import (
     parts_alone,
     parts_without,
     searches_parts,
