@@ -22,15 +22,17 @@ _PLAN_PAGE = Path(__file__).parent / "plan.md"
 
 
 def _tiny_timeline() -> Picture:
-    return hetjax.simulate_plan("tiny", quiet=True).draw()
+    return hetjax.simulate_plan("tiny", calibration="none", quiet=True).draw()
 
 
 def _tiny_searched() -> Picture:
-    return hetjax.simulate_plan("tiny", schedule="searched", quiet=True).draw()
+    return hetjax.simulate_plan(
+        "tiny", schedule="searched", calibration="none", quiet=True
+    ).draw()
 
 
 def _tiny_layout() -> Picture:
-    plan = hetjax.simulate_plan("tiny", quiet=True).plan
+    plan = hetjax.simulate_plan("tiny", calibration="none", quiet=True).plan
     return layout_picture(plan, hetjax.load_cluster("tiny"), plan.title)
 
 
@@ -43,6 +45,7 @@ def _tiny_without_a100() -> Picture:
         microbatch_sizes=(8,),
         tensor=(1,),
         remat=("none",),
+        calibration="none",
         quiet=True,
     )
     return found.draw()
@@ -56,6 +59,7 @@ def _mine_layout() -> Picture:
         cluster=parse_cluster(toml),
         global_batch=64,
         seq_len=1024,
+        calibration="none",
         quiet=True,
     )
     return found.draw()

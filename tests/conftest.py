@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from hetjax.files.user_cache import user_cache
 from hetjax.runtime.execution import stages
 from tests import compiled_cache, jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
@@ -35,6 +39,12 @@ def few_programs() -> Iterator[None]:
         for shared in (stages._shared, stages._shared_updates, stages._shared_checks):
             shared.cache_clear()
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def nothing_learnt() -> None:
+    """No prediction of a test depends on what runs of other tests have measured."""
+    shutil.rmtree(user_cache("calibration"), ignore_errors=True)
 
 
 @pytest.fixture
@@ -74,6 +84,19 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(50_000, 20, 20)  # compiling makes much that lives long
     config.stash[COMPILED] = _compiled_folder(config)
     jax_settings.keep_compiled(config.stash[COMPILED])
+    _leave_the_users_cache_alone()
+
+
+def _leave_the_users_cache_alone() -> None:
+    """Let all that is started here find, and keep, nothing in this user's own cache.
+
+    But for lists of fonts and downloaded packages, which take long to get.
+    """
+    for name, kept in {"MPLCONFIGDIR": "matplotlib", "PIP_CACHE_DIR": "pip"}.items():
+        os.environ.setdefault(name, str(compiled_cache.cache_root() / kept))
+    folder = tempfile.mkdtemp(prefix="hetjax-tests-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["XDG_CACHE_HOME"] = folder
 
 
 def _compiled_folder(config: pytest.Config) -> Path:

@@ -47,7 +47,7 @@ def row(name: str) -> dict[str, Any]:
     """Give one case's plan with what is predicted of it."""
     cluster = HERE / "clusters" / f"{name}.toml"
     sizes = {"model": MODEL, "microbatch_sizes": (1, 2), "quiet": True}
-    found = find_plan(cluster=cluster, **(sizes | CASES[name]))
+    found = find_plan(cluster=cluster, calibration="none", **(sizes | CASES[name]))
     predicted = found.plan.predicted
     assert predicted is not None
     return {

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.api.plan_objective import needs_prices, objective_of, priced_part
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.certainty.calibration import read_calibration
+from hetjax.costs.certainty.chosen import calibration_from
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
@@ -77,7 +77,8 @@ def find_plan(
     `seq_len` are required. `cluster` is a cluster, a file or a name; by default the
     preset's, or the devices that are here. `profile` is a file of measured times,
     `compiled` one of what the compiler said of a run's memory, `calibration` one of
-    what a run measured of its steps.
+    what a run measured of its steps; without it counts what earlier runs have taught
+    (`docs/sure.md`), with "none" nothing does.
     `current` is the plan that runs now, from which a move has to pay off; a function
     that its file names as the model is called only if it is the one that
     `allow_model_code` names. `choices` are
@@ -106,10 +107,9 @@ def find_plan(
     )
     if compiled is not None:
         request = replace(request, compiled=read_compiled(compiled))
-    if calibration is not None:
-        seen = read_calibration(calibration)
-        learnt = seen.applied(request.cluster)
-        request = replace(request, calibration=seen, cluster=learnt)
+    seen = calibration_from(calibration, request.cluster, request.precisions)
+    learnt = seen.applied(request.cluster)
+    request = replace(request, calibration=seen, cluster=learnt)
     objective = objective_of(config, request.cluster)
     if now is None and not config.pareto and needs_prices(objective):
         priced = priced_part(request.cluster, config.usd_per_kwh)

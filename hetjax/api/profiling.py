@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.costs.measured.layer_profile import Profile
+from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.profiling.config import ProfileConfig
+from hetjax.profiling.imported import import_sailor
 from hetjax.profiling.measuring import check_choices
 from hetjax.profiling.measuring import measure_profile as measured
 from hetjax.report.measured import MeasuredProfile
@@ -26,6 +28,8 @@ def measure_profile(
     preset: str,
     *,
     output: str | Path = "profile.json",
+    sailor: str | Path | None = None,
+    device: str | None = None,
     quiet: bool = False,
     **choices: Any,
 ) -> MeasuredProfile:
@@ -34,8 +38,10 @@ def measure_profile(
     Writes a profile to `output`, which `find_plan` and `simulate_plan` take; what is in
     the file already is kept and not measured again. `choices` are the other fields of
     `ProfileConfig`, such as `microbatch_sizes=(1, 2)`; by default they are what the
-    preset's plan needs. Progress is shown on standard output, or on standard error if
-    `quiet`. BadInput if something cannot be measured, before anything is.
+    preset's plan needs. With `sailor`, a file of Sailor's layer times of the model on a
+    kind of `device`, nothing is measured: these are written. Progress is shown on
+    standard output, or on standard error if `quiet`. BadInput if something cannot be
+    measured, before anything is.
 
     >>> measure_profile("tiny", tensor=(3,), output="p.json")
     Traceback (most recent call last):
@@ -46,7 +52,16 @@ def measure_profile(
     chosen = preset_of(preset)
     config = replace(profile_config(chosen), output=Path(output), **choices)
     model = load_named(chosen.config.model)
-    profile = measure_model(config, chosen, model, quiet=quiet)
+    if sailor is None and device is not None:
+        raise BadInput(
+            got=f"--device {device} without --sailor",
+            allowed="--device for a file of times that were measured elsewhere",
+            fix="add --sailor FILE; what is measured here says the --cluster",
+        )
+    if sailor is None:
+        profile = measure_model(config, chosen, model, quiet=quiet)
+    else:
+        profile = import_sailor(config, model, Path(sailor), device)
     return MeasuredProfile(profile=profile, path=config.output)
 
 

@@ -13,11 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.certainty.calibration import (
-    UNCALIBRATED,
-    StepCalibration,
-    read_calibration,
-)
+from hetjax.costs.certainty.calibration import StepCalibration
+from hetjax.costs.certainty.chosen import calibration_from
+from hetjax.costs.certainty.kept import plan_precisions
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, read_compiled
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
@@ -103,7 +101,8 @@ def simulate_plan(
     that `allow_model_code` names. `cluster` is a cluster, a file or a
     name, by default the preset's, or the devices that are here. Times come from the
     file `profile`, or are estimated; what the compiler said of a run's memory from the
-    file `compiled`, what it measured of its steps from `calibration`. `dtype` is the
+    file `compiled`, what it measured of its steps from `calibration`; without it
+    counts what earlier runs have taught, with "none" nothing does. `dtype` is the
     precision of computation ("best": what every kind of device does best) and
     `attention` its form, both of stages that do not say theirs, `schedule` another
     schedule than the plan's, `gradient_wire` what workers send gradients in. `train`
@@ -124,7 +123,11 @@ def simulate_plan(
             dtype = compute_dtype(dtype, measured, chosen.config.dtype)
             attention = attention or chosen.config.attention
             config = replace(
-                chosen.config, dtype=dtype, attention=attention, profile=path
+                chosen.config,
+                dtype=dtype,
+                attention=attention,
+                profile=path,
+                calibration=None if calibration is None else Path(calibration),
             )
             whole = load_named(config.model) if model is None else _model(model)
             found = fine_tuned(whole, train, lora)
@@ -141,8 +144,10 @@ def simulate_plan(
         _check_asked(asked, subject.plan)
         known = NOTHING if compiled is None else read_compiled(compiled)
         way = dtype, attention
-        seen = UNCALIBRATED if calibration is None else read_calibration(calibration)
-        subject = replace(subject, cluster=seen.applied(subject.cluster))
+        there = subject.cluster
+        precisions = plan_precisions(subject.plan, there, dtype)
+        seen = calibration_from(calibration, there, precisions)
+        subject = replace(subject, cluster=seen.applied(there))
         return _simulated(
             subject, measured, path, way, schedule, gradient_wire, known, seen
         )

@@ -19,6 +19,7 @@ from rich.text import Text
 from hetjax.cli.process import INTERRUPTED, TERMINATED, Main
 from hetjax.cluster import catalogue
 from hetjax.cluster.cluster_files import load_cluster
+from hetjax.costs.certainty.given import check_calibration
 from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.sources.readers import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
@@ -93,6 +94,7 @@ def check_inputs(
     cluster: Path | None = None,
     plan: Path | None = None,
     profile: Path | None = None,
+    calibration: str | Path | None = None,
     texts: Iterable[tuple[Path, str]] = (),
     model: str | None = None,
 ) -> None:
@@ -106,6 +108,7 @@ def check_inputs(
         load_cluster(cluster)
     if profile is not None:
         read_profile(profile)
+    check_calibration(calibration)
     if plan is not None:
         read_plan(plan)
     for path, option in texts:

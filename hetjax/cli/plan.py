@@ -58,8 +58,9 @@ class PlanOptions(PlanConfig):
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     compiled: Path | None = None
     """What the compiler said of a run's memory, its compiled.json; else estimated."""
-    calibration: Path | None = None
-    """What a run measured of its own steps, its calibration.json: speeds as it had."""
+    calibration: Annotated[str | None, tyro.conf.arg(metavar="none|FILE")] = None
+    """What a run measured of its own steps, its calibration.json, or what NCCL-tests
+    printed: speeds as they had; none: as modelled. Else what earlier runs taught."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """The plan that runs now: count also what has to move to the new one."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
@@ -86,6 +87,7 @@ def plan(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         plan=options.from_,
         profile=options.profile,
+        calibration=options.calibration,
         model=options.model,
     )
     check_devices(options.cluster)

@@ -7,6 +7,7 @@ Owns its options, its help and its errors. Does not own what is measured
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import tyro
 
@@ -19,6 +20,7 @@ from hetjax.cli.options.options import (
     preset_lines,
     preset_usage,
 )
+from hetjax.files.reading import read_text
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.report.progress import working
 from hetjax.training.settings.presets import profile_config
@@ -30,6 +32,11 @@ _PROGRAM = "python -m hetjax.profile"
 class ProfileOptions(ProfileConfig):
     """The options of `profile`."""
 
+    sailor: Path | None = None
+    """Measure nothing: write Sailor's layer times of the model, a file for one kind of
+    device, into the profile. Give that --device, too."""
+    device: str | None = None
+    """The kind of device that --sailor is of, by its name in the catalogue."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the profile as one JSON object in place of the table."""
 
@@ -40,6 +47,8 @@ def profile(arguments: Sequence[str]) -> None:
     check_output(options)
     kept = options.output if options.output.exists() else None
     check_inputs(cluster=options.cluster, profile=kept)
+    if options.sailor is not None:
+        read_text(options.sailor, what="Sailor file")
     with working("starting"):  # JAX takes seconds to import
         from hetjax.api.profiling import measure_profile
     config = asdict(options)
@@ -48,6 +57,9 @@ def profile(arguments: Sequence[str]) -> None:
     measured = measure_profile(name, **config, quiet=as_json)
     if as_json:
         print(measured.json(), end="")
+    elif options.sailor is not None:
+        print(measured)
+        print(f"profile written to {options.output}")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
@@ -91,6 +103,9 @@ examples:
   {_PROGRAM} tiny
   {_PROGRAM} llama-1b --microbatch-sizes 1,2,4 --tensor 1,2 \\
       --remat none,full --output llama-1b.json
+
+  {_PROGRAM} opt-350m.toml --sailor A100-40.json \\
+      --device A100-SXM4-40GB --seq-len 2048
 
 {_PROGRAM} PRESET --help lists the options and their values.
 Exit codes: 0 done, 1 failed, 2 bad input."""

@@ -68,8 +68,9 @@ class SimulateOptions:
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     compiled: Path | None = None
     """What the compiler said of a run's memory, its compiled.json; else estimated."""
-    calibration: Path | None = None
-    """What a run measured of its own steps, its calibration.json: speeds as it had."""
+    calibration: Annotated[str | None, tyro.conf.arg(metavar="none|FILE")] = None
+    """What a run measured of its own steps, its calibration.json, or what NCCL-tests
+    printed: speeds as they had; none: as modelled. Else what earlier runs taught."""
     dtype: Dtype | None = None
     """Precision of computation; best: what every kind of device does best. Else the
     plan's, the profile's, the preset's, or best."""
@@ -106,6 +107,7 @@ def simulate(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         plan=file,
         profile=options.profile,
+        calibration=options.calibration,
         model=options.model,
     )
     check_outputs(options, "trace", "plot", "output")

@@ -54,6 +54,7 @@ def train(arguments: Sequence[str]) -> int:
         cluster=config.cluster,
         plan=config.plan,
         profile=config.profile,
+        calibration=config.calibration,
         texts=ingredients(config.data).given,
         model=config.model,
     )

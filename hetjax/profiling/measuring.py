@@ -88,7 +88,7 @@ def measure_profile(
         layers=kinds,
         measurements=(),
     )
-    kept = _kept(config, wanted)
+    kept = kept_profile(config, wanted)
     nodes = _node_of_kind(cluster)
     _check_tensor(config, nodes)
     cases = list(_cases(config, kinds, nodes))
@@ -276,7 +276,7 @@ def _case(m: Measurement) -> Case:
     )
 
 
-def _kept(config: ProfileConfig, wanted: Profile) -> Profile:
+def kept_profile(config: ProfileConfig, wanted: Profile) -> Profile:
     """Return the profile that is in the file; BadInput if it is of something else."""
     if not os.path.exists(config.output):
         return wanted

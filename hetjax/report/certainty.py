@@ -1,27 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """How sure a prediction is, in words and as values.
 
-Owns the line "how sure" and the keys of JSON. Does not own the interval
-(`schedule/certainty.py`).
+Owns the lines "how sure" and "calibration", and the keys of JSON. Does not own the
+interval (`schedule/certainty.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hetjax.costs.certainty.beliefs import CredibleInterval
+from hetjax.costs.certainty.calibration import StepCalibration
+from hetjax.costs.certainty.priors import RUN
 from hetjax.report.metrics import ms
 from hetjax.schedule.certainty import Certainty
 
 SAME = "not distinguishable"  # of two plans whose ratio may as well be 1
 
 
-def how_sure_line(certainty: Certainty) -> str:
-    """Return the interval of a step time, and what it rests on, in one line."""
+def how_sure_lines(certainty: Certainty) -> Iterator[str]:
+    """Yield the interval of a step time and what it rests on, in one line, and in
+    another what speeds were learnt from, if any were."""
     interval = certainty.interval
-    return (
+    yield (
         f"how sure: {interval.level:.0%} of such steps take {ms(interval.low)} to "
         f"{ms(interval.high)} ms; {_basis(certainty.basis)}"
     )
+    if certainty.calibration.observations:
+        yield calibration_line(certainty.calibration)
+
+
+def calibration_line(calibration: StepCalibration) -> str:
+    """Return how many steps speeds were learnt from, on what, and the file."""
+    steps, parts = calibration.num_steps, list[str]()
+    if steps:
+        kinds = ", ".join(sorted(calibration.kinds()))
+        parts.append(f"{steps} {'step' if steps == 1 else 'steps'} on {kinds}")
+    if between := calibration.kinds_of_sums():
+        parts.append(f"sums between {', '.join(sorted(between))}")
+    told = f"calibration: {', '.join([*parts, calibration.source])}"
+    return told if calibration.lesson == RUN else f"{told}; --calibration none: without"
 
 
 def certainty_values(
@@ -29,9 +46,10 @@ def certainty_values(
 ) -> dict[str, Any]:
     """Return the interval under the names that `--json` gives it; None: unknown."""
     if certainty is None:
-        return {"interval": None}
+        return {"interval": None, "calibration": None}
     interval = certainty.interval
     return {
+        "calibration": _calibration_values(certainty.calibration),
         "interval": {
             "level": interval.level,
             "step_time_s": [interval.low, interval.high],
@@ -44,7 +62,19 @@ def certainty_values(
                 {"what": owner, "speed": name, "share": share}
                 for (owner, name), share in certainty.slopes.items()
             ],
-        }
+        },
+    }
+
+
+def _calibration_values(calibration: StepCalibration) -> dict[str, Any] | None:
+    if not calibration.observations:
+        return None
+    return {
+        "source": calibration.source,
+        "steps": calibration.num_steps,
+        "kinds": sorted(calibration.kinds()),
+        "sums_between": sorted(calibration.kinds_of_sums()),
+        "lesson": calibration.lesson,
     }
 
 

@@ -18,7 +18,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
-from hetjax.report.certainty import certainty_values, how_sure_line
+from hetjax.report.certainty import certainty_values, how_sure_lines
 from hetjax.report.metrics import ms
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.timeline import timeline_picture
@@ -149,7 +149,7 @@ class SimulatedStep:
 
     def _second_lines(self) -> list[str]:
         sure = self.certainty
-        told = [] if sure is None else [how_sure_line(sure)]
+        told = [] if sure is None else how_sure_lines(sure)
         return [*_second_line(self.predicted), *told]
 
 

@@ -20,7 +20,6 @@ from hetjax.costs.certainty.priors import (
     NOISE_OF_PROFILE,
     NOISE_OF_RUN,
     PROFILE,
-    RUN,
     source,
 )
 from hetjax.costs.costs import Costs
@@ -36,12 +35,14 @@ CostsOn = Callable[[Cluster], Costs]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certainty:
-    """The interval of a predicted step time; `basis` says what each kind rests on."""
+    """The interval of a predicted step time; `basis` says what each kind rests on, and
+    `calibration` has the steps that speeds were learnt from."""
 
     interval: CredibleInterval
     slopes: Elasticities
     beliefs: Beliefs
     basis: dict[str, str]
+    calibration: StepCalibration = UNCALIBRATED
 
     def ratio(self, other: "Certainty") -> CredibleInterval:
         """Return the interval of this step time over another's, on the same cluster."""
@@ -78,19 +79,21 @@ def certainty_of(
     slopes = elasticities(predict, used, together=is_long and len(kinds) > 1)
     noise = NOISE_OF_PROFILE if measured >= kinds.keys() else NOISE
     beliefs = calibration.beliefs(cluster, noise)
-    seen = calibration.kinds()
     return Certainty(
         interval=beliefs.interval(predicted.simulation.step_time_s, slopes),
         slopes=slopes,
         beliefs=beliefs,
-        basis={kind: _basis(kind, seen, measured) for kind in kinds},
+        basis={kind: _basis(kind, calibration, measured) for kind in kinds},
+        calibration=calibration,
     )
 
 
-def _basis(kind: str, seen: Set[str], measured: Set[str]) -> str:
+def _basis(kind: str, calibration: StepCalibration, measured: Set[str]) -> str:
     """What a kind's speeds rest on: the best that there is."""
     told = PROFILE if kind in measured else source(kind)
-    return f"{RUN}, before that {told}" if kind in seen else told
+    if kind not in calibration.kinds():
+        return told
+    return f"{calibration.lesson}, before that {told}"
 
 
 def learnt(

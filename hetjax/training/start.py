@@ -17,6 +17,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model, parameter_count
 from hetjax.plans.plan import Plan
+from hetjax.report.certainty import calibration_line
 from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
 from hetjax.training.directory.identity import Claim, provisional
@@ -30,7 +31,11 @@ from hetjax.training.directory.progress import (
 )
 from hetjax.training.directory.rundir import Previous
 from hetjax.training.layout.hardware import Hardware, choose_hardware, share_of_gpus
-from hetjax.training.layout.plan_choice import Choice, choose_plan
+from hetjax.training.layout.plan_choice import (
+    Choice,
+    choose_plan,
+    read_run_calibration,
+)
 from hetjax.training.run_data import with_packing
 from hetjax.training.run_model import warn_of_other_model, warn_of_random_base
 from hetjax.training.settings.config import RunConfig
@@ -155,3 +160,7 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
     if share := share_of_gpus(start.config, cluster):
         shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")
     shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
+    if start.choice.is_searched:
+        seen = read_run_calibration(start.config, cluster)
+        if seen.observations:
+            shown.note(calibration_line(seen))

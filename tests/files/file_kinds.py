@@ -28,11 +28,17 @@ from hetjax.checkpoint.stores.store import CorruptData
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.cluster.cluster_files import load_cluster, preset_path
+from hetjax.costs.certainty.beliefs import Observation
+from hetjax.costs.certainty.calibration import StepCalibration, write_calibration
+from hetjax.costs.certainty.elasticities import SOFTWARE
+from hetjax.costs.certainty.given import read_given
+from hetjax.costs.certainty.kept import KeptStep, kept_json, parse_kept
 from hetjax.costs.measured.compiled import read_compiled, write_compiled
 from hetjax.costs.measured.layer_profile import read_profile, write_profile
 from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.costs.slowness.known import read_slowness, slowness, write_slowness
 from hetjax.data.hugging_face import read_tokenizer
+from hetjax.files.parsing import read_file
 from hetjax.files.reading import read_bytes
 from hetjax.models.hugging_face.adapter_config import read_adapter_config
 from hetjax.models.hugging_face.configs import read_config
@@ -57,6 +63,7 @@ from hetjax.training.recovery.notice_sources import operator
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import config_values, flat_values
 from tests.checkpoint.values import state_of
+from tests.costs.test_nccl_tests import output as nccl_output
 from tests.files.data_kinds import DATA_KINDS
 from tests.files.file_kind import FileKind, written
 
@@ -327,6 +334,12 @@ num_attention_heads = 4
 max_position_embeddings = 64
 rope_parameters = { rope_type = "default", rope_theta = 10_000.0 }
 """
+_STEP = Observation(
+    measured_s=2.0,
+    predicted_s=1.5,
+    elasticities={SOFTWARE: 1.0, ("L4", "products"): 0.75},
+    noise=0.03,
+)
 _CONFIGS = ("llama3", "gemma3", "gpt2", "qwen3_moe", "qwen2_window", "mixtral")
 
 KINDS: Mapping[str, FileKind] = {
@@ -344,6 +357,23 @@ KINDS: Mapping[str, FileKind] = {
         make=_profile,
         target="profile.json",
         read=lambda folder: read_profile(folder / "profile.json"),
+    ),
+    "calibration": FileKind(
+        make=lambda folder: write_calibration(
+            folder / "c.json", StepCalibration((_STEP, _STEP))
+        ),
+        target="c.json",
+        read=lambda folder: read_given(folder / "c.json"),
+    ),
+    "what runs have taught": FileKind(
+        make=written("kept.json", kept_json([KeptStep({"L4": "bfloat16"}, _STEP)])),
+        target="kept.json",
+        read=lambda folder: read_file(folder / "kept.json", parse_kept, what="kept"),
+    ),
+    "NCCL-tests": FileKind(
+        make=written("nccl.txt", nccl_output()),
+        target="nccl.txt",
+        read=lambda folder: read_given(folder / "nccl.txt"),
     ),
     "Sailor's times": FileKind(make=_profile, target="times.json", read=_read_sailor),
     "compiled programs": FileKind(

@@ -2,19 +2,25 @@
 """What runs have measured of their own steps, and the file that keeps it.
 
 Owns the JSON and that beliefs follow from it. Does not own the arithmetic
-(`beliefs.py`) nor who measures (`training/observers/step_comparison.py`).
+(`beliefs.py`), what is kept beyond a run (`kept.py`) nor who measures
+(`training/observers/step_comparison.py`).
 """
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.beliefs import Beliefs, Observation, prior_beliefs
-from hetjax.costs.certainty.elasticities import Elasticities, parameters_of
-from hetjax.costs.certainty.priors import NOISE, NOISE_OF_RUN, is_parameter
+from hetjax.costs.certainty.elasticities import (
+    LINK,
+    SOFTWARE,
+    Elasticities,
+    parameters_of,
+)
+from hetjax.costs.certainty.priors import NOISE, NOISES, RUN, Lesson, is_parameter
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value, parsed, read_file
 from hetjax.files.tables import read_record
@@ -28,12 +34,19 @@ _MOST_SHARE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StepCalibration:
-    """Steps that were measured, each beside its prediction at speeds as modelled."""
+    """Steps that were measured, each beside its prediction at speeds as modelled.
+
+    Sums that were measured by themselves are among them: these contain no software of
+    ours. `source` is the file that all are from, for people, and `lesson` whose they
+    are.
+    """
 
     observations: tuple[Observation, ...] = ()
+    source: str = ""
+    lesson: Lesson = RUN
 
     def with_step(self, observation: Observation) -> "StepCalibration":
-        """Return these and one more."""
+        """Return these and one more, of the run itself."""
         return StepCalibration((*self.observations, observation)[-_MOST:])
 
     def beliefs(self, cluster: Cluster, noise: float = NOISE) -> Beliefs:
@@ -44,18 +57,30 @@ class StepCalibration:
         seen = {p for o in self.observations for p in o.elasticities}
         prior = prior_beliefs(cluster, noise, others=sorted(seen))
         kinds = {owner for owner, name in parameters_of(cluster) if name == "products"}
-        if kinds <= {owner for owner, _ in seen}:
-            noise = min(noise, NOISE_OF_RUN)
+        if kinds <= self.kinds():
+            noise = min(noise, NOISES[self.lesson])
         return prior.observed(self.observations).with_noise(noise)
 
     def applied(self, cluster: Cluster) -> Cluster:
         """Return the cluster at the speeds that these steps teach."""
         return self.beliefs(cluster).applied(cluster) if self.observations else cluster
 
+    @property
+    def num_steps(self) -> int:
+        return sum(SOFTWARE in o.elasticities for o in self.observations)
+
     def kinds(self) -> frozenset[str]:
         """The kinds of device that some step has used."""
+        return self._kinds(of_steps=True)
+
+    def kinds_of_sums(self) -> frozenset[str]:
+        """The kinds between which sums were measured by themselves."""
+        return self._kinds(of_steps=False)
+
+    def _kinds(self, *, of_steps: bool) -> frozenset[str]:
         slopes = (o.elasticities for o in self.observations)
-        return frozenset(owner for each in slopes for owner, _ in each)
+        used = (p for each in slopes if (SOFTWARE in each) == of_steps for p in each)
+        return frozenset(owner for owner, name in used if owner and name != LINK)
 
 
 UNCALIBRATED = StepCalibration()
@@ -63,7 +88,8 @@ UNCALIBRATED = StepCalibration()
 
 def read_calibration(path: str | Path) -> StepCalibration:
     """Read what a run has measured; BadInput starts with the path."""
-    return read_file(path, parse_calibration, what="calibration file")
+    found = read_file(path, parse_calibration, what="calibration file")
+    return replace(found, source=str(path))
 
 
 def parse_calibration(text: str) -> StepCalibration:
@@ -80,7 +106,7 @@ def parse_calibration(text: str) -> StepCalibration:
             fix=_FIX,
         )
     return StepCalibration(
-        tuple(_step(raw, f"steps[{i}]") for i, raw in enumerate(values["steps"]))
+        tuple(parse_step(raw, f"steps[{i}]") for i, raw in enumerate(values["steps"]))
     )
 
 
@@ -91,11 +117,12 @@ def write_calibration(path: str | Path, calibration: StepCalibration) -> None:
 
 def calibration_json(calibration: StepCalibration) -> str:
     """Return the JSON text that reads back as the same."""
-    steps = [_values(step) for step in calibration.observations]
+    steps = [step_values(step) for step in calibration.observations]
     return json.dumps({"version": VERSION, "steps": steps}, indent=1) + "\n"
 
 
-def _values(step: Observation) -> dict[str, Any]:
+def step_values(step: Observation) -> dict[str, Any]:
+    """Return a step as JSON has it."""
     return {
         "measured_s": step.measured_s,
         "predicted_s": step.predicted_s,
@@ -107,7 +134,8 @@ def _values(step: Observation) -> dict[str, Any]:
     }
 
 
-def _step(raw: object, where: str) -> Observation:
+def parse_step(raw: object, where: str) -> Observation:
+    """Read a step of a JSON file; BadInput says where and what."""
     values = read_record(
         raw,
         where=where,

@@ -6,6 +6,7 @@ Owns these widths and where they come from. Does not own what is done with them
 """
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from hetjax.cluster.speeds import PARAMETERS
 from hetjax.costs.certainty.elasticities import LINK, SOFTWARE, Parameter
@@ -24,7 +25,9 @@ PUBLISHED = "326 published runs of 13 families, none of them ours"
 H200 = "an H200 that ran our programs"
 SAME_CHIP = f"{H200}, with the same chip"
 PROFILE = "a profile"
-RUN = "steps of a run"
+Lesson = Literal["steps of a run", "steps of earlier runs"]
+RUN: Final = "steps of a run"
+EARLIER_RUNS: Final = "steps of earlier runs"
 NOBODY = "no measurement"
 
 # Fitted to published runs, each family left out in turn (`experiments.accuracy
@@ -58,6 +61,13 @@ _GUESS = Width(common=0.0, own=0.7)  # the catalogue's stand-in for any CPU
 # What else differs between one prediction and one run, of which no parameter tells:
 # estimated, where layers were measured, and where a run of the same job was
 NOISE, NOISE_OF_PROFILE, NOISE_OF_RUN = 0.14, 0.05, 0.03
+# The same where runs of other jobs were, with the same kinds and software: what runs of
+# one family of the published ones differ by, once its mean is known
+NOISE_OF_EARLIER_RUNS = 0.07
+NOISES: dict[Lesson, float] = {
+    RUN: NOISE_OF_RUN,
+    EARLIER_RUNS: NOISE_OF_EARLIER_RUNS,
+}
 
 
 def width(parameter: Parameter) -> Width:

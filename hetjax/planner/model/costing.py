@@ -104,7 +104,7 @@ def times_from(
 ) -> str:
     """Say for people where the plan's times come from; `path` is the profile's."""
     source = _times_from(plan, cluster, dtype, profile, path, tied)
-    num_steps = len(calibration.observations)
+    num_steps = calibration.num_steps
     if not device_kinds(plan, cluster) & calibration.kinds():
         return source
     return f"at speeds learnt from {num_steps} measured steps, {source}"

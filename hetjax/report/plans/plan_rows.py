@@ -23,7 +23,7 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.plans.plan import Plan
-from hetjax.report.certainty import SAME, distinguishable, how_sure_line
+from hetjax.report.certainty import SAME, distinguishable, how_sure_lines
 from hetjax.report.metrics import ms
 from hetjax.report.plans.assumed_links import guess_lines, link_lines
 from hetjax.report.plans.binding import binding, binding_line
@@ -59,7 +59,7 @@ _WORTH_HALVING = 0.01  # of a step: less is not worth rounding gradients
 
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
-    yield how_sure_line(planned.certainty)
+    yield from how_sure_lines(planned.certainty)
     yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))

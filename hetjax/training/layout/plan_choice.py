@@ -18,6 +18,7 @@ from hetjax.costs.certainty.calibration import (
     StepCalibration,
     read_calibration,
 )
+from hetjax.costs.certainty.chosen import calibration_from
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.costs.slowness.known import AS_IT_SHOULD_BE, Slowness, read_slowness
 from hetjax.errors import BadInput, placed
@@ -39,7 +40,7 @@ from hetjax.plans.attention import with_attentions, without_kernels
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.plan_files import read_plan
-from hetjax.plans.precision import with_precisions
+from hetjax.plans.precision import node_precision, with_precisions
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
@@ -301,7 +302,7 @@ def _request(
             f"the profile is of {known}: all times of this cluster are estimates",
             stacklevel=2,
         )
-    seen = read_run_calibration(config)
+    seen = read_run_calibration(config, cluster)
     return PlanRequest(
         model=model,
         cluster=slow.applied(seen.applied(cluster)),
@@ -336,10 +337,19 @@ def read_run_profile(
     return profile, path
 
 
-def read_run_calibration(config: RunConfig) -> StepCalibration:
-    """Return what the run has measured of its own steps so far."""
+def read_run_calibration(config: RunConfig, cluster: Cluster) -> StepCalibration:
+    """Return what the run has measured of its own steps so far; before it has, what
+    --calibration says, else what earlier runs have taught of the same devices.
+
+    CPUs that stand in for other devices have nothing to do with these.
+    """
     path = config.run_dir / CALIBRATION
-    return read_calibration(path) if path.exists() else UNCALIBRATED
+    if path.exists():
+        return read_calibration(path)
+    if config.simulate and config.calibration is None:
+        return UNCALIBRATED
+    of_node = {node.name: node_precision(node, config.dtype) for node in cluster.nodes}
+    return calibration_from(config.calibration, cluster, of_node)
 
 
 def read_run_slowness(config: RunConfig) -> Slowness:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.calibration import write_calibration
+from hetjax.costs.certainty.kept import keep, plan_precisions
 from hetjax.costs.costs import Costs
 from hetjax.costs.slowness.known import Slowness
 from hetjax.errors import BadInput, NoFeasiblePlan
@@ -55,15 +56,19 @@ def predict_step(
 def learn_step(
     config: RunConfig, model: Model, plan: Plan, cluster: Cluster, measured_s: float
 ) -> None:
-    """Keep a measured step in the run's directory, beside what was predicted for it.
+    """Keep a measured step in the run's directory, beside what was predicted for it,
+    and for later runs; not for these where CPUs have stood in for other devices.
 
-    Raises as `predict_step` does.
+    Raises as `predict_step` does, and OSError where it cannot be kept.
     """
-    seen, slow = read_run_calibration(config), read_run_slowness(config)
+    seen, slow = read_run_calibration(config, cluster), read_run_slowness(config)
     predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
     # what is slow now must not be learnt as the speed of its kind
     found = learnt(predicted, slow.applied(cluster), costs_on, seen, measured_s)
     write_calibration(config.run_dir / CALIBRATION, found)
+    if not config.simulate:
+        precisions = plan_precisions(plan, cluster, config.dtype)
+        keep(found.observations[-1], cluster, precisions)
 
 
 def predict_with_costs(
@@ -74,7 +79,7 @@ def predict_with_costs(
     Raises as `predict_step` does.
     """
     profile, path = read_run_profile(config, model)
-    seen = read_run_calibration(config)
+    seen = read_run_calibration(config, cluster)
     cluster = slow.applied(seen.applied(cluster))
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
     compiled = read_run_compiled(config)
@@ -191,6 +196,7 @@ class StepComparison:
             self.learn(plan, cluster, measured_s)
         except OSError as error:
             warnings.warn(
-                f"what the run measured of its steps is not kept: {error.strerror}",
+                "what the run measured of its steps is not kept: "
+                f"{error.filename}: {error.strerror or error}",
                 stacklevel=2,
             )

@@ -95,7 +95,7 @@ class _Weighing:
         plan: Plan,
     ) -> None:
         profile, _ = read_run_profile(config, model)
-        calibration = read_run_calibration(config)
+        calibration = read_run_calibration(config, cluster)
         predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
         self._predicted: Predicted = predicted
         self._costs_on: CostsOn = costs_on

@@ -153,6 +153,10 @@ class RunConfig:
     as planner hetjax finds best (auto)."""
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
+    calibration: Path | None = None
+    """What another run measured of its steps, its calibration.json, what NCCL-tests
+    printed, or none, to plan with until this run has its own; None: what earlier runs
+    taught."""
     launcher: LauncherName = "embedded"
     hosts: Path | None = None
     """File of the machines that launcher ssh reaches."""

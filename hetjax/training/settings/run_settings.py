@@ -23,6 +23,7 @@ KEPT += ("data.mixture", "train.only")
 KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
 # Settings that may differ from start to start without a word
 PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
+PASSING += ("calibration",)
 PASSING += ("launcher", "hosts", "transport", "recovery", "simulate", "stop_after")
 PASSING += ("trace",)
 PASSING += (

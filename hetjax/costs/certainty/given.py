@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is given as a calibration: "none", a run's file, or sums that were measured.
+
+Owns which of them a file is. Does not own their reading (`calibration.py`,
+`costs/measured/nccl_tests.py`) nor what follows (`chosen.py`). Needs no JAX, so that
+commands can refuse a file at once.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hetjax.costs.certainty.calibration import StepCalibration, parse_calibration
+from hetjax.costs.measured.nccl_tests import MARK, RingMeasurement, parse_nccl_tests
+from hetjax.files.parsing import read_file
+
+NONE = "none"  # what is typed in place of a file
+
+
+def check_calibration(given: str | Path | None) -> None:
+    """Raise BadInput for what is neither "none" nor a file that can be used."""
+    if given is not None and str(given) != NONE:
+        read_given(given)
+
+
+def read_given(path: str | Path) -> StepCalibration | RingMeasurement:
+    """Read either kind of file; BadInput starts with the path."""
+    found = read_file(path, _parse, what="calibration file")
+    if isinstance(found, RingMeasurement):
+        return found
+    return replace(found, source=str(path))
+
+
+def _parse(text: str) -> StepCalibration | RingMeasurement:
+    return parse_nccl_tests(text) if MARK in text else parse_calibration(text)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs have taught of kinds of device, kept for this user's later runs.
+
+Owns the file, one for each release of JAX in the user's cache; for which devices and
+precisions a step in it counts; and that runs at the same time lose nothing to each
+other. Does not own what a step teaches (`calibration.py`) nor which runs keep theirs
+(`training/observers/step_comparison.py`).
+"""
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import jax
+from filelock import FileLock
+
+from hetjax.cluster.catalogue import canonical_name, device_spec
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.speeds import AS_MODELLED
+from hetjax.costs.certainty.beliefs import Observation
+from hetjax.costs.certainty.calibration import (
+    UNCALIBRATED,
+    StepCalibration,
+    parse_step,
+    step_values,
+)
+from hetjax.costs.certainty.elasticities import LINK
+from hetjax.costs.certainty.priors import EARLIER_RUNS, NOISE_OF_EARLIER_RUNS
+from hetjax.costs.roofline import calibration
+from hetjax.errors import BadInput, placed
+from hetjax.files.parsing import json_value, parsed
+from hetjax.files.reading import read_text
+from hetjax.files.tables import as_kind, read_record
+from hetjax.files.user_cache import user_cache
+from hetjax.files.writing import write_whole
+from hetjax.plans.plan import Plan
+from hetjax.plans.precision import Dtype, stage_precision
+
+VERSION = 1
+MOST_ALIKE = 16  # steps that are kept of the same kinds in the same precisions
+_MOST = 512  # steps in all
+_MOST_BYTES = 8 << 20
+_WAIT_S = 5.0  # for another run that writes
+_FIX = "remove the file: runs write it anew"
+_WHAT = "what runs have taught"
+
+# By kind of device, what it computed in and as what it was modelled: steps count for
+# devices of which all of that is the same
+RanAs = Mapping[str, str]
+Precisions = Mapping[str, str]  # what nodes compute in, by their names
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """A step of some run, and the devices that it was on."""
+
+    ran_as: RanAs
+    observation: Observation
+
+
+def kept_file() -> Path:
+    """Return the file of this release of JAX, which need not be there."""
+    return user_cache("calibration") / f"jax-{jax.__version__}.json"
+
+
+def plan_precisions(
+    plan: Plan, cluster: Cluster, dtype: Dtype | None
+) -> dict[str, str]:
+    """Return what the nodes that a plan uses compute in."""
+    found: dict[str, set[str]] = {}
+    for _, _, stage in plan.stages():
+        precision = stage_precision(stage, cluster.node(stage.node), dtype)
+        found.setdefault(stage.node, set()).add(precision)
+    return {node: " and ".join(sorted(told)) for node, told in found.items()}
+
+
+def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
+    """Return what earlier runs teach of the nodes that have a precision.
+
+    A file that cannot be used is named in a warning, once, and is as none.
+    """
+    path = kept_file()
+    steps = _usable(path)
+    if not steps:
+        return UNCALIBRATED
+    here = ran_as(cluster, precisions)
+    names = {_outside(cluster, link): "-".join(link.between) for link in cluster.links}
+    found = [step.observation for step in steps if _counts(step.ran_as, here)]
+    if not found:
+        return UNCALIBRATED
+    seen = tuple(
+        replace(_with_links(each, names), noise=max(each.noise, NOISE_OF_EARLIER_RUNS))
+        for each in found
+    )
+    return StepCalibration(seen, source=str(path), lesson=EARLIER_RUNS)
+
+
+def keep(step: Observation, cluster: Cluster, precisions: Precisions) -> None:
+    """Add a step that was measured on the nodes that have a precision.
+
+    `cluster` is at speeds as modelled. A step that a profile has predicted is not kept:
+    it says how good that profile was. Raises OSError where the file cannot be written,
+    and filelock's Timeout, which is one, where others write for too long.
+    """
+    if any(name == "layers" for _, name in step.elasticities):
+        return
+    names = {"-".join(link.between): _outside(cluster, link) for link in cluster.links}
+    new = KeptStep(ran_as(cluster, precisions), _with_links(step, names))
+    path = kept_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path.with_suffix(".lock"), timeout=_WAIT_S):
+            write_whole(path, kept_json(_newest([*_usable(path), new])))
+    except NotImplementedError as error:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path)) from error
+
+
+def ran_as(cluster: Cluster, precisions: Precisions) -> RanAs:
+    """Return what decides whether a step on these nodes counts for others.
+
+    Nodes of one kind that differ count together.
+    """
+    found: dict[str, set[str]] = {}
+    for node in cluster.nodes:
+        if node.name in precisions:
+            told = f"{precisions[node.name]} {_modelled(node)}"
+            found.setdefault(canonical_name(node.device), set()).add(told)
+    return {kind: " and ".join(sorted(told)) for kind, told in found.items()}
+
+
+def parse_kept(text: str) -> tuple[KeptStep, ...]:
+    """Read the JSON text; BadInput says where and what."""
+    raw = parsed(
+        text,
+        json_value,
+        what="JSON",
+        allowed="JSON: one object with version and steps",
+        fix=_FIX,
+    )
+    values = read_record(
+        raw, where="", required={"version": "an integer", "steps": "a list"}
+    )
+    if values["version"] != VERSION or len(values["steps"]) > _MOST:
+        raise BadInput(
+            got=f"version {values['version']} with {len(values['steps'])} steps",
+            allowed=f"version {VERSION} with at most {_MOST} steps",
+            fix=_FIX,
+        )
+    return tuple(_kept(row, f"steps[{i}]") for i, row in enumerate(values["steps"]))
+
+
+def kept_json(steps: Iterable[KeptStep]) -> str:
+    """Return the JSON text that reads back as the same, with a line for each step."""
+    rows = [
+        json.dumps({"ran_as": {**step.ran_as}, "step": step_values(step.observation)})
+        for step in steps
+    ]
+    told = ",\n".join(rows)
+    return f'{{"version": {VERSION}, "steps": [\n{told}\n]}}\n'
+
+
+def _kept(raw: object, where: str) -> KeptStep:
+    row = read_record(
+        raw, where=where, required={"ran_as": "a table", "step": "a table"}
+    )
+    on = {
+        kind: as_kind(told, "a string", where=f"{where}.ran_as")
+        for kind, told in row["ran_as"].items()
+    }
+    return KeptStep(on, parse_step(row["step"], f"{where}.step"))
+
+
+def _usable(path: Path) -> Sequence[KeptStep]:
+    """The steps in the file; none where there is no file, or one that is damaged."""
+    if not os.path.exists(path):
+        return ()
+    try:
+        text = read_text(path, what=_WHAT, most_bytes=_MOST_BYTES)
+        with placed(f"{_WHAT}, {str(path)!r}"):
+            return parse_kept(text)
+    except BadInput as damaged:
+        _say_once(f"{damaged.got}: not used; the next run that learns writes it anew")
+        return ()
+
+
+@cache
+def _say_once(line: str) -> None:
+    warnings.warn(line, stacklevel=2)
+
+
+def _counts(there: RanAs, here: RanAs) -> bool:
+    """Whether a step on those devices says something of these."""
+    shared = there.keys() & here.keys()
+    return bool(shared) and all(there[kind] == here[kind] for kind in shared)
+
+
+def _newest(steps: Sequence[KeptStep]) -> list[KeptStep]:
+    """The last ones, and of the same devices not too many, so that none are crowded
+    out by those that run most."""
+    left: list[KeptStep] = []
+    times: dict[str, int] = {}
+    for step in reversed(steps):
+        key = json.dumps(step.ran_as, sort_keys=True)
+        times[key] = times.get(key, 0) + 1
+        if times[key] <= MOST_ALIKE and len(left) < _MOST:
+            left.append(step)
+    return left[::-1]
+
+
+def _with_links(step: Observation, names: Mapping[str, str]) -> Observation:
+    """The step with its links under other names; those that have none keep theirs."""
+    shares = {
+        (names.get(owner, owner) if name == LINK else owner, name): share
+        for (owner, name), share in step.elasticities.items()
+    }
+    return replace(step, elasticities=shares)
+
+
+def _outside(cluster: Cluster, link: Link) -> str:
+    """What a link is called in the file: the same only between the same nodes.
+
+    Other clusters may have nodes of the same names.
+    """
+    ends = [
+        (node.name, node.zone, canonical_name(node.device), node.count, node.hosts)
+        for node in cluster.nodes
+        if {node.name, node.zone} & {*link.between}
+    ]
+    return f"link-{_digest([link.between, link.bandwidth_gbit_per_s, ends])}"
+
+
+def _modelled(node: Node) -> str:
+    """What the speeds of a step are relative to: the figures of the device.
+
+    "cpu" is whatever is here, and that is another CPU on another machine.
+    """
+    try:
+        spec = device_spec(replace(node, speeds=AS_MODELLED))
+    except BadInput:  # for whoever predicts to tell
+        return "unknown"
+    figures = [*_figures(spec.peak_tflops, spec.fp32_tflops, spec.memory_gb_per_s)]
+    figures += _figures(spec.intra_node_gb_per_s, spec.network_gbit_per_s)
+    ways = [spec.bf16_native, spec.fp16_native, spec.attention, spec.links_span_hosts]
+    where = platform.node() if spec.name == "cpu" else ""
+    return _digest([figures, ways, astuple(calibration(spec)), where])
+
+
+def _figures(*figures: float | None) -> Iterator[str]:
+    yield from (f"{figure:.4g}" if figure else "" for figure in figures)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where what is kept for a user between runs is: a folder of this user's own.
+
+Owns the folder's place. Does not own what is in it, nor the folder of texts and
+compiled programs, which a setting of the run says (`--data.cache-dir`).
+"""
+
+import os
+from pathlib import Path
+
+
+def user_cache(name: str) -> Path:
+    """Return the folder $XDG_CACHE_HOME/hetjax/NAME, by default in ~/.cache."""
+    told = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
+    return home / "hetjax" / name
