@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.cli.options.options import _names, aliases
+from hetjax.cli.options import aliases
+from hetjax.cli.options.options import _names
 from hetjax.cli.plan import PlanOptions
 from hetjax.cli.train import parse
 from hetjax.errors import BadInput

@@ -16,7 +16,7 @@ from hetjax.costs.network.routes import ring_card_bytes_per_s, route
 from hetjax.costs.network.wire_bytes import lane_share
 from hetjax.planner.model.problem import Floats, Option, Problem
 from hetjax.planner.model.request import NodeClass, PlanRequest
-from hetjax.planner.model.terms.terms import terms
+from hetjax.planner.model.terms import terms
 
 Fault = Callable[[], AbstractContextManager[Any]]
 

@@ -16,7 +16,8 @@ from hetjax.models.model import Model
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import REMATS, PlanRequest
 from hetjax.planner.model.templates import column
-from hetjax.planner.model.terms.terms import bound_problem, memory_terms
+from hetjax.planner.model.terms import memory_terms
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan, Remat
 from tests.planner.bound_checks import template_of

@@ -22,7 +22,8 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.templates import column
-from hetjax.planner.model.terms.terms import bound_problem, split_terms
+from hetjax.planner.model.terms import split_terms
+from hetjax.planner.model.terms.terms import bound_problem
 from hetjax.plans.plan import StageMesh
 from hetjax.schedule.bound import ROUNDING
 from tests.planner.bound_checks import alone_s, simulated, template_of

@@ -22,7 +22,7 @@ from hetjax.planner.model.deadline import (
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.model.terms.terms import terms
+from hetjax.planner.model.terms import terms
 from hetjax.planner.search.find import Found, Search
 from tests.planner.whole_space import two_kinds
 
