@@ -13,6 +13,7 @@ judge (`simulation/simulator.py`).
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import Literal
 
 from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput, did_you_mean
@@ -49,6 +50,7 @@ from hetjax.schedule.simulation.result import shares_devices
 from hetjax.schedule.simulation.simulator import simulate
 
 NAMES = (*SCHEDULES, *FITTED)
+Forms = Collection[int] | Literal["all", "usual"]
 _MOST_SIMULATIONS, _MOST_ACTIONS = 200, 4_000_000
 
 
@@ -64,7 +66,7 @@ def with_schedule(
     tied: Tied,
     *,
     climbs: bool = True,
-    forms: Collection[int] | None = None,
+    forms: Forms = "all",
 ) -> Plan:
     """Return the plan under the schedule of that name, its own programs left out.
 
@@ -106,7 +108,7 @@ def searched(
     split_limits: Limits | None = None,
     tied: Tied = UNTIED,
     climbs: bool = True,
-    forms: Collection[int] | None = None,
+    forms: Forms = "all",
 ) -> Plan:
     """Return the plan with the fastest schedule found, as `programs` if need be.
 
@@ -114,17 +116,21 @@ def searched(
     in two halves (zero-bubble), which are tried only with it. If nothing fits in
     memory, the result does not either. The effort is bounded: fewer tries for large
     plans, only the first candidates unless the search `climbs` from the best, and
-    only `forms` of these, as of `fastest_forms`, if any are given.
+    only some `forms` of these: the usual ones, or numbers as of `fastest_forms`.
     """
     judge = _Judge(costs, tied)
     found: list[tuple[Score, Candidate]] = []
     first = 0
     for made, most in _kinds(plan, costs, limits, split_limits):
-        chosen = [f for n, f in enumerate(made, first) if forms is None or n in forms]
+        chosen = [f for n, f in enumerate(made, first) if _among(forms, n, f)]
         first += len(made)
         if chosen:
             found.append(judge.climbed(chosen, most) if climbs else judge.least(chosen))
     return _written(min(found, key=lambda scored: scored[0])[1], tied)
+
+
+def _among(forms: Forms, n: int, form: Form) -> bool:
+    return forms == "all" or (form.usual if forms == "usual" else n in forms)
 
 
 def fastest_forms(plan: Plan, costs: Costs, tied: Tied, most: int) -> tuple[int, ...]:
@@ -187,7 +193,7 @@ class _Judge:
         """Those whose order none before has, and their numbers: a quarter are alike."""
         seen = set[object]()
         for n, form in enumerate(forms):
-            candidate = form()
+            candidate = form.make()
             order = tuple(map(tuple, candidate.lanes))
             if order not in seen:
                 seen.add(order)

@@ -5,7 +5,6 @@ Owns that a plan is priced as `simulate` does, under launch-aheads that suit it.
 not own the simulation (`schedule/`) nor which plans there are to simulate.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from hetjax.cluster.cluster import Cluster
@@ -16,7 +15,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty, certainty_of
 from hetjax.schedule.predicted import Predicted, predict
-from hetjax.schedule.search import fastest_forms, may_split, with_schedule
+from hetjax.schedule.search import Forms, fastest_forms, may_split, with_schedule
 from hetjax.stage.partition import tied_holders
 
 
@@ -26,7 +25,7 @@ def evaluate_plan(
     schedule: str = "h1f1b",
     *,
     climbs: bool = True,
-    forms: Collection[int] | None = None,
+    forms: Forms = "all",
 ) -> Predicted:
     """Simulate the plan under a schedule (a name of `schedule/search.py`, which also
     tells what `climbs` and `forms` are).

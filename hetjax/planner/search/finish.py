@@ -12,6 +12,7 @@ searches end alike. Does not own the schedules (`schedule/search.py`).
 import math
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
+from typing import Literal
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
@@ -22,15 +23,15 @@ from hetjax.planner.search.local_search import local_search, unscheduled
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-# by plan, whether the search for a schedule climbed, and the forms that it had, if not
-# all; None where none fits
-Tried = MutableMapping[tuple[Plan, bool, tuple[int, ...] | None], Predicted | None]
-_MOST_PLANS = 20
-_MOST_UNLIKE = 12  # kinds of plans, the best of each among them
-# forwards of a step: of all plans that are tried, and of one with many schedules
-_MOST_FORWARDS, _MOST_FORWARDS_CLIMBED = 2_000, 150
+Forms = tuple[int, ...] | Literal["all", "usual"]
+# by plan, whether the search climbed, and the forms it had; None where none fits
+Tried = MutableMapping[tuple[Plan, bool, Forms], Predicted | None]
+# plans that are tried under the usual forms: how many, how many forwards in all, and of
+# how many kinds the best one among them
+_MOST_PLANS, _MOST_FORWARDS, _MOST_UNLIKE = 40, 5_000, 16
 _MOST_STARTS, _NEARLY = 3, 1.05  # of local search: kinds, and times the best
 _MOVED_WORK, _NUM_FORMS = 8_000, 3  # from each: some 50 plans under so many forms
+_MOST_FORWARDS_CLIMBED = 150  # of a plan with many schedules
 
 
 def finished(
@@ -52,19 +53,18 @@ def finished(
     for before in _few(request, _ranked(kept, by_wish, promised)):
         if objective.wish == "time" and before.simulation.busiest_s >= best_s:
             continue  # whatever the order
-        found = _tried(request, before.plan, known)
+        found = _tried(request, before.plan, known, forms="usual")
         if found is not None:
             tried.append((found, before.plan))
             best_s = min(best_s, found.simulation.step_time_s)
             yield found
-    small = [each for each in tried if each[1].num_forwards <= _MOST_FORWARDS_CLIMBED]
-    if not small:
+    if not tried:
         return
-    best, plan = min(small, key=lambda each: by_wish(each[0]))
-    for start in _starts([found for found, _ in small], by_wish):
+    best, plan = min(tried, key=lambda each: by_wish(each[0]))
+    for start in _starts([found for found, _ in tried], by_wish):
         forms = forms_for(request, unscheduled(start.plan), _NUM_FORMS)
 
-        def evaluate(plan: Plan, forms: tuple[int, ...] = forms) -> Predicted | None:
+        def evaluate(plan: Plan, forms: Forms = forms) -> Predicted | None:
             found = _tried(request, request.said(plan), known, forms=forms)
             return found if found is not None and within(found, objective) else None
 
@@ -73,7 +73,8 @@ def finished(
             yield moved
         if by_wish(moved) < by_wish(best):
             best, plan = moved, unscheduled(moved.plan)
-    found = _tried(request, plan, known, climbs=True)
+    climbs = plan.num_forwards <= _MOST_FORWARDS_CLIMBED
+    found = _tried(request, plan, known, climbs=climbs)
     if found is not None:
         yield found
 
@@ -116,11 +117,11 @@ def _tried(
     known: Tried,
     *,
     climbs: bool = False,
-    forms: tuple[int, ...] | None = None,
+    forms: Forms = "all",
 ) -> Predicted | None:
     """The plan under the fastest schedule found; None if none fits into memory."""
-    if (plan, climbs, None) in known:
-        return known[plan, climbs, None]
+    if (plan, climbs, "all") in known:
+        return known[plan, climbs, "all"]
     if (plan, climbs, forms) not in known:
         check_deadline()
         try:

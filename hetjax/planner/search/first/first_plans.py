@@ -172,6 +172,9 @@ class FirstPlans:
             self._look_at(proposal)
         for _, plan in _plans(part, proposed):
             self.incumbents.offer(plan, "parts")
+        for proposal in tied_ends(part, self._best_s):
+            for plan in plans_by_rank([proposal]):
+                self.incumbents.offer(plan, "parts")
         self.searched.add(frozenset(node.name for node in part.cluster.nodes))
 
     def _best_s(self) -> float:

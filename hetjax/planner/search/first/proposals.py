@@ -255,15 +255,28 @@ def most_promising(
     if none promises a step below `best_s`."""
     best: ScreenedProblem | None = None
     for degrees in degree_sets(request):
-        check_deadline()
-        p = search_problem(request, degrees, num_replicas=num_replicas, holders=holders)
-        p = narrowed(p)
-        if compute_bound_s(p) >= best_s:
-            continue
-        look = _look(request, degrees, num_replicas, (holders, False), p, best_s)
+        look = look_below(best_s, request, degrees, num_replicas, narrowed, holders)
         if look is not None:
             best, best_s = look, look.relaxed_s
     return best
+
+
+def look_below(
+    best_s: float,
+    request: PlanRequest,
+    degrees: tuple[int, ...],
+    num_replicas: float,
+    narrowed: Callable[[Problem], Problem] = lambda p: p,
+    holders: Holders = "any",
+) -> ScreenedProblem | None:
+    """Look at the problem of some tensor degrees, `narrowed`; None if it promises no
+    step below `best_s`."""
+    check_deadline()
+    p = search_problem(request, degrees, num_replicas=num_replicas, holders=holders)
+    p = narrowed(p)
+    if compute_bound_s(p) >= best_s:
+        return None
+    return _look(request, degrees, num_replicas, (holders, False), p, best_s)
 
 
 def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:

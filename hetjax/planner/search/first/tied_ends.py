@@ -21,11 +21,18 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.network_cuts import cuts_of
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.first.proposals import Proposal, most_promising
+from hetjax.planner.search.first.proposals import (
+    Proposal,
+    ScreenedProblem,
+    degree_sets,
+    look_below,
+    most_promising,
+)
 from hetjax.planner.search.price_and_branch import candidates
 
 _NUM_UNPLACED = 2
 _MUCH = 0.1  # of the best step so far
+_FILLED = 1.2  # times it: other schedules fill what one pipeline waits
 
 
 def tied_ends(request: PlanRequest, best_s: Callable[[], float]) -> Iterator[Proposal]:
@@ -38,15 +45,20 @@ def tied_ends(request: PlanRequest, best_s: Callable[[], float]) -> Iterator[Pro
     if max(sums_s, default=0.0) < _MUCH * best_s():
         return
     for device_class in range(len(request.classes)):
-        for num_replicas in (1, 2):
-            ends = partial(with_ends_on, device_class=device_class)
-            look = most_promising(request, num_replicas, best_s(), narrowed=ends)
-            if look is None:
-                continue
-            seen = look.heuristic_bound
-            with suppress(NoFeasiblePlan):
-                found = candidates(look.problem, "closed", _NUM_UNPLACED, seen=seen)
-                yield Proposal(look=look, unplaced=found, bound_s=found[0].bound_s)
+        ends = partial(with_ends_on, device_class=device_class)
+        for degrees in degree_sets(request):
+            near_s = _FILLED * best_s()
+            yield from _solved(look_below(near_s, request, degrees, 1, ends))
+        yield from _solved(most_promising(request, 2, best_s(), ends))
+
+
+def _solved(look: ScreenedProblem | None) -> Iterator[Proposal]:
+    if look is None:
+        return
+    with suppress(NoFeasiblePlan):
+        seen = look.heuristic_bound
+        found = candidates(look.problem, "closed", _NUM_UNPLACED, seen=seen)
+        yield Proposal(look=look, unplaced=found, bound_s=found[0].bound_s)
 
 
 def with_ends_on(p: Problem, device_class: int) -> Problem:
