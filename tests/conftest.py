@@ -19,7 +19,7 @@ from tests import compiled_cache, jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
 from tests.checkpoint.fake_s3 import ENVIRONMENT, FakeS3
 
-pytest_plugins = ["tests.short_runs"]
+pytest_plugins = ["tests.short_runs", "tests.one_process"]
 COMPILED = pytest.StashKey[Path]()
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), 20_000
 
@@ -126,21 +126,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also install the wheel over what Colab has; downloads 700 MB",
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file, which share runs, together (`--dist loadgroup`).
-
-    Random plans and requests share nothing: they go last, one by one, to whoever is
-    free.
-    """
-    items.sort(key=_is_random)
-    for item in items:
-        if not _is_random(item):
-            file = item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(file))
-
-
-def _is_random(item: pytest.Item) -> bool:
-    names = getattr(item, "fixturenames", ())
-    return "plan_seed" in names or "bound_request" in names

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What short runs of the tests leave out, and that they say so; a plugin of pytest.
 
-Tests marked `nightly` run with `--whole` alone. Of random draws that is all but the
-first few; hypothesis draws fewer examples, too. With `--without-jax-free-rooms` files
-of tests that cannot depend on the release of JAX are left out.
+Tests marked `nightly` run with `--whole` alone: what takes long and has a neighbour
+that shows nearly the same, and of random draws all but the first few; hypothesis draws
+fewer examples, too. With `--without-jax-free-rooms` files of tests that cannot depend
+on the release of JAX are left out.
 """
 
 from collections import Counter

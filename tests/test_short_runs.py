@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short runs leave out what they say, and nothing that JAX could change."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,10 +44,14 @@ def test_draws_are_few_unless_all_are_asked_for(
 ):
     (tmp_path / "test_it.py").write_text(DRAWN)
     options = ["--rootdir", str(ROOT), "-n", processes, *["--whole"] * whole]
-    done = run_pytest("-p", "tests.short_runs", *options, str(tmp_path))
+    options += ["-p", "tests.short_runs", "-p", "tests.one_process", "--verbose"]
+    options += ["--dist", "loadgroup"]  # as in setup.cfg
+    done = run_pytest(*options, str(tmp_path))
     assert f"{6 if whole else 3} passed" in done.stdout, done.stdout + done.stderr
     said = "left out: --whole runs them" in done.stdout
     assert said == ("   3 of " in done.stdout) == (not whole)
+    if processes == "2":  # the tests of a file are together
+        assert len(set(re.findall(r"^\[gw\d\]", done.stdout, re.M))) == 1
 
 
 def test_files_that_a_second_jax_leaves_out_are_said_and_others_collected():

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from experiments.finetune.__main__ import adapters, fully, prepare
+from tests.short_runs import draws
 
 
-@pytest.mark.parametrize("fine_tuned", [fully, adapters])
+@pytest.mark.parametrize("fine_tuned", draws([fully, adapters], short=1))
 def test_a_killed_run_on_unlike_devices_ends_as_torch_does(
     fine_tuned: Any, tmp_path: Path
 ):

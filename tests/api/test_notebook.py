@@ -60,6 +60,7 @@ def launcher(folder: Path) -> str:
     return settings["config"]["launcher"]
 
 
+@pytest.mark.nightly
 def test_a_notebook_plans_trains_and_samples_also_where_jax_runs_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -16,6 +16,7 @@ from hetjax.errors import BadInput
 from hetjax.report.found import FoundPlan
 from hetjax.report.html.plan_page import plan_page
 from hetjax.report.plans.plan_rows import wish_rows
+from tests.short_runs import draws
 
 PRICED, WITHOUT_SPOT, UNPRICED = "L4", "A10G", "H20"  # as in the catalogue
 OWNED = "RTX-A6000"  # 300 W, and nobody rents it out
@@ -41,7 +42,9 @@ def found_on(*devices: str, price: float | None = None, **asked: Any) -> FoundPl
     return find_plan("tiny", cluster=Cluster(name="c", nodes=nodes), **FEW, **asked)
 
 
-@pytest.mark.parametrize("asked", [{"objective": "cost"}, {"max_usd_per_hour": 99.0}])
+@pytest.mark.parametrize(
+    "asked", draws([{"objective": "cost"}, {"max_usd_per_hour": 99.0}], short=1)
+)
 def test_kinds_without_a_price_are_named_and_not_used(asked: dict[str, Any]):
     with pytest.warns(UserWarning) as heard:
         found = found_on(PRICED, WITHOUT_SPOT, UNPRICED, **asked)
@@ -132,6 +135,7 @@ def test_the_wish_for_cost_has_its_own_gap_beside_others():
     assert gaps["time"] == f"{found.gap:.1%}"
 
 
+@pytest.mark.nightly
 def test_kinds_without_a_price_do_not_lead_the_search_astray():
     """Many fast devices without a price, beside a cheap kind and a dear one."""
     cheap = Node(name="cheap", device="T4", count=2, price_per_hour=0.5)
@@ -157,7 +161,7 @@ def test_kinds_without_a_price_do_not_lead_the_search_astray():
 
 
 @pytest.mark.parametrize(
-    "wishes", [{"objective": "cost", "pareto": True}, {"pareto": True}]
+    "wishes", draws([{"objective": "cost", "pareto": True}, {"pareto": True}], short=1)
 )
 def test_all_figures_are_finite_where_some_have_no_price(wishes: dict[str, Any]):
     with warnings.catch_warnings():
@@ -167,7 +171,7 @@ def test_all_figures_are_finite_where_some_have_no_price(wishes: dict[str, Any])
     assert "inf%" not in str(found)
 
 
-@pytest.mark.parametrize("usd", [None, 0.0])
+@pytest.mark.parametrize("usd", draws([None, 0.0], short=1))
 def test_wishes_are_told_apart_where_nothing_has_a_price_or_costs_anything(
     usd: float | None,
 ):

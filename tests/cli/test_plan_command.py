@@ -156,6 +156,7 @@ def test_all_baselines_are_compared_on_small_clusters(
             assert judged["step_time_s"] >= found["lower_bound_s"]
 
 
+@pytest.mark.nightly
 def test_other_wishes_and_other_clusters_are_told_when_asked(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -331,6 +332,7 @@ def test_bad_input_is_refused(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.nightly
 def test_a_move_is_by_the_objective_within_the_limits_and_has_a_bound(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -433,7 +435,7 @@ def test_a_plan_below_its_bound_is_shown_and_the_command_fails(
         lambda request, longest_s, space: LowerBound(step_s=1e3),
     )
     with pytest.raises(SystemExit, match="internal error.*1000") as ended:
-        main(["small", "--cluster", "cluster.toml", "--json"])
+        main([*ALONE, "--json"])
     assert isinstance(ended.value.code, str)  # to standard error, and exit code 1
     plan = json.loads(capsys.readouterr().out)
     assert plan["step_time_s"] > 0

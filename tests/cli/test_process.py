@@ -20,6 +20,7 @@ import pytest
 from hetjax.__main__ import COMMANDS
 from hetjax.cli.command import write_outputs
 from hetjax.errors import BadInput
+from tests.short_runs import draws
 from tests.training.test_workers import set_environment
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +198,7 @@ def test_a_signal_at_any_instant_of_a_start_gives_one_line(number: signal.Signal
         assert code in (1, 143) and "nothing was done" in error
 
 
-@pytest.mark.parametrize("draw_seed", range(4))
+@pytest.mark.parametrize("draw_seed", draws(range(4), short=2))
 def test_a_signal_at_any_instant_of_a_run_gives_one_line(
     draw_seed: int, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

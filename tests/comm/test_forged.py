@@ -34,11 +34,11 @@ def key(number: int) -> Key:
 
 @contextmanager
 def relayed(
-    frames: Attack = honest, beats: Attack = honest
+    frames: Attack = honest, beats: Attack = honest, silence_s: float = 1.0
 ) -> Iterator[tuple[Peers, Peers]]:
     """Two peers, and what the first sends goes through the relay."""
     one, two = (
-        Peers(name, "127.0.0.1:0", SECRET, silence_s=1.0, coded=True)
+        Peers(name, "127.0.0.1:0", SECRET, silence_s=silence_s, coded=True)
         for name in ("one", "two")
     )
     relay = Relay(two.address, frames, beats)
@@ -151,7 +151,7 @@ def test_a_frame_that_was_not_sent_so_loses_the_peer(name: str, size: int):
 )
 def test_beats_that_were_not_sent_so_keep_nobody_alive(attack: Attack):
     begin_s = time.monotonic()
-    with relayed(beats=attack) as (_, two):
+    with relayed(beats=attack, silence_s=0.3) as (_, two):
         assert "'one' gave no sign of life" in loss_of(two)
     assert time.monotonic() - begin_s < 30.0
 

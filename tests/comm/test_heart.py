@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,20 +20,17 @@ from hetjax.comm.peers import PeerLost, Peers
 SILENCE_S = 1.0
 BUSY_S = 3.0
 KEY = (0, 0, 0, 0, 0, 0)
-JOIN = 'echo $$ > "$0" && exec "$@"'
 
 
 @contextmanager
-def busy(
-    busy_s: float, prefix: Sequence[str] = ()
-) -> Iterator[tuple[Peers, subprocess.Popen[bytes]]]:
+def busy(busy_s: float) -> Iterator[tuple[Peers, subprocess.Popen[bytes]]]:
     """A process that is busy for so long from when it is our peer on."""
     secret = secrets.token_bytes(32)
     own = Peers("z", "127.0.0.1:0", secret, SILENCE_S)
     words = [sys.executable, "-m", "tests.comm.busy_process", own.address]
     words += [secret.hex(), str(SILENCE_S), str(busy_s)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.Popen([*prefix, *words], env=environment)
+    child = subprocess.Popen(words, env=environment)
     try:
         own.connect({"busy": ""}, 60.0)
         yield own, child
@@ -56,14 +53,22 @@ def test_who_lets_no_thread_run_is_not_taken_for_dead():
         assert len(peers.mailbox.receive("busy", KEY)) == 24
 
 
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for file in found for word in file.read_text().split()]
+
+
 def test_who_is_starved_by_a_quota_is_not_taken_for_dead():
     controller = cpu_quota.find_controller()
     if controller is None or not os.access(controller.mount, os.W_OK):
         pytest.skip("no writable cgroup `cpu` controller")
     group = cpu_quota.make_group(controller, f"hetjax-heart-{os.getpid()}", 5.0)
     try:
-        prefix = ["sh", "-c", JOIN, str(group / "cgroup.procs")]
-        with busy(BUSY_S, prefix) as (peers, _):
+        with busy(BUSY_S) as (peers, child):
+            hearts = children(child.pid)
+            assert hearts
+            for pid in (child.pid, *hearts):  # once it has imported all it needs
+                (group / "cgroup.procs").write_text(str(pid))
             assert len(peers.mailbox.receive("busy", KEY)) == 24
     finally:
         cpu_quota.remove_group(group)

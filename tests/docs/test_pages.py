@@ -13,7 +13,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -32,7 +33,9 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.hosts import load_hosts
 from hetjax.launchers import on_machines, over_ssh
 from hetjax.plans.plan_files import parse_plan
+from hetjax.training.settings.presets import PRESETS
 from tests.launchers import fake_programs
+from tests.short_runs import draws
 from tests.training.test_workers import set_environment
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +44,8 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# whose runs take longest: tests/training/ does the like
+_LATER = [ROOT / f"docs/{name}.md" for name in ("join", "slurm", "survive", "train")]
 REASONS = [
     "installs packages",
     "needs a Ray cluster",
@@ -58,6 +63,7 @@ REASONS = [
     "takes the compilers of above",
 ]
 _INFO = re.compile(r'(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?[ ]*$\n', re.M)
+_PROGRAM = re.compile(r"[&|<$;`]|^\s*(cd|export|set|source)\b")
 _FIGURE = re.compile(r"-?\d[\d,.]*(e[-+]?\d+)?")
 
 
@@ -76,22 +82,22 @@ class Reader:
             yield region
 
     def bash(self, example: Example) -> None:
-        code = example.parsed
-        commands = code.replace("\\\n", " ").splitlines()
-        if all(words_of_hetjax(line) for line in commands):
-            for line in commands:
-                assert hetjax(words_of_hetjax(line)) == 0, self.heard.readouterr()
-            heard = self.heard.readouterr()
-            self.printed = heard.out + heard.err
-            return
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.printed = done.stdout
-        assert done.returncode == 0, self.printed
+        self.printed = ""
+        for commands in parts_of(example.parsed):
+            if all(words_of_hetjax(line) for line in commands):
+                for line in commands:
+                    assert hetjax(words_of_hetjax(line)) == 0, self.heard.readouterr()
+                heard = self.heard.readouterr()
+                self.printed += heard.out + heard.err
+                continue
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            self.printed += done.stdout
+            assert done.returncode == 0, self.printed
 
     def python(self, example: Example) -> None:
         PythonEvaluator()(example)
@@ -121,6 +127,18 @@ class Reader:
         path = self.folder / (example.region.lexemes["title"] or otherwise)
         path.write_text(example.parsed)
         return path
+
+
+def parts_of(code: str) -> list[list[str]]:
+    """The commands of a block, those of hetjax apart from others.
+
+    A block whose commands are one program of the shell stays as it is.
+    """
+    lines = code.replace("\\\n", " ").splitlines()
+    if any(_PROGRAM.search(line) for line in lines):
+        return [[code]]
+    together = groupby(lines, key=lambda line: bool(words_of_hetjax(line)))
+    return [list(commands) for _, commands in together]
 
 
 def words_of_hetjax(command: str) -> list[str]:
@@ -159,6 +177,15 @@ def few_devices(patched: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write a word or two of text, and no more, in between."""
+    tiny = PRESETS["tiny"]
+    evaluation = replace(tiny.config.evaluation, sample_tokens=4)
+    config = replace(tiny.config, evaluation=evaluation)
+    monkeypatch.setitem(PRESETS, "tiny", replace(tiny, config=config))
+
+
+@pytest.fixture
 def far_machines(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,8 +214,12 @@ def reader(
     return Reader(tmp_path, capsys)
 
 
-@pytest.mark.usefixtures("quick_compiling")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.usefixtures("quick_compiling", "few_samples")
+@pytest.mark.parametrize(
+    "page",
+    draws(sorted(PAGES, key=_LATER.__contains__), short=len(PAGES) - len(_LATER)),
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_a_page_can_be_followed_from_top_to_bottom(page: Path, reader: Reader):
     for example in parsed(page, reader):
         try:
@@ -214,3 +245,16 @@ def test_what_is_not_run_says_why_and_can_be_parsed(page: Path, reader: Reader):
                 parse_worker(arguments)
             else:
                 assert name in ("", "demo", "doctor"), f"{line} can be run"
+
+
+def test_options_of_the_longest_page_of_commands_exist():
+    text = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    typed = [
+        words[1:] for line in lines if (words := words_of_hetjax(line))[:1] == ["train"]
+    ]
+    assert len(typed) > 5
+    for model, *options in typed:
+        # others are made by the page itself
+        parse([model if model in PRESETS else "tiny", *options])

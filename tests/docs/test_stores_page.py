@@ -25,6 +25,7 @@ def commands() -> Sequence[str]:
     return "".join(blocks).replace("\\\n", " ").splitlines()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_compiling")
 def test_the_recipe_for_s3_can_be_followed(
     s3: FakeS3,

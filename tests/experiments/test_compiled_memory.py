@@ -175,6 +175,7 @@ def test_the_page_says_how_far_stages_are_off_that_compile_with_other_kernels_al
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", draws(["gpu", "tpu", "cpu"], short=1))
 def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
     backend: Backend,

@@ -14,6 +14,7 @@ def test_each_case_has_its_cluster_and_its_model(name: str):
     assert request.cluster.num_devices > 1 and request.global_batch > 1
 
 
+@pytest.mark.nightly
 def test_two_slow_devices_more_make_no_plan_slower(capsys: pytest.CaptureFixture[str]):
     main(["--cases", "m0", "m1"])
     few, more = map(json.loads, capsys.readouterr().out.splitlines())

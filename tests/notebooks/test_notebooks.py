@@ -16,6 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.serving.model_folder import CONFIG, write_folder
+from tests.short_runs import draws
 from tests.training.small import LICENCE
 from tests.training.test_workers import set_environment
 
@@ -28,6 +29,8 @@ NAMES = (
     "04_losing_a_node",
     "05_finetune_hf",
 )
+# what the pages Start and Plan of docs/ and tests/training/test_recovery.py do, too
+_LATER = ("01_first_run", "02_plan_your_fleet", "04_losing_a_node")
 SMALL = {
     "01_first_run": 'STEPS, TEXT, PROMPT = 3, "text.txt", "The"',
     "02_plan_your_fleet": 'MODEL = "tiny"\n'
@@ -78,7 +81,7 @@ def folder(
     return tmp_path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", draws(sorted(NAMES, key=_LATER.__contains__), short=2))
 def test_a_notebook_runs_from_the_first_cell_to_the_last(name: str, folder: Path):
     notebook = read(name)
     tagged(notebook, "settings").source = SMALL[name]

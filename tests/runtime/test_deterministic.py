@@ -88,6 +88,7 @@ def test_all_programs_of_a_deterministic_model_in_use_are(compiled: list[Any]):
     assert len(compiled) > 5 and all(told[OPTION] for told in compiled)
 
 
+@pytest.mark.nightly
 def test_what_jax_compiles_by_itself_has_one_order(monkeypatch: pytest.MonkeyPatch):
     found, here = set[str](), threading.local()
     compile_ = jax.stages.Lowered.compile

@@ -61,7 +61,7 @@ SPREAD = 1  # a seed whose plan has stages on all nodes
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "island_seed" in metafunc.fixturenames:
         num_plans: Any = metafunc.config.getoption("island_plans")
-        seeds = range(num_plans) if num_plans else draws(range(4), short=2)
+        seeds = range(num_plans) if num_plans else draws(range(4), short=1)
         metafunc.parametrize("island_seed", seeds)
 
 
@@ -169,6 +169,7 @@ def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     assert sent(tmp_path, [SUMS]) == link_bytes(sums(links))
 
 
+@pytest.mark.nightly
 def test_packed_sequences_over_processes_give_the_gradients_of_documents_alone(
     connections: SocketConnections, tmp_path: Path
 ):
@@ -222,7 +223,7 @@ def test_a_worker_that_fails_is_named_and_all_go_on_afterwards(
     assert controller.step(0) == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", draws([signal.SIGSTOP, signal.SIGKILL], short=1))
 def test_survivors_of_a_lost_worker_report_it_and_wait(tmp_path: Path, how: int):
     with started(NODES, tmp_path / "logs") as (connections, processes):
         controller = joined(connections, SPREAD, tmp_path)

@@ -23,6 +23,7 @@ from tests.runtime.random_plans import random_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.test_islands import gradients, joined, started
 from tests.runtime.worker_process import NODES
+from tests.short_runs import rows_drawn
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,10 @@ def check_step(controller: Controller, seed: int, number: int, directory: Path) 
 
 
 # Who is idle besides: nobody (3), whole workers (1), and stages of those who go on (13)
-@pytest.mark.parametrize(("seed", "lost"), [(3, "north"), (1, "south"), (13, "west")])
+@pytest.mark.parametrize(
+    ("seed", "lost"),
+    rows_drawn([(1, "south"), (3, "north"), (13, "west")], short=1),
+)
 def test_others_take_over_and_give_back(
     connections: SocketConnections, tmp_path: Path, seed: int, lost: str
 ):

@@ -144,7 +144,7 @@ class Reference:
             np.testing.assert_allclose(value, expected, atol=5e-6, err_msg=path)
 
 
-@pytest.mark.parametrize("lost", draws(["b", "ab", "a", "c", "bc"], short=2))
+@pytest.mark.parametrize("lost", draws(["ab", "b", "a", "c", "bc"], short=1))
 def test_losses_norms_and_weights_go_on_as_in_one_jit(lost: str):
     runtime = runtime_of(PLAN)
     reference = Reference(runtime)

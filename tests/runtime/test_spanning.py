@@ -40,7 +40,7 @@ from tests.runtime.spanning_plans import (
     spanning_case,
 )
 from tests.runtime.test_islands import MESSAGES, SILENCE_S, gradients, sent, started
-from tests.short_runs import draws
+from tests.short_runs import draws, rows_drawn
 
 SEED = 5
 
@@ -68,7 +68,7 @@ def joined(
     return controller
 
 
-@pytest.mark.parametrize("name", draws(CASES, short=3))
+@pytest.mark.parametrize("name", draws(CASES, short=2))
 def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
     connections: SocketConnections, tmp_path: Path, name: str
 ):
@@ -179,11 +179,14 @@ def test_pulls_do_not_reach_stages_on_several_hosts(
 
 @pytest.mark.parametrize(
     ("lost", "how"),
-    [
-        (SLICE.workers[1], signal.SIGKILL),
-        (SLICE.workers[0], signal.SIGKILL),
-        (SLICE.workers[1], signal.SIGSTOP),
-    ],
+    rows_drawn(
+        [
+            (SLICE.workers[0], signal.SIGKILL),
+            (SLICE.workers[1], signal.SIGKILL),
+            (SLICE.workers[1], signal.SIGSTOP),
+        ],
+        short=1,
+    ),
 )
 def test_a_lost_host_is_told_of_and_its_node_goes_with_it(
     tmp_path: Path, lost: str, how: int

@@ -102,7 +102,7 @@ def weights(runtime: StageRuntime) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.usefixtures("quick_compiling")
-@pytest.mark.parametrize("name", draws(OPTIMIZERS, short=5))
+@pytest.mark.parametrize("name", draws(OPTIMIZERS, short=3))
 def test_three_clipped_steps_equal_optax_on_every_parameter(name: str):
     clip_norm, rule = 0.5, OPTIMIZERS[name]
     runtime = runtime_of(rule, clip_norm=clip_norm)

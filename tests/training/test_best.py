@@ -129,6 +129,7 @@ def test_it_stays_when_the_run_is_stopped_and_goes_on(
     assert_same(weights(preset.config, "best"), weights(at_four.config))
 
 
+@pytest.mark.nightly
 def test_it_stays_when_the_run_is_killed(
     preset: Preset, monkeypatch: pytest.MonkeyPatch
 ):
@@ -186,6 +187,7 @@ def test_the_store_keeps_it_too(
     assert_same(weights(storing.config, "best"), weights(at_four.config))
 
 
+@pytest.mark.nightly
 def test_each_worker_keeps_its_part_over_a_loss_and_it_is_exported(
     cache: Path,
     tmp_path: Path,

@@ -20,6 +20,7 @@ from hetjax.training.settings.presets import Preset
 from tests.checkpoint.fake_gcs import FakeGcs
 from tests.checkpoint.fake_s3 import SECRET, FakeS3
 from tests.checkpoint.faulty_server import Fault, FaultyServer, Query
+from tests.short_runs import draws
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
 Cloud = tuple[FaultyServer, str, str | None]
@@ -42,7 +43,7 @@ def stored_here(folder: Path, steps: int) -> str:
     return store
 
 
-@pytest.fixture(params=["gcs", "s3"])
+@pytest.fixture(params=draws(["s3", "gcs"], short=1))
 def cloud(request: pytest.FixtureRequest) -> Cloud:
     """A server, the URL of a store there and, if that is to be said, of the server."""
     server = request.getfixturevalue(request.param)
@@ -72,6 +73,7 @@ def test_a_run_whose_machine_is_gone_goes_on_from_a_shaky_cloud(
     assert f"fetched step 5 from {url}" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_elsewhere_from_s3_alone(
     reference: Preset, s3: FakeS3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -199,6 +199,7 @@ def test_the_planner_plans_once_more_where_its_plan_does_not_fit(
     assert second != json.loads((config.run_dir / "first.json").read_text())
 
 
+@pytest.mark.nightly
 def test_the_planner_does_not_plan_for_ever(
     preset: Preset, monkeypatch: pytest.MonkeyPatch
 ):

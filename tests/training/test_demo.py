@@ -7,6 +7,8 @@ The planner's own plans, of all that it may choose, with and without each kind.
 import math
 from dataclasses import replace
 
+import pytest
+
 from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
 from hetjax.cluster.cluster_files import load_cluster
@@ -51,6 +53,7 @@ def test_tiny_has_three_kinds_as_the_catalogue_describes_them():
     assert not any(own) and not CLUSTER.links
 
 
+@pytest.mark.nightly
 def test_to_leave_any_kind_of_tiny_out_costs_at_least_5_percent():
     together_s = shipped_s()
     for kind in KINDS:

@@ -177,6 +177,7 @@ def test_a_node_that_leaves_and_comes_back_changes_no_number(
     assert validation(preset) == pytest.approx(validation(reference), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_utilization_is_of_the_devices_that_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -83,7 +83,7 @@ def workers(programs: Path, *told: str) -> list[int]:
     return [pid for each in told for pid in processes(WORKER, each, str(programs))]
 
 
-@pytest.mark.parametrize("launcher", WORKERS)
+@pytest.mark.parametrize("launcher", draws(WORKERS, short=1))
 def test_a_worker_that_is_killed_is_started_again_and_no_loss_changes(
     launcher: str,
     programs: Path,
@@ -108,6 +108,7 @@ def test_a_worker_that_is_killed_is_started_again_and_no_loss_changes(
     assert not workers(programs, *WORKERS[launcher])
 
 
+@pytest.mark.nightly
 def test_an_srun_that_is_killed_takes_its_worker_along_which_is_recovered(
     programs: Path,
     tmp_path: Path,
@@ -152,6 +153,7 @@ def test_an_ssh_that_is_killed_changes_nothing_and_leaves_nothing(
     wait_until(lambda: not workers(programs, *WORKERS["ssh"]))
 
 
+@pytest.mark.nightly
 def test_a_node_that_goes_for_good_is_lost_and_the_run_goes_on_with_the_other(
     programs: Path,
     tmp_path: Path,
@@ -180,6 +182,7 @@ def test_a_node_that_goes_for_good_is_lost_and_the_run_goes_on_with_the_other(
     assert (recovered["gone"], nodes_of(run_dir)) == ([], {"left"})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", draws(WORKERS, short=1))
 def test_workers_far_away_end_when_their_controller_is_killed(
     launcher: str, programs: Path, tmp_path: Path, cache: Path
@@ -195,6 +198,7 @@ def test_workers_far_away_end_when_their_controller_is_killed(
     wait_until(lambda: not workers(programs, *WORKERS[launcher]))
 
 
+@pytest.mark.nightly
 def test_a_host_that_goes_is_asked_for_and_taken_in_when_it_is_back(
     programs: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -234,6 +238,7 @@ def trained_so_far(run_dir: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_under_another_launcher(
     programs: Path, tmp_path: Path, cache: Path, whole: list[float]
 ):

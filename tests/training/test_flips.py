@@ -14,6 +14,7 @@ from hetjax.training.recovery.driver import Driver
 from hetjax.training.session import run
 from hetjax.training.settings.config import CheckpointConfig
 from hetjax.training.settings.presets import Preset
+from tests.short_runs import rows_drawn
 from tests.training import small, test_workers
 from tests.training.flips import Injected
 from tests.training.pair import nodes_of, training
@@ -84,7 +85,8 @@ def assert_found(run_dir: Path, name: str, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "step"), [("two", 5), ("three", 2), ("three", 8), ("three", 10)]
+    ("name", "step"),
+    rows_drawn([("three", 2), ("three", 8), ("three", 10), ("two", 5)], short=3),
 )
 def test_a_bit_of_the_weights_of_one_replica_costs_the_steps_since_the_last_checkpoint(
     name: str,
@@ -101,7 +103,9 @@ def test_a_bit_of_the_weights_of_one_replica_costs_the_steps_since_the_last_chec
     assert_found(preset.config.run_dir, name, step)
 
 
-@pytest.mark.parametrize(("name", "step"), [("two", 6), ("three", 7)])
+@pytest.mark.parametrize(
+    ("name", "step"), rows_drawn([("three", 7), ("two", 6)], short=1)
+)
 def test_a_bit_of_a_sum_that_one_holder_has_got_is_found_in_its_weights(
     name: str,
     step: int,

@@ -53,6 +53,7 @@ def limit(
     patched.setitem(LIMITS, what, Limit(limit_s, LIMITS[what].what))
 
 
+@pytest.mark.nightly
 def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_changes(
     tmp_path: Path,
     cache: Path,

@@ -95,6 +95,7 @@ def test_a_worker_whose_machine_goes_hands_over_and_the_others_go_on(
     assert not processes_of(run_dir)
 
 
+@pytest.mark.nightly
 def test_a_run_all_of_whose_machines_go_saves_and_goes_on_later(
     tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ):
@@ -124,6 +125,7 @@ def test_a_run_all_of_whose_machines_go_saves_and_goes_on_later(
     assert not events(run_dir, "recovered")
 
 
+@pytest.mark.nightly
 def test_a_node_whose_worker_does_not_start_again_is_left_out(
     tmp_path: Path,
     cache: Path,

@@ -61,6 +61,7 @@ def test_without_a_copy_of_a_lost_disk_the_run_does_not_begin_anew(
     assert (folder / "run/metrics.jsonl").read_bytes() == metrics
 
 
+@pytest.mark.nightly
 def test_a_run_outlives_a_full_disk_a_lost_one_and_with_two_copies_another(
     stopped: Path,
     cache: Path,
@@ -118,6 +119,7 @@ def test_each_worker_reads_its_own_disk_and_others_give_the_rest_but_not_another
     assert [line["step"] for line in events(folder / "another", "saved")][-1] == 6
 
 
+@pytest.mark.nightly
 def test_a_store_slower_than_checkpoints_come_gets_the_same_steps_of_all(
     cache: Path, tmp_path: Path
 ):

@@ -89,6 +89,7 @@ def test_a_worker_reads_the_bytes_of_its_layers_and_no_others(undisturbed: Run):
         assert 4 * num_parameters <= read_bytes <= 4 * num_parameters + PAGES_BYTES
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("environment")
 def test_workers_that_are_killed_come_back_to_the_same_weights(
     tmp_path: Path,

@@ -153,6 +153,7 @@ def test_adapters_are_exported_as_peft_has_them_and_merged_as_one_model(
     )
 
 
+@pytest.mark.nightly
 def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounded(
     tmp_path: Path,
 ):

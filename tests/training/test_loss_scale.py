@@ -132,6 +132,7 @@ def test_so_many_skipped_steps_in_a_row_end_the_run_with_advice(
     assert len(trained(preset.config.run_dir)) == MOST_SKIPPED
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("environment")
 def test_workers_skip_together_and_go_on_with_the_scale_and_its_count(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def test_losses_are_the_same_and_checkpoints_move_between_the_two(tmp_path: Path
         assert value == pytest.approx(expected[step], rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_even_planner_does_so_where_asked(tmp_path: Path):
     preset = small_preset(tmp_path)
     asked = but(preset, offload="optimizer", stop_after=1)

@@ -27,6 +27,7 @@ from hetjax.training.directory.rundir import CONFIG, LOGS, locked
 from hetjax.training.run_model import run_model
 from hetjax.training.session import run
 from hetjax.training.settings.config import OptimizerConfig
+from tests.short_runs import draws
 from tests.training.small import (
     MODEL_CONFIG,
     ONE_REPLICA,
@@ -116,7 +117,7 @@ def check_same(run_dir: Path, **asked: Any) -> None:
         assert drawn[0] == drawn[1] and len({*drawn[0]}) > 3
 
 
-@pytest.mark.parametrize("of", [TWO_REPLICAS, ONE_REPLICA, DATA_FIRST])
+@pytest.mark.parametrize("of", draws([TWO_REPLICAS, DATA_FIRST, ONE_REPLICA], short=1))
 def test_stages_find_what_one_device_finds(tmp_path: Path, of: Plan):
     check_same(trained(tmp_path, of))
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from hetjax.train import main as train_command
 from hetjax.training.layout.plan_choice import choose_plan
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
+from tests.short_runs import draws, rows_drawn
 from tests.training.small import LICENCE, MODEL_CONFIG, SIX
 
 CONFIG = replace(MODEL_CONFIG, name="Own-0.6B")
@@ -150,11 +152,14 @@ def by_simulate(name: str, folder: Path) -> Path:
     return path
 
 
-MAKERS = (by_command, by_find_plan, of_a_run, by_simulate)
+# both ways to search and, of namings, two that say what layers there are: first
+SEARCHES = [("folder", by_command), ("function", by_find_plan), ("toml", by_find_plan)]
+_ALL = product(NAMINGS, (by_command, by_find_plan))
+SEARCHES += [pair for pair in _ALL if pair not in SEARCHES]
+OTHERS = [*product(NAMINGS, (of_a_run, by_simulate))]
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("naming", NAMINGS)
+@pytest.mark.parametrize("naming, make", [*rows_drawn(SEARCHES, short=3), *OTHERS])
 def test_a_plan_fits_its_model_however_that_is_named(
     naming: str,
     make: Callable[[str, Path], Path],
@@ -170,7 +175,7 @@ def test_a_plan_fits_its_model_however_that_is_named(
         chosen(names["other"], tmp_path, path)
 
 
-@pytest.mark.parametrize("naming", NAMINGS)
+@pytest.mark.parametrize("naming", draws(reversed(NAMINGS), short=2))
 def test_later_plans_start_from_a_plan_however_its_model_is_named(
     naming: str, names: dict[str, str], tmp_path: Path
 ):
@@ -217,7 +222,8 @@ def test_what_is_advised_of_another_models_plan_works(
     with pytest.raises(BadInput) as refused:
         chosen(names["other"], tmp_path, path, cluster=SIX)
     command = refused.value.fix.partition("python -m hetjax.plan ")[2]
-    assert plan_command(shlex.split(command)) == 0
+    few = "--microbatch-sizes 2 --tensor 1 --remat none --compare none"
+    assert plan_command([*shlex.split(command), *few.split()]) == 0
     advised = read_plan("plan.json")
     assert chosen(names["other"], tmp_path, Path("plan.json")) == advised
 

@@ -73,6 +73,7 @@ def trained(run_dir: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in found if "loss" in line}
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("environment")
 def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
     machines: Any, tmp_path: Path, cache: Path

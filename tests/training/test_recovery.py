@@ -145,6 +145,7 @@ def heard(patched: pytest.MonkeyPatch) -> threading.Event:
     return done
 
 
+@pytest.mark.nightly
 def test_cloud_only_takes_everything_from_the_store(
     tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ):

@@ -365,6 +365,7 @@ def trained(
     return [line["verdict"] for line in events(run_dir, "weighed")]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quickly")
 def test_a_run_that_moves_by_itself_moves_once_and_changes_no_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -172,6 +172,7 @@ class Replayed:
         return found
 
 
+@pytest.mark.nightly
 def test_a_run_under_kills_does_the_same_again_when_it_is_told_the_same(
     tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ):

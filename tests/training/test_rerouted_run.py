@@ -12,6 +12,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
 from hetjax.training.recovery.driver import Driver
+from tests.short_runs import draws
 from tests.training.counted_compiling import FOLDER, counts
 from tests.training.pair import (
     STEPS,
@@ -112,7 +113,7 @@ def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
     assert recovered["bytes"].keys() <= {"peer", "disk"}
 
 
-@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("offload", draws(["optimizer", "none"], short=1))
 def test_holders_have_the_same_bits_after_a_detour_wherever_their_masters_are(
     tmp_path: Path,
     cache: Path,
@@ -134,6 +135,7 @@ def test_holders_have_the_same_bits_after_a_detour_wherever_their_masters_are(
     assert not events(run_dir, "disagreed")
 
 
+@pytest.mark.nightly
 def test_a_run_may_end_before_the_worker_is_back(
     tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ):
@@ -149,6 +151,7 @@ def test_a_run_may_end_before_the_worker_is_back(
     assert not events(run_dir, "recovered")
 
 
+@pytest.mark.nightly
 def test_one_that_dies_again_before_it_has_called_is_started_and_waited_for(
     tmp_path: Path,
     cache: Path,

@@ -61,6 +61,7 @@ def copied(stopped: Preset, folder: Path) -> Preset:
     return preset
 
 
+@pytest.mark.nightly
 def test_a_run_whose_hours_are_over_is_saved_and_goes_on(
     reference: Preset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -80,6 +80,7 @@ def test_steps_are_timed_as_often_as_a_hundredth_of_them_pays_for(tmp_path: Path
     assert 0 < sum(map(timed, range(1000))) < 10
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("environment")
 def test_a_throttled_worker_is_named_counted_and_forgiven(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def settings(tmp_path: Path, environment: None) -> list[str]:
     return [*said, "--global-batch", str(PLAN.global_batch)]
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_two_hosts_to_one_process_and_back(
     tmp_path: Path, settings: list[str]
 ):

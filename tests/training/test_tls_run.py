@@ -7,7 +7,8 @@ import pytest
 
 from hetjax.train import main
 from tests.comm.test_tls import certified, new_key
-from tests.training.test_workers import command, losses, set_environment
+from tests.training.pair import training
+from tests.training.test_workers import command, losses
 
 
 @pytest.fixture
@@ -17,15 +18,12 @@ def tls(tmp_path: Path) -> list[str]:
     return ["--tls.cert", own.cert, "--tls.key", own.key, "--tls.ca", own.ca]
 
 
+@pytest.mark.usefixtures("environment")
 def test_losses_within_tls_are_those_without(
-    tmp_path: Path, tls: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tls: list[str], cache: Path, whole: list[float]
 ):
-    set_environment(monkeypatch)
-    cache = tmp_path / "cache"
-    workers = ["--steps", "2", "--launcher", "processes"]
-    for name, options in (("plain", []), ("within", tls)):
-        assert main(command(tmp_path / name, cache, *workers, *options)) == 0
-    assert losses(tmp_path / "within") == losses(tmp_path / "plain")
+    assert main(training(tmp_path / "run", cache, *tls)) == 0
+    assert losses(tmp_path / "run") == whole
 
 
 def test_a_part_of_tls_is_refused(

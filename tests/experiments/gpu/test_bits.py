@@ -43,6 +43,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return {row.what: row for row in found.rows}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("where", ["again in one process", "in another process"])
 @pytest.mark.parametrize("programs", ["", ", deterministic"])
 @pytest.mark.parametrize("what", ["an update", "a step"])
@@ -59,6 +60,7 @@ def test_what_a_cpu_computes_again_is_the_same_to_the_bit(
     assert rows[f"{name}: largest relative distance"].measured == 0
 
 
+@pytest.mark.nightly
 def test_steps_of_both_kinds_of_programs_are_timed(rows: Rows):
     default, other = (rows[f"step, {k}"].measured for k in ("default", "deterministic"))
     assert isinstance(default, float) and isinstance(other, float) and default > 0
@@ -113,6 +115,7 @@ def test_a_step_begins_anew_each_time():
     assert any(np.any(v) for n, v in first.items() if n.startswith("opt."))
 
 
+@pytest.mark.nightly
 def test_every_form_of_attention_is_held_against_float32(rows: Rows):
     errors = {
         what.rpartition(" ")[2]: row.measured
@@ -125,6 +128,7 @@ def test_every_form_of_attention_is_held_against_float32(rows: Rows):
     assert rows["gradients of all forms of attention within rounding"].measured is True
 
 
+@pytest.mark.nightly
 def test_what_claims_ask_for_is_measured(rows: Rows):
     asked = [claim.what for claim in CLAIMS if claim.part == "bits"]
     assert asked and {*asked} <= rows.keys()

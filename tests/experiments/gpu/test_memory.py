@@ -30,6 +30,7 @@ def rows() -> Mapping[str, Row]:
     }
 
 
+@pytest.mark.nightly
 def test_each_stage_has_its_prediction_and_that_of_the_compiler(
     rows: Mapping[str, Row],
 ):
@@ -41,6 +42,7 @@ def test_each_stage_has_its_prediction_and_that_of_the_compiler(
         assert by_model.ratio == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.nightly
 def test_a_process_starts_and_a_cpu_has_no_limit(rows: Mapping[str, Row]):
     assert rows[memory.STARTS].measured is True
     assert rows["a process starts with 90% of the memory"].measured is True
@@ -48,6 +50,7 @@ def test_a_process_starts_and_a_cpu_has_no_limit(rows: Mapping[str, Row]):
     assert rows["memory of JAX at 92%"].predicted == pytest.approx(0.92 * 4 * GIB)
 
 
+@pytest.mark.nightly
 def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
     wanted = {claim.what for claim in CLAIMS if claim.part == "memory"}
     assert {memory.STARTS, memory.FILLED} < wanted <= rows.keys()

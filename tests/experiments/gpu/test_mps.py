@@ -101,6 +101,7 @@ def test_an_error_inside_the_block_ends_the_service(fake: Path):
     assert not is_there(daemon(fake))
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_does_not_quit_is_ended(
     fake: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -132,6 +133,7 @@ def test_a_user_that_is_killed_leaves_no_daemon(fake: Path):
     assert requests(fake)[-1] == "quit"
 
 
+@pytest.mark.nightly
 def test_a_session_that_ends_a_part_leaves_no_daemon_and_lets_it_quit(fake: Path):
     command = [sys.executable, "-c", USER]
     assert run_boxed(command, 8.0, fake / "log.txt") is None  # its time is up

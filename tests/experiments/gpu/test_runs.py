@@ -27,16 +27,19 @@ def rows() -> Mapping[str, Row]:
     return {row.what: row for row in measure(Setting(platform="cpu", quick=True))}
 
 
+@pytest.mark.nightly
 def test_the_card_comes_first(rows: Mapping[str, Row]):
     assert next(iter(rows)) == "card"
     assert rows["card"].measured == jax.local_devices()[0].device_kind
 
 
+@pytest.mark.nightly
 def test_training_runs_and_its_loss_falls(rows: Mapping[str, Row]):
     row = rows["hetjax train runs, and its loss falls"]
     assert row.measured is True, row.note
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", PRECISIONS, ids=lambda each: each.name)
 def test_the_same_run_has_the_losses_of_the_cpu(rows: Mapping[str, Row], precision):
     distance = rows[f"losses in {precision.name}, furthest from the CPU's"]
@@ -44,6 +47,7 @@ def test_the_same_run_has_the_losses_of_the_cpu(rows: Mapping[str, Row], precisi
     assert rows[f"losses in {precision.name} are the CPU's within rounding"].measured
 
 
+@pytest.mark.nightly
 def test_commands_end_well_and_name_what_is_here(rows: Mapping[str, Row]):
     for command in ("devices", "doctor"):
         row = rows[f"exit code of hetjax {command}"]
@@ -114,6 +118,7 @@ def test_memory_is_held_against_catalogue_driver_and_budget(
     assert within.measured is fits
 
 
+@pytest.mark.nightly
 def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
     wanted = {claim.what for claim in CLAIMS if claim.part == "runs"}
     assert wanted and wanted <= rows.keys()

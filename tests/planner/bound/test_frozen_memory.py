@@ -115,6 +115,7 @@ def test_no_replica_that_fits_is_left_out_of_the_bound(seed: int) -> None:
     assert not left_out(seed)
 
 
+@pytest.mark.nightly
 def test_what_layers_before_the_first_trained_one_keep_shows() -> None:
     with patch.object(memory_terms, "first_trained", lambda model: 0):
         assert any(left_out(seed) for seed in SEEDS)

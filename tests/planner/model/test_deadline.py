@@ -25,6 +25,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms import terms
 from hetjax.planner.search.find import Found, Search
 from tests.planner.whole_space import two_kinds
+from tests.short_runs import draws
 
 
 def test_a_limit_inside_another_ends_with_it() -> None:
@@ -52,7 +53,7 @@ def ends_after(monkeypatch: pytest.MonkeyPatch, num_checks: int) -> None:
     monkeypatch.setattr(partial_pipelines, "check_deadline", counted)
 
 
-@pytest.mark.parametrize("num_checks", [0, 1, 5, 20, 100, 300])
+@pytest.mark.parametrize("num_checks", draws([0, 5, 100, 1, 20, 300], short=3))
 def test_wherever_a_search_ends_it_has_a_plan_and_a_true_bound(
     num_checks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +98,7 @@ def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
     assert found.best.plan.replicas == far.best.plan.replicas
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.8])
+@pytest.mark.parametrize("share", draws([0.1, 0.3, 0.02, 0.5, 0.8], short=2))
 def test_the_same_work_finds_the_same_plan_whatever_the_time(share: float) -> None:
     request = two_kinds()
 

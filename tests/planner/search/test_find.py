@@ -60,7 +60,7 @@ def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() ->
         assert stage.precision == cluster.node(stage.node).precision
 
 
-@pytest.mark.parametrize("seed", draws(range(60, 72), short=4))
+@pytest.mark.parametrize("seed", draws(range(60, 72), short=2))
 def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
     request = random_request(seed)
     try:

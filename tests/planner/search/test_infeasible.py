@@ -11,6 +11,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import small_model, two_kinds
+from tests.short_runs import rows_drawn
 
 OPTIONS = {
     "--remat": ("remats", str),
@@ -54,7 +55,7 @@ def told_for(request: PlanRequest) -> list[str]:
 
 @pytest.mark.parametrize(
     ("blocks", "memory_gib", "microbatch_sizes", "num_things"),
-    [(2, 0.00165, (1, 2), 1), (8, 0.0031, (2,), 3)],
+    rows_drawn([(2, 0.00165, (1, 2), 1), (8, 0.0031, (2,), 3)], short=1),
 )
 def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
     blocks: int, memory_gib: float, microbatch_sizes: tuple[int, ...], num_things: int

@@ -11,6 +11,7 @@ from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.search.find import Found, find_plan
 from tests.planner.whole_space import two_kinds
+from tests.short_runs import draws
 
 TOKENS = 1e9
 
@@ -35,7 +36,7 @@ def refused(objective: Objective) -> NoFeasiblePlan:
     return raised.value
 
 
-@pytest.mark.parametrize("wish", ["time", "cost", "goodput"])
+@pytest.mark.parametrize("wish", draws(["time", "cost", "goodput"], short=1))
 def test_a_deadline_that_is_missed_names_the_nearest_plan_and_one_that_is_kept(
     fastest: Found, wish: Wish
 ) -> None:

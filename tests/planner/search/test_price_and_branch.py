@@ -29,6 +29,7 @@ from tests.planner.brute import (
     unlike_speeds,
     used_by,
 )
+from tests.short_runs import draws
 
 
 def check_layout(instance: Instance, layout: UnplacedPlan, form: Form) -> None:
@@ -59,9 +60,12 @@ def planned(p: Problem, form: Form) -> UnplacedPlan | None:
         return None
 
 
-def test_bound_is_never_above_the_optimum_and_the_plan_close_to_it() -> None:
+@pytest.mark.parametrize("seeds", draws([range(20), range(20, 60)], short=1))
+def test_bound_is_never_above_the_optimum_and_the_plan_close_to_it(
+    seeds: range,
+) -> None:
     num_plans = num_optimal = 0
-    for seed in range(60):
+    for seed in seeds:
         instance = random_instance(seed)
         optimum_s = best_step_s(instance, "prefix")
         layout = planned(instance.problem, "prefix")
@@ -73,7 +77,7 @@ def test_bound_is_never_above_the_optimum_and_the_plan_close_to_it() -> None:
         assert layout.step_s >= optimum_s * (1 - 1e-9)
         num_plans += 1
         num_optimal += layout.step_s <= optimum_s * 1.005
-    assert num_plans >= 40 and num_optimal >= 0.95 * num_plans
+    assert num_plans >= 2 / 3 * len(seeds) and num_optimal >= 0.95 * num_plans
 
 
 def test_closed_form_bounds_hold_for_pipelines_that_ignore_slow_hops_too() -> None:

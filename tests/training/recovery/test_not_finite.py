@@ -17,6 +17,7 @@ from hetjax.training.recovery.driver import Driver
 from hetjax.training.session import run
 from hetjax.training.settings.config import CheckpointConfig
 from hetjax.training.worker import TrainingWork
+from tests.short_runs import draws
 from tests.training import test_workers
 from tests.training.pair import between_steps, training
 from tests.training.poison import poison
@@ -60,7 +61,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     return losses(preset.config.run_dir)
 
 
-@pytest.mark.parametrize("step", [6, 7, 10])
+@pytest.mark.parametrize("step", draws([7, 10, 6], short=2))
 def test_one_bad_weight_costs_the_steps_since_the_last_checkpoint(
     step: int,
     tmp_path: Path,
@@ -106,6 +107,7 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_with_advice(
         run(preset.config, preset, MODEL)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("environment")
 def test_workers_go_back_together_from_one_bad_weight(
     tmp_path: Path,
