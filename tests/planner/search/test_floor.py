@@ -52,9 +52,9 @@ def two_halls(rng: random.Random, num_nodes: int) -> PlanRequest:
 
 
 def step_s(request: PlanRequest) -> float:
-    """The best step under h1f1b: other schedules are tried for a few plans alone."""
+    """The step of the plan that people get, under any schedule."""
     try:
-        return find_plan(request, local_work=0).whole.simulation.step_time_s
+        return find_plan(request, local_work=0).best.simulation.step_time_s
     except NoFeasiblePlan:
         return float("inf")
 
@@ -64,7 +64,7 @@ def names(parts: list[PlanRequest]) -> list[set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_nodes"), rows_drawn(product(range(12), (3, 10)), short=2)
+    ("seed", "num_nodes"), rows_drawn(product(range(12), (3, 10)), short=1)
 )
 def test_no_part_is_faster_than_the_whole(seed: int, num_nodes: int):
     rng = random.Random(1000 * num_nodes + seed)
