@@ -31,7 +31,8 @@ Tried = MutableMapping[tuple[Plan, bool, Forms], Predicted | None]
 _MOST_PLANS, _MOST_FORWARDS, _MOST_UNLIKE = 40, 5_000, 16
 _MOST_STARTS, _NEARLY = 3, 1.05  # of local search: kinds, and times the best
 _MOVED_WORK, _NUM_FORMS = 8_000, 3  # from each: some 50 plans under so many forms
-_MOST_FORWARDS_CLIMBED = 150  # of a plan with many schedules
+# forwards of a plan that is tried under many orders, moved, and tried under all forms
+_CLIMBED, _MOVED, _IN_FULL = 150, 400, 2_000
 
 
 def finished(
@@ -61,7 +62,8 @@ def finished(
     if not tried:
         return
     best, plan = min(tried, key=lambda each: by_wish(each[0]))
-    for start in _starts([found for found, _ in tried], by_wish):
+    small = [found for found, before in tried if before.num_forwards <= _MOVED]
+    for start in _starts(small, by_wish):
         forms = forms_for(request, unscheduled(start.plan), _NUM_FORMS)
 
         def evaluate(plan: Plan, forms: Forms = forms) -> Predicted | None:
@@ -73,10 +75,10 @@ def finished(
             yield moved
         if by_wish(moved) < by_wish(best):
             best, plan = moved, unscheduled(moved.plan)
-    climbs = plan.num_forwards <= _MOST_FORWARDS_CLIMBED
-    found = _tried(request, plan, known, climbs=climbs)
-    if found is not None:
-        yield found
+    if plan.num_forwards <= _IN_FULL:
+        found = _tried(request, plan, known, climbs=plan.num_forwards <= _CLIMBED)
+        if found is not None:
+            yield found
 
 
 def _starts(
@@ -87,9 +89,9 @@ def _starts(
     of_kind: dict[object, Predicted] = {}
     for found in sorted(tried, key=by):
         of_kind.setdefault(_kind(found.plan), found)
-    best, *_ = found_by_kind = list(of_kind.values())
-    most = by(best) + abs(by(best)) * (_NEARLY - 1)
-    return [found for found in found_by_kind if by(found) <= most][:_MOST_STARTS]
+    best = min(map(by, of_kind.values()), default=0.0)
+    most = best + abs(best) * (_NEARLY - 1)
+    return [found for found in of_kind.values() if by(found) <= most][:_MOST_STARTS]
 
 
 def _kind(plan: Plan) -> object:
