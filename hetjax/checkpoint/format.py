@@ -23,12 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from hetjax.checkpoint.file_records import FileRecord, record_of_bytes
-from hetjax.checkpoint.run_identity import (
-    MOST_STARTS,
-    UNIDENTIFIED,
-    RunId,
-    is_id,
-)
+from hetjax.checkpoint.run_identity import MOST_STARTS, UNIDENTIFIED, RunId, is_id
 from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value

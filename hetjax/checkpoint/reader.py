@@ -41,12 +41,7 @@ from hetjax.checkpoint.format import (
     step_directory,
     step_numbers,
 )
-from hetjax.checkpoint.run_identity import (
-    UNIDENTIFIED,
-    RunId,
-    RunIdentity,
-    is_ours,
-)
+from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId, RunIdentity, is_ours
 from hetjax.checkpoint.signing import NotSigned
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside

@@ -43,10 +43,11 @@ def no_work(settings: Any) -> Any:
 
 
 def test_every_row_has_a_file_of_the_room_and_every_launcher_there_a_row():
-    text = {path: path.read_text(encoding="utf-8") for path in ROOM.glob("*.py")}
+    text = {path: path.read_text(encoding="utf-8") for path in ROOM.rglob("*.py")}
     files = {path.stem for path in text if "\ndef open_launcher(" in text[path]}
-    modules = sorted(row.module for row in LAUNCHERS.values())
-    assert modules == sorted(f"hetjax.launchers.{name}" for name in files)
+    modules = sorted(row.module.rpartition(".")[2] for row in LAUNCHERS.values())
+    assert modules == sorted(files)
+    assert all(import_module(row.module) for row in LAUNCHERS.values())
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

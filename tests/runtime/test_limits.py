@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker that hangs: every wait of its controller has a limit that says for what."""
 
+import os
 import queue
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -163,6 +165,26 @@ def test_a_wait_ends_with_what_an_interruption_raises():
             connections.ask({"a": TRAIN})
         with pytest.raises(WorkerLost):
             connections.ask({"a": TRAIN})
+
+
+def test_a_signal_that_is_handled_for_long_leaves_the_wait_its_end():
+    def handle(number: int, frame: object) -> None:
+        time.sleep(0.3)  # longer than what is left of any look
+
+    before, begin_s = signal.signal(signal.SIGUSR1, handle), time.monotonic()
+    try:
+        with connections_of({"a": answers}) as connections:
+            tell = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+            wake = threading.Timer(8.0, connections.lose, ("a", "it has waited"))
+            tell.start()
+            wake.start()
+            with pytest.raises(WorkerLost, match="'b' took more than 0.4 s to start"):
+                connections.wait_for(["a", "b"])
+            wake.cancel()
+            assert time.monotonic() - begin_s < 8.0
+            tell.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_reply_that_is_no_json_loses_the_worker():

@@ -155,7 +155,8 @@ class SocketConnections:
         self._state = Rounds(
             timeout_scale=timeout_scale, watchdog_factor=watchdog_factor
         )
-        self._events = queue.SimpleQueue[rounds.Event | _Arrival]()
+        # no SimpleQueue: if a signal comes as the time is up, its get waits for ever
+        self._events = queue.Queue[rounds.Event | _Arrival]()
         self._sockets: dict[tuple[str, int], Connection] = {}
         self._admitted = itertools.count()
         self.only, self.epoch = None, 0
