@@ -38,7 +38,7 @@ Score = tuple[float, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class OrderedPlan:
     """A plan with an order for every lane; `generated` if its schedule gives them."""
 
     plan: Plan
@@ -63,24 +63,24 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OrderForm:
     """An order that is made when somebody looks at it. Few forms, the `usual` ones, are
     the fastest for most plans (measured on some 300 for five drawn clusters)."""
 
-    make: Callable[[], Candidate]
+    make: Callable[[], OrderedPlan]
     usual: bool = False
 
 
-def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[Form]:
+def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
     """Yield forms without halves: the named schedules, and greedy lists."""
     if not shares_devices(plan):
         for n, rule in enumerate(RULES.values()):
-            yield Form(partial(_ruled, plan, costs, rule, limits), usual=n < 2)
+            yield OrderForm(partial(_ruled, plan, costs, rule, limits), usual=n < 2)
     yield from _named(plan, limits, splits=False)
     yield from _lists(plan, costs, limits, _cut(plan, lambda _: 0))
 
 
-def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[Form]:
+def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
     """Yield forms with some backwards, or all, in two halves."""
     yield from _named(plan, limits, splits=True)
     for num_cut in _cuts(plan, costs):
@@ -88,11 +88,11 @@ def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[Form]:
         yield from (replace(first, usual=True), *others)
 
 
-def _ruled(plan: Plan, costs: Costs, rule: Rule, limits: Limits) -> Candidate:
+def _ruled(plan: Plan, costs: Costs, rule: Rule, limits: Limits) -> OrderedPlan:
     return _generated(with_rule(plan, costs, rule, limits))
 
 
-def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[Form]:
+def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[OrderForm]:
     """The schedules that no rule of launch-aheads stands for."""
     shares = shares_devices(plan)
     for name, schedule in SCHEDULES.items():
@@ -101,15 +101,15 @@ def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[Form]:
             and schedule.splits == splits
             and (schedule.shares or not shares)
         ):
-            yield Form(partial(_as_named, plan, limits, name))
+            yield OrderForm(partial(_as_named, plan, limits, name))
 
 
-def _as_named(plan: Plan, limits: Limits, schedule: str) -> Candidate:
+def _as_named(plan: Plan, limits: Limits, schedule: str) -> OrderedPlan:
     return _generated(_within(plan, limits, schedule))
 
 
-def _generated(plan: Plan) -> Candidate:
-    return Candidate(plan, lane_orders(plan), True)
+def _generated(plan: Plan) -> OrderedPlan:
+    return OrderedPlan(plan, lane_orders(plan), True)
 
 
 def default_aheads(plan: Plan, schedule: str) -> dict[StageKey, int]:
@@ -168,7 +168,9 @@ def _cut(plan: Plan, num_cut: Callable[[StageKey], int]) -> Cuts:
     }
 
 
-def _lists(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> Iterator[Form]:
+def _lists(
+    plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts
+) -> Iterator[OrderForm]:
     """Greedy lists: with the exact rule's launch-aheads, some more, and all that fit.
 
     More than the rule's help only backwards cut in two, whose W can wait.
@@ -178,12 +180,12 @@ def _lists(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> Iterator[
     for more in range(3 if any(num_cut.values()) else 1):
         raised = {key: ahead + more for key, ahead in aheads.items()}
         ahead = with_launch_ahead(plan, raised, limits)
-        yield Form(partial(_listed, ahead, costs, limits, num_cut))
+        yield OrderForm(partial(_listed, ahead, costs, limits, num_cut))
     ahead = with_launch_ahead(plan, limits, limits)
-    yield Form(partial(_listed, ahead, costs, limits, num_cut))
+    yield OrderForm(partial(_listed, ahead, costs, limits, num_cut))
 
 
-def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> Candidate:
+def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> OrderedPlan:
     """A greedy list with the plan's launch-aheads and the real times."""
     lanes = []
     for r, replica in enumerate(plan.replicas):
@@ -209,10 +211,12 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> Candidat
         ]
         for lane in list_schedule(pipeline, ahead, kept):
             lanes.append([Action(op, r, s, m) for s, op, m in lane])
-    return Candidate(plan, lanes, False)
+    return OrderedPlan(plan, lanes, False)
 
 
-def neighbours(candidate: Candidate, costs: Costs, limits: Limits) -> Iterator[Form]:
+def neighbours(
+    candidate: OrderedPlan, costs: Costs, limits: Limits
+) -> Iterator[OrderForm]:
     """Yield the same kind of schedule with one launch-ahead, or the cuts, changed by
     one."""
     plan = candidate.plan
@@ -227,15 +231,15 @@ def neighbours(candidate: Candidate, costs: Costs, limits: Limits) -> Iterator[F
             changed = aheads | {key: other}
             near = with_launch_ahead(plan, changed, limits, plan.schedule)
             if candidate.generated:
-                yield Form(partial(_generated, near))
+                yield OrderForm(partial(_generated, near))
             else:
-                yield Form(partial(_listed, near, costs, limits, num_cut))
+                yield OrderForm(partial(_listed, near, costs, limits, num_cut))
     if candidate.is_cut and not candidate.generated:
         for key, cut in num_cut.items():
             for other in (cut + 1, cut - 1):
                 if 0 <= other <= plan.replicas[key[0]].num_microbatches:
                     changed = {**num_cut, key: other}
-                    yield Form(partial(_listed, plan, costs, limits, changed))
+                    yield OrderForm(partial(_listed, plan, costs, limits, changed))
 
 
 def most_in_flight(lanes: Sequence[Sequence[Action]]) -> dict[StageKey, int]:

@@ -20,9 +20,9 @@ from hetjax.errors import BadInput, did_you_mean
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import FITTED, SCHEDULES
 from hetjax.schedule.candidates import (
-    Candidate,
-    Form,
     Limits,
+    OrderedPlan,
+    OrderForm,
     Score,
     default_aheads,
     halved_forms,
@@ -119,7 +119,7 @@ def searched(
     only some `forms` of these: the usual ones, or numbers as of `fastest_forms`.
     """
     judge = _Judge(costs, tied)
-    found: list[tuple[Score, Candidate]] = []
+    found: list[tuple[Score, OrderedPlan]] = []
     first = 0
     for made, most in _kinds(plan, costs, limits, split_limits):
         chosen = [f for n, f in enumerate(made, first) if _among(forms, n, f)]
@@ -129,7 +129,7 @@ def searched(
     return _written(min(found, key=lambda scored: scored[0])[1], tied)
 
 
-def _among(forms: Forms, n: int, form: Form) -> bool:
+def _among(forms: Forms, n: int, form: OrderForm) -> bool:
     return forms == "all" or (form.usual if forms == "usual" else n in forms)
 
 
@@ -145,7 +145,7 @@ def fastest_forms(plan: Plan, costs: Costs, tied: Tied, most: int) -> tuple[int,
 
 def _kinds(
     plan: Plan, costs: Costs, limits: Limits, split_limits: Limits | None
-) -> Iterator[tuple[list[Form], Limits]]:
+) -> Iterator[tuple[list[OrderForm], Limits]]:
     """The forms without halves, and those with some, each with their limits."""
     yield list(whole_forms(plan, costs, limits)), limits
     if split_limits is not None:
@@ -160,8 +160,8 @@ class _Judge:
     tied: Tied
 
     def climbed(
-        self, firsts: Iterable[Form], limits: Limits
-    ) -> tuple[Score, Candidate]:
+        self, firsts: Iterable[OrderForm], limits: Limits
+    ) -> tuple[Score, OrderedPlan]:
         """The best of the first candidates, and then of its neighbours' neighbours."""
         score, best = self.least(firsts)
         num_actions = 8 * sum(map(len, best.lanes))
@@ -175,9 +175,9 @@ class _Judge:
             score, best = found_score, found
         return score, best
 
-    def least(self, forms: Iterable[Form]) -> tuple[Score, Candidate]:
+    def least(self, forms: Iterable[OrderForm]) -> tuple[Score, OrderedPlan]:
         """The first of least score."""
-        best: tuple[Score, Candidate] | None = None
+        best: tuple[Score, OrderedPlan] | None = None
         for _, candidate in self._unlike(forms):
             score = self._score(candidate, None if best is None else best[0])
             if best is None or score < best[0]:
@@ -185,11 +185,11 @@ class _Judge:
         assert best is not None, "some schedule suits every plan"
         return best
 
-    def scores(self, forms: Iterable[Form]) -> dict[int, Score]:
+    def scores(self, forms: Iterable[OrderForm]) -> dict[int, Score]:
         """The scores of all that are unlike, by number."""
         return {n: self._score(found, None) for n, found in self._unlike(forms)}
 
-    def _unlike(self, forms: Iterable[Form]) -> Iterator[tuple[int, Candidate]]:
+    def _unlike(self, forms: Iterable[OrderForm]) -> Iterator[tuple[int, OrderedPlan]]:
         """Those whose order none before has, and their numbers: a quarter are alike."""
         seen = set[object]()
         for n, form in enumerate(forms):
@@ -199,7 +199,7 @@ class _Judge:
                 seen.add(order)
                 yield n, candidate
 
-    def _score(self, candidate: Candidate, best: Score | None) -> Score:
+    def _score(self, candidate: OrderedPlan, best: Score | None) -> Score:
         """Infinite seconds if it does not fit into memory, which is looked at only of
         what is better than the best."""
         programs = lower_lanes(candidate.plan, candidate.lanes, self.tied)
@@ -218,7 +218,7 @@ def fits(programs: Programs, plan: Plan, costs: Costs) -> bool:
     return all(use.total_bytes <= there[device] for device, use in uses.items())
 
 
-def _written(candidate: Candidate, tied: Tied) -> Plan:
+def _written(candidate: OrderedPlan, tied: Tied) -> Plan:
     """The plan with its programs as text, unless its schedule generates them."""
     plan = candidate.plan
     if candidate.generated:
@@ -231,7 +231,7 @@ def _written(candidate: Candidate, tied: Tied) -> Plan:
     return replace(plan, programs=texts)
 
 
-def _with_kept(plan: Plan, candidate: Candidate, schedule: str) -> Plan:
+def _with_kept(plan: Plan, candidate: OrderedPlan, schedule: str) -> Plan:
     """The plan with launch-aheads that its programs stay within, and not rising."""
     kept = most_in_flight(candidate.lanes)
     most: dict[StageKey, int] = {}

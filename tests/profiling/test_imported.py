@@ -51,7 +51,7 @@ def test_files_of_several_kinds_become_one_profile(
         )
         assert block.forward_s == pytest.approx(scale * 2.5e-3), kind
         assert block.backward_s == pytest.approx(scale * 5e-3), kind
-    # given again, they take the place of what was there
+    # a second import replaces the first one of that kind of device
     imported(tmp_path, "--sailor", sailors(tmp_path, "b", 2.0), "--device", A100)
     assert len(read_profile(output).measurements) == 6
     alone = Cluster(name="one", nodes=(Node(name="one", device=A100, count=1),))

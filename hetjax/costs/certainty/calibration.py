@@ -94,20 +94,29 @@ def read_calibration(path: str | Path) -> StepCalibration:
 
 def parse_calibration(text: str) -> StepCalibration:
     """Read the JSON text; BadInput says where and what."""
+    rows = step_rows(text, version=VERSION, most=_MOST, fix=_FIX)
+    return StepCalibration(
+        tuple(parse_step(raw, f"steps[{i}]") for i, raw in enumerate(rows))
+    )
+
+
+def step_rows(text: str, *, version: int, most: int, fix: str) -> list[Any]:
+    """Return the steps of a JSON file of that version, as they stand there.
+
+    BadInput says where and what; `fix` is its advice.
+    """
     allowed = "JSON: one object with version and steps"
-    raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=_FIX)
+    raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=fix)
     values = read_record(
         raw, where="", required={"version": "an integer", "steps": "a list"}
     )
-    if values["version"] != VERSION or len(values["steps"]) > _MOST:
+    if values["version"] != version or len(values["steps"]) > most:
         raise BadInput(
             got=f"version {values['version']} with {len(values['steps'])} steps",
-            allowed=f"version {VERSION} with at most {_MOST} steps",
-            fix=_FIX,
+            allowed=f"version {version} with at most {most} steps",
+            fix=fix,
         )
-    return StepCalibration(
-        tuple(parse_step(raw, f"steps[{i}]") for i, raw in enumerate(values["steps"]))
-    )
+    return values["steps"]
 
 
 def write_calibration(path: str | Path, calibration: StepCalibration) -> None:

@@ -29,13 +29,13 @@ from hetjax.costs.certainty.calibration import (
     UNCALIBRATED,
     StepCalibration,
     parse_step,
+    step_rows,
     step_values,
 )
 from hetjax.costs.certainty.elasticities import LINK
 from hetjax.costs.certainty.priors import EARLIER_RUNS, NOISE_OF_EARLIER_RUNS
 from hetjax.costs.roofline import calibration
 from hetjax.errors import BadInput, placed
-from hetjax.files.parsing import json_value, parsed
 from hetjax.files.reading import read_text
 from hetjax.files.tables import as_kind, read_record
 from hetjax.files.user_cache import user_cache
@@ -137,23 +137,8 @@ def ran_as(cluster: Cluster, precisions: Precisions) -> RanAs:
 
 def parse_kept(text: str) -> tuple[KeptStep, ...]:
     """Read the JSON text; BadInput says where and what."""
-    raw = parsed(
-        text,
-        json_value,
-        what="JSON",
-        allowed="JSON: one object with version and steps",
-        fix=_FIX,
-    )
-    values = read_record(
-        raw, where="", required={"version": "an integer", "steps": "a list"}
-    )
-    if values["version"] != VERSION or len(values["steps"]) > _MOST:
-        raise BadInput(
-            got=f"version {values['version']} with {len(values['steps'])} steps",
-            allowed=f"version {VERSION} with at most {_MOST} steps",
-            fix=_FIX,
-        )
-    return tuple(_kept(row, f"steps[{i}]") for i, row in enumerate(values["steps"]))
+    rows = step_rows(text, version=VERSION, most=_MOST, fix=_FIX)
+    return tuple(_kept(row, f"steps[{i}]") for i, row in enumerate(rows))
 
 
 def kept_json(steps: Iterable[KeptStep]) -> str:
