@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_OTHERS = 0o077  # modes of the group and of everybody
 
 
 @contextmanager
@@ -23,16 +24,34 @@ def naming(path: str | Path) -> Iterator[None]:
 def write_whole(path: str | Path, text: str, mode: int = 0o666) -> None:
     """Write a file whole or not at all; an OSError names it.
 
-    `mode` says who may read and write it, less what the umask takes away.
+    `mode` says who may read and write it, less what the umask takes away. A device or a
+    pipe (/dev/null, `>(jq .)`) is written into and stays what it is, and a link keeps
+    pointing where it does. A file that others may not read replaces whatever is there,
+    since somebody else may have put it there.
     """
     path = Path(path)
+    with naming(path):
+        if not mode & _OTHERS:
+            _replace(path, text, mode)
+        elif path.exists() and not (path.is_file() or path.is_dir()):
+            _write_into(path, text)
+        else:
+            _replace(Path(os.path.realpath(path)), text, mode)
+
+
+def _write_into(path: Path, text: str) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO if nobody reads a FIFO
+    os.set_blocking(opened, True)
+    with os.fdopen(opened, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path):
-            draft.unlink(missing_ok=True)
-            opened = os.open(draft, _NEW, mode)
-            with os.fdopen(opened, "w", encoding="utf-8") as file:
-                file.write(text)
-            draft.replace(path)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, _NEW, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
