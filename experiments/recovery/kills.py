@@ -2,7 +2,7 @@
 """Workers killed at random instants: does every run end as an uninterrupted one?
 
     python -m experiments.recovery.kills [--kills 100] [--seed 0] [--steps 12]
-        [--launcher processes|ray] [--folder runs/kills]
+        [--launcher processes|ray] [--plan FILE] [--folder runs/kills]
         [--results FOLDER/results.jsonl]
 
 Trains preset `tiny` on worker processes of this machine, or on actors of a Ray cluster
@@ -20,7 +20,7 @@ Each run adds a line to the results, which may hold several seeds and launchers.
 the first has stopped, in runs with other numbers. Each run has its folder, with what it
 said (`stdout`, `stderr`), its run directory and the logs of its workers; only the
 checkpoints of a run that ended as expected are removed. Prints one JSON object, a
-summary for each seed and launcher.
+summary for each seed and launcher. Give a plan of your own a folder of its own, too.
 """
 
 import argparse
@@ -52,13 +52,13 @@ _MOST_IDLE = 5  # runs on end in which nobody could be killed
 Lines = list[dict[str, Any]]
 
 
-def command(run_dir: Path, steps: int, launcher: str, *more: str) -> list[str]:
+def command(run_dir: Path, steps: int, launcher: str, plan: Path | None) -> list[str]:
     words = [sys.executable, "-m", "hetjax.train", "tiny", "--launcher", launcher]
     words += ["--run-dir", str(run_dir), "--steps", str(steps)]
     words += ["--optimizer.schedule", "constant", "--optimizer.warmup-steps", "0"]
     words += ["--checkpoint.every", "3", "--evaluation.every", "5"]
     words += ["--evaluation.num-batches", "1", "--evaluation.sample-tokens", "0"]
-    return [*words, *more]
+    return [*words, *(() if plan is None else ("--plan", str(plan)))]
 
 
 def started(words: Sequence[str], said: Path) -> subprocess.Popen[bytes]:
@@ -73,9 +73,9 @@ def started(words: Sequence[str], said: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, stdout=out, stderr=err, env=os.environ | own)
 
 
-def trained(run_dir: Path, steps: int, launcher: str, *more: str) -> int:
+def trained(run_dir: Path, steps: int, launcher: str, plan: Path | None) -> int:
     """Train without kills, from where the run has come; return the exit code."""
-    return started(command(run_dir, steps, launcher, *more), run_dir.parent).wait()
+    return started(command(run_dir, steps, launcher, plan), run_dir.parent).wait()
 
 
 def losses(run_dir: Path) -> Lines:
@@ -85,7 +85,9 @@ def losses(run_dir: Path) -> Lines:
     return [{name: line[name] for name in kept if name in line} for line in lines]
 
 
-def unlike(run_dir: Path, whole: Lines, steps: int, launcher: str) -> list[str]:
+def unlike(
+    run_dir: Path, whole: Lines, steps: int, launcher: str, plan: Path | None
+) -> list[str]:
     """What is wrong with the losses: they must have the bits of `whole`; since a
     change of plan, those of a run that changed without kills."""
     found = losses(run_dir)
@@ -93,8 +95,8 @@ def unlike(run_dir: Path, whole: Lines, steps: int, launcher: str) -> list[str]:
         return [] if found == whole else ["losses differ"]
     at = events(run_dir, "replanned")[-1]["step"]
     other = run_dir.parent / "changed" / "run"
-    codes = [trained(other, at, launcher)] if at else []
-    codes += [trained(other, steps, launcher, "--plan", str(run_dir / "plan.json"))]
+    codes = [trained(other, at, launcher, plan)] if at else []
+    codes += [trained(other, steps, launcher, run_dir / "plan.json")]
     if any(codes):
         return [f"the run without kills ended with {codes}"]
     before = [line for line in whole if line["step"] <= at]
@@ -147,11 +149,16 @@ WORKERS = {"processes": workers, "ray": actors}
 
 
 def killed_run(
-    folder: Path, steps: int, launcher: str, random_: random.Random, most: int
+    folder: Path,
+    steps: int,
+    launcher: str,
+    plan: Path | None,
+    random_: random.Random,
+    most: int,
 ) -> dict[str, Any]:
     """Train to the end, killing workers on the way; its exit code and the kills."""
     run_dir, end_s = folder / "run", time.monotonic() + _LONGEST_RUN_S
-    run = started(command(run_dir, steps, launcher), folder)
+    run = started(command(run_dir, steps, launcher, plan), folder)
     kills: dict[int, str] = {}  # by pid: one that is still dying is not there
 
     def goes_on() -> bool:
@@ -219,13 +226,20 @@ def beside_a_replica(run_dir: Path) -> Lines:
 
 
 def outcome(
-    folder: Path, launcher: str, ended: dict[str, Any], whole: Lines
+    folder: Path,
+    launcher: str,
+    plan: Path | None,
+    ended: dict[str, Any],
+    whole: Lines,
 ) -> dict[str, Any]:
     """What came of a run, and what of it was not expected."""
     run_dir, code, steps = folder / "run", ended["code"], whole[-1]["step"]
     wrong = [] if code == 0 else [f"exit code {code}: {_words(code)}"]
     finished = bool(events(run_dir, "finished"))
-    wrong += unlike(run_dir, whole, steps, launcher) if finished else ["not finished"]
+    if finished:
+        wrong += unlike(run_dir, whole, steps, launcher, plan)
+    else:
+        wrong.append("not finished")
     found = recoveries(run_dir)
     if not wrong:
         for checkpoints in folder.glob(f"**/{CHECKPOINTS}"):
@@ -265,9 +279,9 @@ def next_number(folder: Path) -> int:
 
 def measure(given: argparse.Namespace) -> None:
     """Add runs to the results until there are as many kills as were asked for."""
-    launcher = given.launcher
+    launcher, plan = given.launcher, given.plan
     reference = given.folder / f"whole-{launcher}-{given.steps}" / "run"
-    if code := trained(reference, given.steps, launcher):
+    if code := trained(reference, given.steps, launcher, plan):
         sys.exit(f"a run without kills ended with code {code}: see {reference.parent}")
     whole = losses(reference)
     key = {"seed": given.seed, "steps": given.steps, "launcher": launcher}
@@ -279,8 +293,8 @@ def measure(given: argparse.Namespace) -> None:
         random_ = random.Random(f"{given.seed} {number}")
         most = min(_PER_RUN, given.kills - num_kills)
         line = key | {"run": number, "folder": str(folder), "commit": commit()}
-        ended = killed_run(folder, given.steps, launcher, random_, most)
-        line |= outcome(folder, launcher, ended, whole)
+        ended = killed_run(folder, given.steps, launcher, plan, random_, most)
+        line |= outcome(folder, launcher, plan, ended, whole)
         append_result(given.results, line)
         num_kills = _num_kills(given.results, key)
         said = f"run {number}: code {line['code']}, kills {' '.join(line['kills'])}"
@@ -344,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--launcher", choices=sorted(WORKERS), default="processes")
+    parser.add_argument("--plan", type=Path, help="of tiny; its own unless given")
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--results", type=Path)
     given = parser.parse_args(arguments)

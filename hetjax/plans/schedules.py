@@ -41,7 +41,8 @@ class Schedule:
     def shares(self) -> bool:
         """Whether several stages of a replica may run on the same devices.
 
-        Plans of such a schedule have no lower bound, all others do.
+        A plan of such a schedule has no bound for its own cuts; the planner has one for
+        all plans.
         """
         return self.order in ("interleaved", "zero-bubble")
 

@@ -7,8 +7,8 @@ name of the first of them, and nodes that hold the same share a row. Does not ow
 colours (`colours.py`) nor the drawing (`pictures/`, `html/`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from hetjax.cluster.catalogue import canonical_name
@@ -187,40 +187,44 @@ def _shared(rows: list[NodeRow], group_of: dict[int, int]) -> list[NodeRow]:
 
 
 def _boxes(plan: Plan, node: Node, names: dict[int, str]) -> Iterator[Box]:
-    """The node's devices in order; of interleaved stages the first stands for all."""
-    held: dict[int, tuple[int, int]] = {}
+    """The node's devices in order, with all stages that they hold."""
+    held: dict[int, list[tuple[int, int]]] = {}
     for r, s, stage in plan.stages():
         if stage.node == node.name:
             for device in stage.devices:
-                held.setdefault(device, (r, s))
-    for key, devices in groupby(range(node.count), held.get):
+                held.setdefault(device, []).append((r, s))
+    for keys, devices in groupby(range(node.count), held.get):
         found = list(devices)
         box = Box(first=found[0], num_devices=len(found), key=None)
-        if key is not None:
-            replica = plan.replicas[key[0]]
-            texts = _texts(names[key[0]], key[1], replica, replica.stages[key[1]])
-            box = Box(
-                first=found[0], num_devices=len(found), key=key, texts=tuple(texts)
-            )
+        if keys is not None:
+            texts = _texts(plan.replicas[keys[0][0]], names[keys[0][0]], keys)
+            box = replace(box, key=keys[0], texts=tuple(texts))
         yield box
 
 
-def _texts(name: str, s: int, replica: Replica, stage: Stage) -> list[str]:
+def _texts(replica: Replica, name: str, keys: Sequence[tuple[int, int]]) -> list[str]:
     """What a box says, from much to little."""
-    first, last = stage.layers[0], stage.layers[1] - 1
-    layers = f"{first}..{last}" if last > first else str(first)
+    stages = [replica.stages[s] for _, s in keys]
+    stage, name = stages[0], f"{name}.{', '.join(f's{s}' for _, s in keys)}"
+    layers = ", ".join(map(_range, stages))
     sizes = {"tensor": stage.mesh.tensor, "data": stage.mesh.data}
     split = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
-    remat = [] if stage.remat == "none" else [f"remat {stage.remat}"]
-    remat += [] if stage.offload == "none" else ["updated on the host"]
+    remats = dict.fromkeys(stage.remat for stage in stages)
+    remat = [] if [*remats] == ["none"] else [f"remat {' and '.join(remats)}"]
+    remat += ["updated on the host"] * any(s.offload != "none" for s in stages)
     batches = f"{replica.num_microbatches} x {replica.microbatch_size}"
     split_line = [", ".join(split)] if split else []
     how = [", ".join([*split, *remat])] if split or remat else []
     lines = [
-        [f"{name}.s{s}: {batches} sequences", f"layers {layers}", *how],
-        [f"{name}.s{s}: {batches}", f"layers {layers}", *split_line],
-        [f"{name}.s{s}", f"layers {layers}", *split_line],
-        [f"{name}.s{s}", layers],
-        [f"{name}.s{s}"],
+        [f"{name}: {batches} sequences", f"layers {layers}", *how],
+        [f"{name}: {batches}", f"layers {layers}", *split_line],
+        [name, f"layers {layers}", *split_line],
+        [name, layers],
+        [name],
     ]
     return ["\n".join(found) for found in lines]
+
+
+def _range(stage: Stage) -> str:
+    first, last = stage.layers[0], stage.layers[1] - 1
+    return f"{first}..{last}" if last > first else str(first)

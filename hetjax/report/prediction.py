@@ -34,6 +34,7 @@ GIB = 2**30
 SPACES = {  # what a bound is about, to be said wherever it is
     "whole": "1F1B family, fused backward, no interleaving, the modelled costs",
     "split": "any schedule without interleaving, the modelled costs",
+    "interleaved": "any schedule, devices that never wait, the modelled costs",
 }
 _SHOWN = 0.0005  # of a step: what a tenth of a percent shows
 _STAGE_FIGURES = ("forward ms", "backward ms", "memory of capacity")

@@ -73,11 +73,14 @@ class OrderForm:
 
 def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
     """Yield forms without halves: the named schedules, and greedy lists."""
-    if not shares_devices(plan):
-        for n, rule in enumerate(RULES.values()):
-            yield OrderForm(partial(_ruled, plan, costs, rule, limits), usual=n < 2)
-    yield from _named(plan, limits, splits=False)
-    yield from _lists(plan, costs, limits, _cut(plan, lambda _: 0))
+    shares = shares_devices(plan)
+    rules = () if shares else RULES.values()
+    for n, rule in enumerate(rules):
+        yield OrderForm(partial(_ruled, plan, costs, rule, limits), usual=n < 2)
+    named = _named(plan, limits, splits=False)
+    lists = _lists(plan, costs, limits, _cut(plan, lambda _: 0))
+    for n, form in enumerate((*named, *lists)):
+        yield replace(form, usual=shares and n < 2)
 
 
 def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:

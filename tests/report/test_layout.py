@@ -93,6 +93,15 @@ def test_the_picture_names_nodes_stages_layers_and_what_is_idle(tmp_path: Path):
     assert found.count("idle") == 2  # three devices in a row, and the legend
 
 
+def test_a_device_that_does_its_layers_in_parts_names_all_of_them(tmp_path: Path):
+    parts = [("a-0", (0, 2)), ("v-0", (2, 3)), ("a-0", (3, 7)), ("v-0", (7, 8))]
+    stages = [stage(node, (0,), layers, 2) for node, layers in parts]
+    shared = replace(plan(replica(4, *stages)), schedule="interleaved")
+    words = " ".join(texts(tmp_path / "layout.svg", shared, CLUSTER))
+    for told in ("r0.s0, s2", "layers 0..1, 3..6", "r0.s1, s3", "layers 2, 7"):
+        assert told in words, words
+
+
 def test_a_plan_that_uses_everything_has_no_idle_devices(tmp_path: Path):
     full = plan(PLAN.replicas[0], replica(5, stage("v-0", (0, 1, 2, 3), (0, 8), 4)))
     assert "idle" not in texts(tmp_path / "layout.svg", full, CLUSTER)

@@ -142,6 +142,8 @@ def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
     if plan.schedule == "interleaved":
         shared = tuple(_on_fewer_devices(rng, replica) for replica in plan.replicas)
         plan = replace(plan, replicas=shared)
+        if rng.random() < 0.5:
+            plan = _searched(rng, plan, model)
     elif plan.schedule == "h1f1b":
         plan = _searched(rng, plan, model)
     elif plan.schedule != "zero-bubble" and rng.random() < 0.3:

@@ -9,11 +9,12 @@ how bounds are proved (`column_generation.py`), nor whether a plan is valid
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.bound.column_generation import lower_bound
+from hetjax.planner.bound.column_generation import compute_bound_s, lower_bound
 from hetjax.planner.bound.cut_bound import bound_by_cuts
+from hetjax.planner.bound.restricted_master import STRICT
 from hetjax.planner.model.deadline import TimeUp
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest, may_offload
@@ -26,23 +27,27 @@ from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import Op, parse_program
 from hetjax.schedule.simulation.result import shares_devices
 
-Space = Literal["whole", "split"]  # backward passes; what is whole is in both
+# Backward passes are whole, or may be split; stages may share devices besides. Each has
+# those before it inside.
+Space = Literal["whole", "split", "interleaved"]
+_SPACES: tuple[Space, ...] = get_args(Space)
 
 _WHAT = "a plan of the search"
 
 
 def space_of(request: PlanRequest, plan: Plan) -> Space | None:
-    """Return the smaller space that a valid plan is in; None if a bound of this request
-    is not about it.
+    """Return the smallest space that a valid plan is in; None if a bound of this
+    request is not about it.
 
-    It does the request's batch, in any order that is not interleaved, with what the
-    request leaves open: tensor and data degrees, remat choices, what is on hosts, and
-    microbatch sizes. Stages and replicas may differ in all of them, and lie on any
-    devices of a node in any order; they compute in the precision of the request, and
-    attention in its form.
+    It does the request's batch, in any order, with what the request leaves open: tensor
+    and data degrees, remat choices, what is on hosts, and microbatch sizes. Stages and
+    replicas may differ in all of them, and lie on any devices of a node in any order;
+    they compute in the precision of the request, and attention in its form.
     """
-    if not _is_open(request, plan) or shares_devices(plan):
+    if not _is_open(request, plan):
         return None
+    if shares_devices(plan):
+        return "interleaved"
     return "split" if _is_split(plan) else "whole"
 
 
@@ -105,7 +110,7 @@ def _least_s(
     request: PlanRequest, simulated: Iterable[Predicted], space: Space
 ) -> float:
     """The least step of the space among them."""
-    spaces = ("whole", space)
+    spaces = _SPACES[: _SPACES.index(space) + 1]
     inside = (found for found in simulated if space_of(request, found.plan) in spaces)
     return min((found.simulation.step_time_s for found in inside), default=math.inf)
 
@@ -113,14 +118,18 @@ def _least_s(
 def proved(
     request: PlanRequest, longest_s: float = 0.0, space: Space = "whole"
 ) -> LowerBound:
-    """Return the bound alone.
+    """Return the bound alone. Where stages share devices it is that of devices that
+    compute all the time.
 
     NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.
     """
-    if space == "split":
+    if space != "whole":
         p, early_s, parts = split_bound_problem(request, request.degrees)
+        busy_s = compute_bound_s(p) * (1 - STRICT)
+        if space == "interleaved":
+            return LowerBound(step_s=busy_s)
         found_s = _least_step_s(request, p, longest_s + early_s, parts)
-        return LowerBound(step_s=max(found_s - early_s, 0.0))
+        return LowerBound(step_s=max(found_s - early_s, busy_s))
     found: list[float] = []
     problems: list[NoFeasiblePlan] = []
     for num_replicas in ("several", "one"):

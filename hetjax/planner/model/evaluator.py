@@ -16,6 +16,7 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty, certainty_of
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.search import Forms, fastest_forms, may_split, with_schedule
+from hetjax.schedule.simulation.result import shares_devices
 from hetjax.stage.partition import tied_holders
 
 
@@ -88,7 +89,8 @@ def _costs(request: PlanRequest, plan: Plan, *, halves: bool) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluator:
-    """Evaluates plans, each once."""
+    """Evaluates plans, each once; those whose stages share devices, which the schedule
+    may not allow, under the usual forms of such schedules."""
 
     request: PlanRequest
     schedule: str = "h1f1b"
@@ -98,8 +100,12 @@ class PlanEvaluator:
         """Return the simulated plan, None if it is over memory."""
         plan = self.request.said(plan)
         if plan not in self.seen:
+            shares = shares_devices(plan)
+            name, forms = ("searched", "usual") if shares else (self.schedule, "all")
             try:
-                self.seen[plan] = evaluate_plan(self.request, plan, self.schedule)
+                self.seen[plan] = evaluate_plan(
+                    self.request, plan, name, climbs=not shares, forms=forms
+                )
             except NoFeasiblePlan:
                 self.seen[plan] = None
         return self.seen[plan]

@@ -143,7 +143,7 @@ def planned(
             search.prove()
     cut_short = try_idle(search, objective)
     search.finish()
-    search.prove_split()
+    search.prove_wider()
     found = unmoved = search.found_by(objective)
     moved = None
     if questions.current is not None:

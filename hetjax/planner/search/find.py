@@ -37,6 +37,10 @@ from hetjax.schedule.predicted import Predicted
 
 LOCAL_WORK = 25_000  # of local search (`local_search.py`), by each objective
 _DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take hours
+_WITH: dict[Space | None, str] = {
+    "split": "with split backward passes",
+    "interleaved": "with several stages on the same devices",
+}
 _PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
 
 
@@ -196,7 +200,7 @@ class Search:
         self.improve(self.incumbents.objectives)
         self.finish()
         if proves:
-            self.prove_split()
+            self.prove_wider()
         self._keep_to_limits()
 
     def propose(self) -> None:
@@ -218,14 +222,15 @@ class Search:
         simulated = self.incumbents.simulated()
         self.bounds["whole"] = certified_bound(self.request, simulated)
 
-    def prove_split(self) -> None:
-        """Do the same for plans with split backward passes, if the best is one."""
+    def prove_wider(self) -> None:
+        """Do the same with split backward passes, or with stages that share devices,
+        if the best plan has them."""
         best = self.incumbents.fastest.values()
         spaces = {space_of(self.request, found.predicted.plan) for found in best}
-        if "split" in spaces and "split" not in self.bounds:
-            self.progress("proving the same with split backward passes")
+        for space in spaces - {None, *self.bounds}:
+            self.progress(f"proving the same {_WITH[space]}")
             simulated = self.incumbents.under_all_schedules()
-            self.bounds["split"] = certified_bound(self.request, simulated, "split")
+            self.bounds[space] = certified_bound(self.request, simulated, space)
 
     def _keep_to_limits(self) -> None:
         """Raise NoFeasiblePlan where the fastest plan misses the limit of speed."""

@@ -4,7 +4,8 @@
 The search judges plans under h1f1b. Here the best of them try orders of their own,
 zero-bubble above all: first some forms for each plan, then, for the fastest, many. In
 between it searches near the best of a few kinds, under the forms that suit these, since
-what suits h1f1b best need not suit them.
+what suits h1f1b best need not suit them. Last, the most promising try their layers in
+several parts (`in_parts.py`).
 Owns which plans, and how much work that may be: it is counted, not timed, so that equal
 searches end alike. Does not own the schedules (`schedule/search.py`).
 """
@@ -19,6 +20,7 @@ from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.evaluator import evaluate_plan, forms_for
 from hetjax.planner.model.objectives import Objective, promise, score, within
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.in_parts import in_parts
 from hetjax.planner.search.local_search import local_search, unscheduled
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -33,6 +35,11 @@ _MOST_STARTS, _NEARLY = 3, 1.05  # of local search: kinds, and times the best
 _MOVED_WORK, _NUM_FORMS = 8_000, 3  # from each: some 50 plans under so many forms
 # forwards of a plan that is tried under many orders, moved, and tried under all forms
 _CLIMBED, _MOVED, _IN_FULL = 150, 400, 2_000
+# of plans in several parts: how many parts, how many plans, forwards in all, the share
+# of waiting that they are ranked by as saved, and the gain that makes up for what they
+# take besides: programs to compile for every part, and messages
+_PARTS, _MOST_IN_PARTS, _MOST_PARTS_FORWARDS = (2, 3, 4), 12, 12_000
+_SAVED, _LEAST_GAIN = 2 / 3, 0.01
 
 
 def finished(
@@ -75,10 +82,44 @@ def finished(
             yield moved
         if by_wish(moved) < by_wish(best):
             best, plan = moved, unscheduled(moved.plan)
-    if plan.num_forwards <= _IN_FULL:
-        found = _tried(request, plan, known, climbs=plan.num_forwards <= _CLIMBED)
-        if found is not None:
+        tried.append((moved, unscheduled(moved.plan)))
+    if found := _in_full(request, plan, known):
+        yield found
+        best = min(best, found, key=by_wish)
+    most = by_wish(best) * (1 - _LEAST_GAIN)
+    saved = partial(promised, filled=_SAVED)
+    tried = [each for each in tried if promised(each[0], filled=1.0) < most]
+    tried.sort(key=lambda each: saved(each[0]))
+    cut = _in_parts(request, [plan for _, plan in tried], known)
+    better = [x for x in cut if within(x, objective) and by_wish(x) < most]
+    yield from better
+    if better:
+        fastest = unscheduled(min(better, key=by_wish).plan)
+        if found := _in_full(request, fastest, known):
             yield found
+
+
+def _in_full(request: PlanRequest, plan: Plan, known: Tried) -> Predicted | None:
+    """The plan under all forms, and what a climb finds from them, if it is small."""
+    if plan.num_forwards > _IN_FULL:
+        return None
+    return _tried(request, plan, known, climbs=plan.num_forwards <= _CLIMBED)
+
+
+def _in_parts(
+    request: PlanRequest, plans: Sequence[Plan], known: Tried
+) -> Iterator[Predicted]:
+    """The first of these plans in two parts and more, as far as the work goes."""
+    work = 0
+    for plan in plans[:_MOST_IN_PARTS]:
+        for num_parts in _PARTS:
+            cut = in_parts(plan, num_parts)
+            if cut is None or work + cut.num_forwards > _MOST_PARTS_FORWARDS:
+                continue
+            work += cut.num_forwards
+            found = _tried(request, cut, known, forms="usual")
+            if found is not None:
+                yield found
 
 
 def _starts(

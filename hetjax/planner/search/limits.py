@@ -20,9 +20,10 @@ from hetjax.schedule.predicted import Predicted
 
 _DIGITS = 4  # of a limit that is advised
 _NOT_KNOWN = "a limit that some plan keeps to: whether any keeps to this is not known"
-_OF: dict[Space, str] = {
-    "whole": "that splits no backward pass",
-    "split": "without interleaved stages",
+_OF: dict[Space, str] = {  # ends in a space, if there is anything to say
+    "whole": "that splits no backward pass ",
+    "split": "without interleaved stages ",
+    "interleaved": "",
 }
 
 
@@ -64,9 +65,9 @@ def too_slow(
         most = request.global_batch * request.seq_len / bound.step_s
     allowed = _NOT_KNOWN
     if most < least:
-        allowed = f"{_speed(objective, most)} at best: no plan {_OF[space]} is faster"
+        allowed = f"{_speed(objective, most)} at best: no plan {_OF[space]}is faster"
     elif most < math.inf:
-        allowed += f"; none {_OF[space]} is faster than {_speed(objective, most)}"
+        allowed += f"; none {_OF[space]}is faster than {_speed(objective, most)}"
     fix = f"allow {does:,.0f} tokens per second"
     if objective.tokens is not None:
         hours = _rounded_up(objective.tokens / does / 3600)

@@ -30,6 +30,7 @@ from hetjax.planner.model.simplicity import AS_GOOD, simplest, simplified
 from hetjax.planner.model.terms.terms import search_problem
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.first.proposals import plans_by_rank, proposals
+from hetjax.planner.search.in_parts import in_one_part
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.predicted import Predicted
@@ -223,11 +224,13 @@ class _Cut:
 
 
 def repaired(request: PlanRequest, current: Plan) -> Plan | None:
-    """Return the plan of the stages that lost no device, with new cuts and shares.
+    """Return the plan of the stages that lost no device, with new cuts and shares, all
+    layers of a device in one part.
 
     None if they do not hold the model, or cannot share the batch out exactly.
     """
-    left = [(replica, stages_there(request, replica)) for replica in current.replicas]
+    replicas = in_one_part(current).replicas
+    left = [(replica, stages_there(request, replica)) for replica in replicas]
     meshes = [stage.mesh for _, stages in left for stage in stages]
     if not meshes:
         return None

@@ -24,6 +24,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.templates import column
 from hetjax.planner.model.terms import split_terms
 from hetjax.planner.model.terms.terms import bound_problem
+from hetjax.planner.search.in_parts import in_parts
 from hetjax.plans.plan import StageMesh
 from hetjax.schedule.bound import ROUNDING
 from tests.planner.bound_checks import alone_s, simulated, template_of
@@ -96,6 +97,31 @@ def contradictions(seed: int, num_plans: int = NUM_PLANS) -> Iterator[str]:
                 time_s = c.time_s(parts * replica.num_microbatches) - c.after_s
                 if alone_s(predicted, r) < (time_s - early_s) * (1 - ROUNDING):
                     yield f"{seed}, {n}: replica {r} is faster than its template"
+
+
+def contradictions_in_parts(seed: int, num_plans: int = NUM_PLANS) -> Iterator[str]:
+    request = with_halves(wide_request(seed), seed)
+    proof = proof_of(request)
+    if proof.bound is None:
+        return
+    step_s = proved(request, space="interleaved").step_s
+    assert step_s is not None
+    for n in range(num_plans):
+        plan = near_plan(Random(f"{seed} {n}"), proof)
+        for num_parts in (2, 3, 4):
+            cut = in_parts(plan, num_parts)
+            predicted = cut and simulated(proof, cut, "searched")
+            if not predicted:
+                continue
+            assert space_of(request, predicted.plan) == "interleaved"
+            found_s = predicted.simulation.step_time_s
+            if found_s < step_s * (1 - ROUNDING):
+                yield f"{seed}, {n}: takes {found_s}, the bound is {step_s}"
+
+
+@pytest.mark.parametrize("seed", draws(SEEDS, short=5))
+def test_no_plan_in_parts_contradicts_the_bound_of_shared_devices(seed: int) -> None:
+    assert not list(contradictions_in_parts(seed))
 
 
 @pytest.mark.parametrize("seed", draws(SEEDS, short=5))

@@ -8,15 +8,17 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.costs.slowness.known import slowness
-from hetjax.models.model import parameter_count
+from hetjax.models.model import parameter_count, tensor_sizes
 from hetjax.models.named import TypedName, load_named
-from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.evaluator import PlanEvaluator, evaluate_plan
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.model.simplicity import complexity
-from hetjax.planner.search.replan import fetched_bytes, replan, survivors
+from hetjax.planner.search.in_parts import in_parts
+from hetjax.planner.search.replan import fetched_bytes, repaired, replan, survivors
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.validation import validate_plan
 from tests.planner.whole_space import two_kinds
 
 
@@ -50,6 +52,56 @@ def test_surviving_replicas_share_the_batch_out() -> None:
     assert kept.replicas[0].stages == plan.replicas[1].stages
     nothing = replace(request, cluster=part_of(request.cluster, ["fast"]))
     assert survivors(nothing, replace(plan, replicas=plan.replicas[1:])) is None
+
+
+def in_two_parts(request: PlanRequest) -> Plan:
+    """A replica of both kinds of device and one of the slow kind, in two parts each."""
+    fast, slow = Option(device_class=0), Option(device_class=1)
+    plan = place(
+        request,
+        [
+            UnplacedReplica(
+                num_microbatches=num,
+                microbatch_size=1,
+                stages=((fast, (0, 2)), (slow, (2, 4))),
+            )
+            for num in (6, 2)
+        ],
+    )
+    assert plan is not None
+    cut = in_parts(plan, 2)
+    assert cut is not None
+    return replace(cut, schedule="interleaved")
+
+
+@pytest.mark.parametrize("lost", [("fast", 1), ("slow", 1), ("slow", 2), ("fast", 2)])
+def test_what_is_left_of_stages_that_share_devices_is_a_valid_plan(
+    lost: tuple[str, int],
+) -> None:
+    request = two_kinds()
+    plan, (name, num) = in_two_parts(request), lost
+    nodes = tuple(
+        replace(node, count=node.count - num) if node.name == name else node
+        for node in request.cluster.nodes
+    )
+    cluster = replace(
+        request.cluster, nodes=tuple(node for node in nodes if node.count)
+    )
+    request, model = replace(request, cluster=cluster), request.model
+    kept, cut_anew = survivors(request, plan), repaired(request, plan)
+    found = replan(request, plan, at_once=True)
+    assert (kept is not None) == (num == 1)
+    judged = [*map(PlanEvaluator(request), filter(None, [kept, cut_anew])), found.best]
+    assert len(judged) > 1
+    for predicted in judged:
+        assert predicted is not None
+        sizes = tensor_sizes(model)
+        validate_plan(
+            predicted.plan, cluster, len(model.layers), sizes, model.max_seq_len
+        )
+    if kept is not None:  # it goes on as it is, and nothing moves
+        layers = [stage.layers for stage in kept.replicas[0].stages]
+        assert layers == [stage.layers for stage in plan.replicas[0].stages]
 
 
 def test_a_node_fetches_the_layers_that_it_did_not_hold_and_no_others() -> None:
