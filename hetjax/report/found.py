@@ -112,6 +112,8 @@ class FoundPlan:
             "h1f1b_step_time_s": found.whole.simulation.step_time_s,
             "h1f1b_lower_bound_s": found.whole_bound.step_s,
             "h1f1b_gap": found.whole_gap,
+            "lower_bound_without_interleaving_s": found.split_bound
+            and found.split_bound.step_s,
             "least_usd_per_million_tokens": found.least_usd,
             "cost_gap": found.cost_gap,
             "why_no_bound": found.bound.why or None,

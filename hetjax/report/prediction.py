@@ -236,10 +236,13 @@ def bound_line(found: "Found") -> str:
             f"lower bound {ms(least_s)} ms of plans of these choices ({space}); this "
             "plan, which was given, is none of them"
         )
-    return (
+    told = (
         f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "
         f"faster ({space})"
     )
+    if found.split_bound is not None and found.split_bound.step_s:
+        told += f"; without interleaving {ms(found.split_bound.step_s)} ms"
+    return told
 
 
 def h1f1b_line(found: "Found") -> str | None:

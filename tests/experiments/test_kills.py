@@ -99,10 +99,10 @@ def test_other_losses_are_found(start, tmp_path):
     metrics = tmp_path / "whole-processes-1" / "run" / "metrics.jsonl"
     whole = [{"step": 1, "loss": 2.0000001}]
     folder = tmp_path / "processes-seed5-1" / "run0"
-    ended = kills.killed_run(folder, 1, "processes", random.Random(0), 1)
-    same = kills.outcome(folder, "processes", ended, kills.losses(metrics.parent))
+    ended = kills.killed_run(folder, 1, "processes", None, random.Random(0), 1)
+    same = kills.outcome(folder, "processes", None, ended, kills.losses(metrics.parent))
     assert same["wrong"] == []
-    other = kills.outcome(folder, "processes", ended, whole)
+    other = kills.outcome(folder, "processes", None, ended, whole)
     assert other["wrong"] == ["losses differ"]
 
 

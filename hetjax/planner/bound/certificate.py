@@ -9,12 +9,13 @@ how bounds are proved (`column_generation.py`), nor whether a plan is valid
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal, get_args
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.bound.column_generation import compute_bound_s, lower_bound
-from hetjax.planner.bound.cut_bound import bound_by_cuts
-from hetjax.planner.bound.restricted_master import STRICT
+from hetjax.planner.bound.busy_bound import busy_bound_s
+from hetjax.planner.bound.column_generation import lower_bound
+from hetjax.planner.bound.cut_bound import bound_by_cuts, bound_within
 from hetjax.planner.model.deadline import TimeUp
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest, may_offload
@@ -125,7 +126,7 @@ def proved(
     """
     if space != "whole":
         p, early_s, parts = split_bound_problem(request, request.degrees)
-        busy_s = compute_bound_s(p) * (1 - STRICT)
+        busy_s = _busy_s(request, p, parts)
         if space == "interleaved":
             return LowerBound(step_s=busy_s)
         found_s = _least_step_s(request, p, longest_s + early_s, parts)
@@ -154,7 +155,14 @@ def _least_step_s(
     bound = lower_bound(
         p, "prefix", quick=request.is_large, longest_s=longest_s, enough_s=enough_s
     )
-    return bound_by_cuts(request, p, bound, parts=parts, enough_s=enough_s)
+    best_s = max(bound.step_s, _busy_s(request, p, parts))
+    within = partial(bound_within, bound)
+    return bound_by_cuts(request, p, best_s, within, parts=parts, enough_s=enough_s)
+
+
+def _busy_s(request: PlanRequest, p: Problem, parts: int) -> float:
+    """The bound of devices that never wait, whatever pipelines there are."""
+    return bound_by_cuts(request, p, busy_bound_s(p), busy_bound_s, parts=parts)
 
 
 def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:

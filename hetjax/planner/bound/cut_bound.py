@@ -6,6 +6,7 @@ cross it, and of those that have either side for a home (`model/network_cuts.py`
 not own the proof at a step time (`column_generation.py`).
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -26,7 +27,8 @@ _WORTH = 1.01  # times the bound so far: what a cut has to promise
 def bound_by_cuts(
     request: PlanRequest,
     p: Problem,
-    bound: Bound,
+    best_s: float,
+    within: Callable[[Problem, float], float],
     *,
     parts: int = 1,
     enough_s: float = inf,
@@ -34,9 +36,9 @@ def bound_by_cuts(
     """Return the bound in seconds, made better by cuts of the network, up to
     `enough_s`.
 
-    Of a problem whose microbatches are `parts` of real ones, as are its sequences.
+    `within` gives that of the problem with a limit on work, up to what is enough. Of a
+    problem whose microbatches are `parts` of real ones, as are its sequences.
     """
-    best_s = bound.step_s
     for cut in cuts_of(request)[:_MOST_CUTS]:
         if cut.crossing_s < best_s * _WORTH or best_s >= enough_s:
             break
@@ -44,13 +46,14 @@ def bound_by_cuts(
         for home in (cut.side, frozenset(range(len(p.classes))) - cut.side):
             if least_s > best_s:
                 limited = replace(p, work_limit=_limit(request, p, cut, home, parts))
-                least_s = min(least_s, _step_s(limited, bound, enough_s=least_s))
+                least_s = min(least_s, within(limited, least_s))
         best_s = max(best_s, least_s)
     return best_s
 
 
-def _step_s(p: Problem, bound: Bound, enough_s: float) -> float:
-    """The bound within the limit; what was proven without it where the time is up."""
+def bound_within(bound: Bound, p: Problem, enough_s: float) -> float:
+    """Return the bound by columns within the limit on work of the problem; what was
+    proven without it where the time is up."""
     try:
         with suppress(TimeUp):
             seen = seen_in(p, bound)

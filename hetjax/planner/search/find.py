@@ -57,6 +57,7 @@ class Found:
     simulates faster under the modelled costs (`bound/certificate.py`), and none that
     was simulated did. `whole` is the best plan under h1f1b, which splits no backward
     pass, and `whole_bound` the bound of plans that do not.
+    `split_bound` is that of plans that are not interleaved, where the best one is.
     `least_usd` bounds the USD per million tokens likewise (`bound/cost_bound.py`); it
     is looked for if cost is what is wished.
     """
@@ -71,6 +72,7 @@ class Found:
     model_time_s: float | None
     model_bound_s: float | None
     search_s: float
+    split_bound: LowerBound | None = None
     least_usd: float | None = None
 
     @property
@@ -227,7 +229,9 @@ class Search:
         if the best plan has them."""
         best = self.incumbents.fastest.values()
         spaces = {space_of(self.request, found.predicted.plan) for found in best}
-        for space in spaces - {None, *self.bounds}:
+        if "interleaved" in spaces:
+            spaces.add("split")  # what is interleaved is held against it, too
+        for space in sorted(spaces - {None, *self.bounds}):
             self.progress(f"proving the same {_WITH[space]}")
             simulated = self.incumbents.under_all_schedules()
             self.bounds[space] = certified_bound(self.request, simulated, space)
@@ -302,6 +306,7 @@ class Search:
             model_time_s=min((p.step_s for p in proposed), default=None),
             model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,
+            split_bound=self.bounds.get("split") if space == "interleaved" else None,
             least_usd=self.least_usd if objective.wish == "cost" else None,
         )
 

@@ -23,13 +23,16 @@ from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.finetuning import LoraConfig, TrainConfig, fine_tuned
 from hetjax.models.model import Model, abstract_params
 from hetjax.planner.bound import cut_bound
+from hetjax.planner.bound.busy_bound import busy_bound_s
 from hetjax.planner.bound.certificate import proved
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.model import network_cuts
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.network_cuts import Cut, cuts_of, trained_elements
 from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.terms.split_terms import split_bound_problem
 from hetjax.planner.model.terms.terms import bound_problem
+from hetjax.planner.search.in_parts import in_parts
 from hetjax.plans.plan import Plan, StageMesh
 from hetjax.schedule.bound import ROUNDING
 from tests.planner.near_plans import without_memory
@@ -147,9 +150,10 @@ def _measured(r: Random, model: Model, nodes: list[Node]) -> Profile | None:
     )
 
 
-def step_s_of(request: PlanRequest, plan: Plan) -> float:
+def step_s_of(request: PlanRequest, plan: Plan, schedule: str = "h1f1b") -> float:
     with without_memory():
-        return evaluate_plan(request, plan, climbs=False).simulation.step_time_s
+        found = evaluate_plan(request, plan, schedule, climbs=False, forms="usual")
+    return found.simulation.step_time_s
 
 
 def plans_near(r: Random, request: PlanRequest) -> Iterator[tuple[Plan, float]]:
@@ -171,13 +175,19 @@ def contradictions(seed: int, num_plans: int = NUM_PLANS) -> Iterator[str]:
     """What does not hold for plans of a request."""
     request = slow_request(seed)
     cuts, bound_s = cut_bound.cuts_of(request), proved(request).step_s
-    assert bound_s is not None
+    shared_s = proved(request, space="interleaved").step_s
+    assert bound_s is not None and shared_s is not None
     for n in range(num_plans):
         for plan, step_s in plans_near(Random(f"{seed} {n}"), request):
             for cut in cuts:
                 yield from _of_cut(request, plan, step_s, cut)
             if step_s < bound_s * (1 - ROUNDING):
                 yield f"{seed}: takes {step_s}, the bound is {bound_s}"
+            in_parts_s = step_s
+            if (cut_up := in_parts(plan, 2)) is not None:
+                in_parts_s = min(step_s, step_s_of(request, cut_up, "searched"))
+            if in_parts_s < shared_s * (1 - ROUNDING):
+                yield f"{seed}: in parts {in_parts_s}, the bound is {shared_s}"
 
 
 def _of_cut(request: PlanRequest, plan: Plan, step_s: float, cut: Cut) -> Iterator[str]:
@@ -240,6 +250,14 @@ def test_cuts_make_bounds_better(seed: int) -> None:
     found_s = lower_bound(bound_problem(request, request.degrees), "prefix").step_s
     better_s = proved(request).step_s
     assert better_s is not None and better_s > 1.9 * found_s
+
+
+@pytest.mark.parametrize("seed", [15, 25, 32])
+def test_cuts_make_the_bound_of_devices_that_never_wait_better(seed: int) -> None:
+    request = slow_request(seed)
+    busy_s = busy_bound_s(split_bound_problem(request, request.degrees)[0])
+    better_s = proved(request, space="interleaved").step_s
+    assert better_s is not None and better_s > 1.7 * busy_s
 
 
 @pytest.mark.parametrize("global_batch", [16, 64])
