@@ -37,7 +37,7 @@ from hetjax.schedule.predicted import Predicted
 
 LOCAL_WORK = 25_000  # of local search (`local_search.py`), by each objective
 _DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take hours
-_WITH: dict[Space | None, str] = {
+_WITH: dict[Space, str] = {
     "split": "with split backward passes",
     "interleaved": "with several stages on the same devices",
 }
@@ -228,10 +228,15 @@ class Search:
         """Do the same with split backward passes, or with stages that share devices,
         if the best plan has them."""
         best = self.incumbents.fastest.values()
-        spaces = {space_of(self.request, found.predicted.plan) for found in best}
-        if "interleaved" in spaces:
-            spaces.add("split")  # what is interleaved is held against it, too
-        for space in sorted(spaces - {None, *self.bounds}):
+        there = {space_of(self.request, found.predicted.plan) for found in best}
+        wider: list[Space] = []
+        if there & {"split", "interleaved"}:  # the latter is held against it, too
+            wider.append("split")
+        if "interleaved" in there:
+            wider.append("interleaved")
+        for space in wider:
+            if space in self.bounds:
+                continue
             self.progress(f"proving the same {_WITH[space]}")
             simulated = self.incumbents.under_all_schedules()
             self.bounds[space] = certified_bound(self.request, simulated, space)
