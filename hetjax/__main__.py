@@ -69,7 +69,7 @@ def _help() -> str:
 
 hetjax help COMMAND says more; COMMAND --help-all lists every option.
 -q shows results and errors alone; hetjax --version prints the version;
-hetjax completion bash, or zsh, prints what lets a shell complete options."""
+hetjax completion bash, zsh or fish prints what lets a shell complete options."""
 
 
 main = process_main(_run)

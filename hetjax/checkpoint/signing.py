@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.errors import BadInput
+from hetjax.files.reading import Unreadable, read_bytes
 
 _LEAST_BYTES, _MOST_BYTES = 32, 4096
 _SIGNATURE = "signature"
@@ -23,11 +24,13 @@ _SIZE = 32
 def read_key(path: Path) -> bytes:
     """The key in a file; BadInput where there is none, or others may read it."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, what="key file", most_bytes=_MOST_BYTES)
         mode = path.stat().st_mode
+    except Unreadable as error:
+        raise _refused(error.got) from error
     except OSError as error:
         raise _refused(f"key file {path} cannot be read ({error.strerror})") from error
-    if not _LEAST_BYTES <= len(data) <= _MOST_BYTES:
+    if len(data) < _LEAST_BYTES:
         raise _refused(f"key file {path} with {len(data)} bytes")
     if os.name == "posix" and mode & 0o007:
         raise _refused(f"key file {path}, which everybody on this machine may use")

@@ -79,6 +79,13 @@ def _print_error(error: Exception) -> None:
     Console(stderr=True).print(text, soft_wrap=True)
 
 
+def print_result(found: object) -> None:
+    """Print a result; on a terminal its warnings are red, unless NO_COLOR is set."""
+    text = Text(str(found))
+    text.highlight_regex("(?m)^warning: .*$", "bold red")
+    Console().print(text, soft_wrap=True)
+
+
 def _check_system() -> None:
     """Workers are watched, and stopped, by means that Windows lacks."""
     if sys.platform == "win32":

@@ -20,6 +20,7 @@ from hetjax.cli.command import (
     check_inputs,
     check_outputs,
     main_of,
+    print_result,
     write_outputs,
 )
 from hetjax.cli.options.options import (
@@ -124,7 +125,7 @@ def _show(found: "FoundPlan", as_json: bool) -> None:
     if as_json:
         print(json.dumps(found.values(), allow_nan=False))
         return
-    print(found)
+    print_result(found)
     if found.ended is not None:
         print(f"{_ENDED[found.ended]}: the best plan so far{_again(found)}")
 

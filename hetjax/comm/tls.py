@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetjax.errors import BadInput
+from hetjax.files.reading import Unreadable, opened
 
 _PIECE_BYTES = 256 << 10
 _HANDSHAKE_BYTES = 16 << 10  # at a time: nobody has shown yet who it is
@@ -48,7 +49,12 @@ class Tls:
     def check(self) -> None:
         """Raise BadInput where they cannot be used."""
         try:
+            for option in ("cert", "key", "ca"):  # OpenSSL would wait for a FIFO
+                with opened(getattr(self, option), what=f"--tls.{option}"):
+                    pass
             self.context(True)
+        except Unreadable:
+            raise
         except (OSError, ValueError) as error:
             raise BadInput(
                 got=f"--tls.cert {self.cert}, --tls.key {self.key} and --tls.ca "

@@ -356,20 +356,22 @@ def test_bytes_that_are_swapped_after_their_check_are_not_read(
     key = bytes(range(32))
     save(tmp_path, "a", 2, ONE, key=key)
     found = Checkpoint.open(tmp_path, key=key)
-    opened = Path.open
+    opened, swapped = os.open, set[Path]()
 
-    def swapped(path: Path, mode: str = "r", *more: Any, **named: Any):
+    def open_and_swap(path: Any, *more: Any, **named: Any) -> int:
         """What is open stays what it was; who opens it again finds zeros."""
-        file = opened(path, mode, *more, **named)
-        if "state" in path.parts and mode == "rb":
-            num_bytes = path.stat().st_size
-            path.unlink()
-            path.write_bytes(bytes(num_bytes))
-        return file
+        descriptor = opened(path, *more, **named)
+        if "state" in Path(path).parts:
+            num_bytes = os.fstat(descriptor).st_size
+            os.unlink(path)
+            Path(path).write_bytes(bytes(num_bytes))
+            swapped.add(Path(path))
+        return descriptor
 
-    monkeypatch.setattr(Path, "open", swapped)
+    monkeypatch.setattr(os, "open", open_and_swap)
     for entry, value in state_of(2):
         np.testing.assert_array_equal(found.read(entry), value)
+    assert swapped >= {path for leaf in found.leaves.values() for path in leaf.files}
 
 
 @pytest.mark.parametrize("wrong", [{"home": 5}, {"run": ["a"]}, {"pid": "1"}])

@@ -174,7 +174,7 @@ def test_weights_with_the_checksum_of_others_are_refused(
     ("data", "mode", "got"),
     [
         (b"short", 0o600, "with 5 bytes"),
-        (bytes(5000), 0o600, "with 5000 bytes"),
+        (bytes(5000), 0o600, "with more than 4,096 bytes"),
         (bytes(64), 0o644, "which everybody on this machine may use"),
     ],
 )
@@ -184,6 +184,14 @@ def test_a_key_that_is_none_is_refused(
     with pytest.raises(BadInput) as refused:
         read_key(key_file(tmp_path / "key", data, mode))
     assert got in refused.value.got and "head -c 64" in refused.value.fix
+
+
+def test_what_is_no_plain_file_is_no_key_and_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for path, kind in ((tmp_path / "fifo", "a FIFO"), (Path("/dev/zero"), "a device")):
+        with pytest.raises(BadInput) as refused:
+            read_key(path)
+        assert kind in refused.value.got and "head -c 64" in refused.value.fix
 
 
 def test_a_key_that_is_not_there_is_named(tmp_path: Path):

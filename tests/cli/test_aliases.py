@@ -35,6 +35,7 @@ ACCEPTED = {
     "--weight_decay 0 --adam_beta2 0.9": "--optimizer.weight-decay 0 "
     "--optimizer.beta2 0.9",
     "--training.seq_len 128": "--seq-len 128",
+    "--training.dataset_path a.txt": "--data.path a.txt",
     "--block_size 128": "--seq-len 128",
     "--training.global_batch_size 8": "--global-batch 8",
     "--save_steps 5 --eval_steps 7": "--checkpoint.every 5 --evaluation.every 7",
@@ -48,6 +49,7 @@ REFUSED = [
     *("--epochs 3", "--wandb", "--report_to wandb", "--gradient_accumulation_steps=4"),
     *("--deepspeed ds.json", "--model_name_or_path gpt2", "--warmup_ratio 0.1"),
     *("--bf16 false", "--lr_scheduler_type cosine", "--resume_from_checkpoint True"),
+    *("--val_set_size 0.1", "--adapter qlora", "--model.flavor 8B"),
     *("--dataset_name c4", "--load_in_4bit", "--nproc_per_node 8", "--torch-compile"),
 ]
 
@@ -67,11 +69,12 @@ def test_for_what_means_something_else_the_error_says_what_to_type(words: str):
         config(words)
     typed = words.partition(" ")[0].partition("=")[0]
     assert typed in refused.value.got and refused.value.fix
+    assert refused.value.got.endswith("an option of other programs")
 
 
 def test_every_advice_can_be_typed():
     """Only options that there are, with values that they take."""
-    values = {"N": "8", "FILE": "a-file", "NAMES": "attention"}
+    values = {"N": "8", "FILE": "a", "FOLDER": "b", "NAMES": "attention"}
     for why, fix in aliases._UNLIKE.values():
         typed: list[tuple[str, str]] = re.findall(r"(--[\w.-]+) ([\w.-]+)", fix)
         assert why and (typed or fix == "leave it out" or fix.startswith("hetjax "))

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 
 from hetjax.__main__ import COMMANDS, main
+from hetjax.cli.command import print_result
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.presets import preset
 from hetjax.training.settings.values import flat_values
@@ -54,22 +56,41 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]):
     assert helped == printed(["doctor", "--help"], capsys)
 
 
+# What each shell runs on a tab, asked of those that are here: bash, and others if any.
+AS_BASH = """. {script}
+COMP_WORDS=({typed} "{last}")
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_hetjax
+printf '%s\\n' "${{COMPREPLY[@]}}\""""
+# after the function of bash, zsh leaves out what does not begin as typed
+AS_ZSH = f"{AS_BASH} | grep -- '^{{last}}'"
+ON_TAB = {
+    "bash": AS_BASH,
+    "zsh": AS_ZSH.replace("COMP_WORDS=", "emulate ksh\nCOMP_WORDS=", 1),
+    "fish": "source {script}\ncomplete -C '{typed} {last}'",
+}
+SHELLS = ["bash", *(name for name in ("zsh", "fish") if which(name))]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_completes_commands_presets_and_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     script = tmp_path / "script"
-    script.write_text(printed(["completion", "bash"], capsys))
+    script.write_text(printed(["completion", shell], capsys))
 
     def completed(*words: str) -> list[str]:
-        typed = (
-            f'COMP_WORDS=({" ".join(words)} ""); COMP_CWORD=$((${{#COMP_WORDS[@]}}-2))'
+        typed = {"script": script, "typed": " ".join(words[:-1]), "last": words[-1]}
+        asked = [shell, "-c", ON_TAB[shell].format(**typed)]
+        env = os.environ | {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+        done = subprocess.run(
+            asked, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL
         )
-        asked = f'. {script}; {typed}; _hetjax; echo "${{COMPREPLY[@]}}"'
-        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True)
         assert not done.stderr
-        return done.stdout.split()
+        return sorted(done.stdout.split())
 
-    assert completed("hetjax", "pr") == ["profile", "preempt"]
+    assert completed("hetjax", "") == sorted(COMMANDS)
+    assert completed("hetjax", "pr") == ["preempt", "profile"]
     assert completed("hetjax", "train", "ti") == ["tiny"]
     assert completed("hetjax", "train", "tiny", "--optimizer.b") == [
         "--optimizer.beta1",
@@ -77,7 +98,13 @@ def test_a_shell_completes_commands_presets_and_options(
     ]
     for name in COMMANDS:
         assert completed("hetjax", name, "--help") == ["--help", "--help-all"], name
+
+
+def test_a_shell_that_nothing_is_known_of_is_refused_with_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+):
     assert main(["completion", "powershell"]) == 2
+    assert "one of bash, zsh, fish" in capsys.readouterr().err
 
 
 def on_terminal(words: list[str], **environment: str) -> str:
@@ -102,6 +129,19 @@ def test_a_terminal_has_colours_unless_they_are_unwanted(words: list[str]):
     assert COLOUR.search(on_terminal(words))
     assert not COLOUR.search(on_terminal(words, NO_COLOR="1"))
     assert not COLOUR.search(on_terminal(words, TERM="dumb"))
+
+
+def test_warnings_of_a_result_are_red_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    lines = ["gpt2: 8 [sequences]", "warning: the gap is 60%", "step time 1 ms"]
+    print_result("\n".join(lines))
+    assert capsys.readouterr().out.splitlines() == lines
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if this were one
+    print_result("\n".join(lines))
+    shown = capsys.readouterr().out.splitlines()
+    assert [bool(COLOUR.search(line)) for line in shown] == [False, True, False]
+    assert lines[1] in shown[1]
 
 
 def test_a_quiet_command_prints_its_result_alone(capfd: pytest.CaptureFixture[str]):

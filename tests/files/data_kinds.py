@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import zstandard
 
 from hetjax.data.dataset import load, prepare
@@ -53,6 +55,12 @@ def _packed(name: str, pack: Callable[[bytes], bytes]) -> Callable[[Path], objec
     return lambda folder: (folder / name).write_bytes(pack(_ROWS.encode()))
 
 
+def _parquet(folder: Path) -> None:
+    chat = json.loads(_ROWS.splitlines()[-1])
+    table = pyarrow.Table.from_pylist([chat, chat | {"system": "Be brief."}])
+    pyarrow.parquet.write_table(table, folder / "r.parquet")
+
+
 _ARRAY = json.dumps([json.loads(line) for line in _ROWS.splitlines()], indent=1)
 _CSV = 'text,other\n"one, two",3\nfour,\n'
 
@@ -60,6 +68,7 @@ DATA_KINDS: Mapping[str, FileKind] = {
     "rows": _of_rows("r.jsonl", written("r.jsonl", _ROWS)),
     "rows as JSON": _of_rows("r.json", written("r.json", _ARRAY)),
     "rows as CSV": _of_rows("r.csv", written("r.csv", _CSV)),
+    "rows in Parquet": _of_rows("r.parquet", _parquet),
     "rows in gzip": _of_rows("r.jsonl.gz", _packed("r.jsonl.gz", gzip.compress)),
     "rows in zstd": _of_rows("r.jsonl.zst", _packed("r.jsonl.zst", zstandard.compress)),
     "text": _of_rows("r.txt", written("r.txt", "one\n\n\ntwo\n")),

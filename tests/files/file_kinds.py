@@ -28,6 +28,7 @@ from hetjax.checkpoint.stores.store import CorruptData
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.cluster.cluster_files import load_cluster, preset_path
+from hetjax.cluster.hosts import load_hosts
 from hetjax.costs.certainty.beliefs import Observation
 from hetjax.costs.certainty.calibration import StepCalibration, write_calibration
 from hetjax.costs.certainty.elasticities import SOFTWARE
@@ -63,6 +64,7 @@ from hetjax.training.recovery.notice_sources import operator
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.values import config_values, flat_values
 from tests.checkpoint.values import state_of
+from tests.cluster.test_hosts import WHOLE
 from tests.costs.test_nccl_tests import output as nccl_output
 from tests.files.data_kinds import DATA_KINDS
 from tests.files.file_kind import FileKind, written
@@ -347,6 +349,11 @@ KINDS: Mapping[str, FileKind] = {
         make=lambda folder: shutil.copyfile(_CLUSTER, folder / "c.toml"),
         target="c.toml",
         read=lambda folder: load_cluster(folder / "c.toml"),
+    ),
+    "hosts": FileKind(
+        make=written("hosts.toml", WHOLE),
+        target="hosts.toml",
+        read=lambda folder: load_hosts(folder / "hosts.toml"),
     ),
     "plan": FileKind(
         make=_run,

@@ -77,9 +77,10 @@ def test_a_file_that_becomes_a_fifo_is_refused(
     before = os.stat(tmp_path / "f")
     (tmp_path / "f").unlink()
     os.mkfifo(tmp_path / "f")
-    monkeypatch.setattr(os, "stat", lambda path: before)
-    with pytest.raises(Unreadable, match="a FIFO"), opened(tmp_path / "f"):
-        pass
+    with monkeypatch.context() as then:  # pytest asks, too, if this fails
+        then.setattr(os, "stat", lambda path: before)
+        with pytest.raises(Unreadable, match="a FIFO"), opened(tmp_path / "f"):
+            pass
 
 
 def test_no_more_is_read_than_the_limit(tmp_path: Path) -> None:

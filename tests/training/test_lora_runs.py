@@ -2,6 +2,7 @@
 """Runs with adapters: what is saved and exported, and that any plan goes on with it."""
 
 import json
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from hetjax.models.hugging_face.written import write_model
 from hetjax.models.model import abstract_params
 from hetjax.models.named import load_named
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.directory.rundir import CHECKPOINTS
+from hetjax.training.directory.rundir import CHECKPOINTS, CONFIG
 from hetjax.training.run_model import run_model, warn_of_random_base
 from hetjax.training.session import run
 from hetjax.training.settings.presets import Preset
@@ -210,6 +211,23 @@ def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounde
     ):
         found, expected = ours(path, shape), theirs(path, shape)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=path)
+
+
+def test_adapters_over_rounded_weights_say_to_what_they_belong(
+    done: Preset, tmp_path: Path
+):
+    """Without the training: `nightly` has a run over rounded weights."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(done.config.run_dir, run_dir)
+    words = [str(run_dir), "--to"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert export([*words, str(tmp_path / "whole")]) == 0
+    told = json.loads((run_dir / CONFIG).read_text())
+    told["config"]["lora"]["frozen"] = "nf4"
+    (run_dir / CONFIG).write_text(json.dumps(told))
+    with pytest.warns(UserWarning, match="rounded to nf4.*--merged.*--base FOLDER"):
+        assert export([*words, str(tmp_path / "rounded")]) == 0
 
 
 @pytest.mark.parametrize(

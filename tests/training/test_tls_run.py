@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run whose workers talk within TLS is the same run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,10 @@ def test_losses_within_tls_are_those_without(
 def test_a_part_of_tls_is_refused(
     tmp_path: Path, tls: list[str], capsys: pytest.CaptureFixture[str]
 ):
+    os.mkfifo(tmp_path / "fifo")
     for options, words in (
         (tls[:4], "TLS without --tls.ca"),
+        ([*tls[:4], "--tls.ca", f"{tmp_path}/fifo"], "fifo': a FIFO"),
         ([*tls[:4], "--tls.ca", tls[3]], "which cannot be used"),
         ([*tls, "--transport", "transfer"], "which nothing encrypts"),
     ):

@@ -6,7 +6,7 @@ own the words: they are those of `--help-all`.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from io import StringIO
@@ -16,20 +16,23 @@ from hetjax.training.settings.presets import PRESETS
 
 _HELP = "--help-all"
 _WITH_PRESET = ("plan", "profile", "train")
-_BEFORE = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
 
 
 def completion(commands: Collection[str], given: Sequence[str]) -> str:
     """Return the script for the shell that is given; BadInput for another."""
-    if len(given) != 1 or given[0] not in _BEFORE:
+    if len(given) != 1 or given[0] not in _SCRIPTS:
         raise BadInput(
             got=f"completion {' '.join(given)}".strip(),
-            allowed=f"one of {', '.join(_BEFORE)}",
+            allowed=f"one of {', '.join(_SCRIPTS)}",
             fix="hetjax completion bash",
         )
-    cases = "\n".join(f'    {name}) words="{_words(name)}" ;;' for name in commands)
-    return f"""{_BEFORE[given[0]]}_hetjax() {{
-  local words="{" ".join(commands)}"
+    return _SCRIPTS[given[0]]({name: _words(name) for name in commands})
+
+
+def _bash(words: Mapping[str, str]) -> str:
+    cases = "\n".join(f'    {name}) words="{of}" ;;' for name, of in words.items())
+    return f"""_hetjax() {{
+  local words="{" ".join(words)}"
   ((COMP_CWORD > 1)) && case "${{COMP_WORDS[1]}}" in
 {cases}
     *) words="" ;;
@@ -37,6 +40,36 @@ def completion(commands: Collection[str], given: Sequence[str]) -> str:
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
 complete -o default -F _hetjax hetjax"""
+
+
+def _zsh(words: Mapping[str, str]) -> str:
+    """That of bash, which zsh can run, with or without completions of its own."""
+    return f"""(( $+functions[compdef] )) || {{ autoload -U compinit && compinit -i; }}
+autoload -U +X bashcompinit && bashcompinit
+{_bash(words)}"""
+
+
+def _fish(words: Mapping[str, str]) -> str:
+    """All words as arguments, which one function finds, as in the script for bash."""
+    cases = "\n".join(
+        f"    case {name}\n      string split -- ' ' '{of}'"
+        for name, of in words.items()
+    )
+    return f"""function __hetjax_words
+  set -l typed (commandline -opc)
+  if not set -q typed[2]
+    string split -- ' ' '{" ".join(words)}'
+    return
+  end
+  switch $typed[2]
+{cases}
+  end
+end
+complete -c hetjax -a '(__hetjax_words)'
+complete -c hetjax -f -n 'test (count (commandline -opc)) = 1'"""
+
+
+_SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
 
 
 def _words(name: str) -> str:

@@ -269,7 +269,7 @@ def _parquet_records(
 ) -> Iterator[Record]:
     arrow, parquet = _arrow(path)
     try:
-        with parquet.ParquetFile(path) as file:
+        with plain_file(path) as plain, parquet.ParquetFile(plain) as file:
             names = file.schema_arrow.names
             wanted = _columns(names, column, format, path)
             for name in (name for name in names if name not in wanted):
@@ -279,7 +279,9 @@ def _parquet_records(
             found = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, record in enumerate(found, 1):
                 yield f"{path} row {number}", _without_nulls(record)
-    except (arrow.ArrowException, UnicodeDecodeError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # of the system; damage has no number
         raise BadInput(
             got=f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})",
             allowed="a Parquet file",

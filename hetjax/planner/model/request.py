@@ -41,6 +41,7 @@ OFFLOADS: Mapping[OffloadChoice, tuple[Offload, ...]] = {
 }
 
 LARGE = 128  # devices: what is done for larger clusters is cut short
+_DEEP = 256  # layers, beyond which a search would take hours
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,11 @@ class PlanRequest:
     @property
     def is_large(self) -> bool:
         return self.cluster.num_devices > LARGE
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether pricing once takes many seconds."""
+        return len(self.model.layers) > _DEEP
 
     @cached_property
     def network(self) -> Cluster:

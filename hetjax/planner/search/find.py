@@ -36,7 +36,7 @@ from hetjax.schedule.bound import ROUNDING, LowerBound
 from hetjax.schedule.predicted import Predicted
 
 LOCAL_WORK = 25_000  # of local search (`local_search.py`), by each objective
-_DEEP, _DEEP_SEARCH_S = 256, 30.0  # layers, beyond which a search would take hours
+_DEEP_SEARCH_S = 30.0  # of very deep models, whose searches would take hours
 _WITH: dict[Space, str] = {
     "split": "with split backward passes",
     "interleaved": "with several stages on the same devices",
@@ -153,7 +153,7 @@ def usual_search_s(request: PlanRequest, progress: TellProgress = _quietly) -> f
     """Return how long a search goes on unless somebody says: infinity, but for very
     deep models, of which `progress` is told."""
     num_layers = len(request.model.layers)
-    if num_layers <= _DEEP:
+    if not request.is_deep:
         return math.inf
     progress(
         f"{num_layers:,} layers: the best plan of the first {_DEEP_SEARCH_S:g} s counts"

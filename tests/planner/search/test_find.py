@@ -8,6 +8,9 @@ import pytest
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
+from hetjax.planner.bound import column_generation
+from hetjax.planner.model import request as request_module
+from hetjax.planner.model.deadline import TimeUp
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.search import find
@@ -136,6 +139,23 @@ def test_a_search_for_a_very_deep_model_says_so_and_ends():
     deep = replace(request, model=small_model(999))
     assert usual_search_s(deep, heard.append) == find._DEEP_SEARCH_S <= 60
     assert heard == ["1,001 layers: the best plan of the first 30 s counts"]
+
+
+def test_plans_for_a_very_deep_model_are_in_hand_before_anything_is_priced(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of 1,000 layers pricing once takes a quarter of a minute."""
+    search = Search(two_kinds(), [Objective()])
+    in_hand: list[int] = []
+
+    def price(*_: object, **__: object) -> None:
+        in_hand.append(len(search.incumbents.best))
+        raise TimeUp
+
+    monkeypatch.setattr(request_module, "_DEEP", 1)
+    monkeypatch.setattr(column_generation, "solve_pricing", price)
+    search.propose()
+    assert in_hand and all(in_hand)
 
 
 def test_a_plan_to_move_to_has_the_bound_of_its_own_space_or_none() -> None:

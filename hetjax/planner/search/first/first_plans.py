@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, islice, product
 
 from hetjax.cluster.cluster import part_of
 from hetjax.errors import BadInput, NoFeasiblePlan
@@ -49,6 +49,7 @@ from hetjax.plans.plan import Plan
 
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
+_FEW = 4  # even splits of a part
 _FLOOR_SHARE = 0.7  # of the time that is left for proposals
 _MOST_PARTS, _NEAR = 2, 1.25  # parts searched like a cluster; times the best so far
 
@@ -104,7 +105,14 @@ class FirstPlans:
 
     def _first_of(self, parts: Iterator[Proposal]) -> None:
         """Have something in hand: the first part of which a plan fits. A limited time
-        ends nothing before that."""
+        ends nothing before that; of a very deep model, where it could be long over,
+        even splits of all and of parts are in hand instead."""
+        if self.request.is_deep:
+            self._split_evenly()
+            for part in parts_alone(self.request):
+                for plan in islice(even_plans(part), _FEW):
+                    self.incumbents.offer(plan, "parts")
+            return
         with overtime():
             for proposal in parts:
                 self._look_at(proposal)
@@ -193,13 +201,17 @@ class FirstPlans:
                 self.incumbents.consider(plan, "templates")
         if not self.incumbents.best:
             check_stopped()
+            self._split_evenly()
+        if not self.incumbents.best and not self.incumbents.loosen():
+            raise self._too_dear() or TimeUp
+
+    def _split_evenly(self) -> None:
+        """The best of a few even splits of all; more are tried until one fits."""
         work = 0
-        for plan in () if self.incumbents.best else even_plans(self.request):
+        for plan in even_plans(self.request):
             work += plan.num_forwards
             if not self.incumbents.best or work <= _LITTLE_WORK:
                 self.incumbents.consider(plan, "even split")
-        if not self.incumbents.best and not self.incumbents.loosen():
-            raise self._too_dear() or TimeUp
 
     def _too_dear(self) -> NoFeasiblePlan | None:
         """That all that was simulated costs too much, if it does."""
