@@ -11,6 +11,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
+from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.first.floor import floor
@@ -125,6 +126,19 @@ def test_without_time_the_fastest_kind_is_planned_all_the_same(limit_s: float):
     with deadline(limit_s):
         found = find_plan(request)
     assert found.best.simulation.step_time_s <= alone_s * 1.1
+
+
+def test_without_time_what_computes_most_for_its_price_is_planned_for_cost():
+    nodes = (
+        Node(name="new", device="H100-80GB-HBM3", count=8, price_per_hour=20.0),
+        Node(name="own", device="GeForce-RTX-4090", count=2, price_per_hour=0.1),
+    )
+    request = replace(
+        two_halls(random.Random(0), 3), cluster=Cluster(name="c", nodes=nodes)
+    )
+    with deadline(0.0):
+        found = find_plan(request, Objective(wish="cost"))
+    assert found.best.plan.nodes == {"own"}
 
 
 def test_overtime_is_over_when_somebody_wants_the_end():

@@ -75,7 +75,8 @@ class FirstPlans:
         """Simulate first what is most promising, and at once."""
         cluster, objectives = self.request.cluster, self.incumbents.objectives
         fewer = any(wants_fewer(wished, cluster) for wished in objectives)
-        parts, large = floor(self.request, self._best_s), self.request.is_large
+        parts = floor(self.request, self._best_s, by_cost=objectives[0].wish == "cost")
+        large = self.request.is_large
         self._first_of(parts)
         if not large:  # else what is found for all leaves few parts to look at
             self._simulate_equal_pipelines()

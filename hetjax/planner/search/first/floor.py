@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.prices import device_price_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.hops import Holders
 from hetjax.planner.model.request import PlanRequest
@@ -30,16 +31,20 @@ from hetjax.planner.search.price_and_branch import candidates
 
 
 def floor(
-    request: PlanRequest, best_s: Callable[[], float] = lambda: math.inf
+    request: PlanRequest,
+    best_s: Callable[[], float] = lambda: math.inf,
+    *,
+    by_cost: bool = False,
 ) -> Iterator[Proposal]:
     """Yield a proposal for every part that could be faster than `best_s` says, and
     another where it matters whether layers are held by like nodes alone.
 
-    `best_s` is asked anew before each. What computes most comes first. Parts of which
-    no plan fits yield nothing.
+    `best_s` is asked anew before each. What computes most comes first, or what computes
+    most for its price. Parts of which no plan fits yield nothing.
     """
+    first = _tflops_per_usd if by_cost else _peak_tflops
     for parts in (parts_alone(request), parts_without(request)):
-        for part in sorted(parts, key=_peak_tflops, reverse=True):
+        for part in sorted(parts, key=first, reverse=True):
             for holders in _holders(part):
                 proposal = _quickly(part, best_s(), holders)
                 if proposal is not None:
@@ -57,6 +62,15 @@ def _holders(part: PlanRequest) -> tuple[Holders, ...]:
 def _peak_tflops(part: PlanRequest) -> float:
     nodes = part.cluster.nodes
     return sum(device_spec(node).peak_tflops * node.count for node in nodes)
+
+
+def _tflops_per_usd(part: PlanRequest) -> float:
+    """What a part computes for a dollar an hour; nothing where nobody tells a price."""
+    usd = 0.0
+    for node in part.cluster.nodes:
+        price = device_price_per_hour(node, part.usd_per_kwh)
+        usd += math.inf if price is None else price * node.count
+    return _peak_tflops(part) / usd if usd else math.inf
 
 
 def _quickly(part: PlanRequest, best_s: float, holders: Holders) -> Proposal | None:
