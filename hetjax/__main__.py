@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def _run(given: Sequence[str]) -> int:
-    from hetjax.cli.command import main_of  # once signals are heard
+    from hetjax.cli.command import main_of  # once signals are handled
 
     return main_of(_chosen)(given)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.house.dialect import counts
 from hetjax.cluster.cluster_files import load_cluster
 from tests.wheel import LINKS, build_wheel, copy_source
 
@@ -189,6 +190,12 @@ def test_no_file_or_room_is_a_drawer_for_what_has_no_home():
         if DRAWERS & set(re.split(r"[_.]", path.name.lower()))
     ]
     assert drawers == []
+
+
+def test_names_are_words_that_can_be_searched_for():
+    found = counts(PACKAGE)
+    assert [name for name, count in found["bare"].items() if count] == []
+    assert [name for name, count in found["used"].items() if count] == []
 
 
 def test_every_preset_cluster_can_be_read():

@@ -59,15 +59,15 @@ class SimConnections:
             number, told = message
             if isinstance(told, schema.Noticed):
                 return self.noticed(name, told)
-            self._take(rounds.Heard(name, incarnation, number, told))
+            self._handle(rounds.Heard(name, incarnation, number, told))
 
         line.received = received
-        line.ended = lambda why: self._take(rounds.Ended(name, incarnation, why))
+        line.ended = lambda why: self._handle(rounds.Ended(name, incarnation, why))
         self._lines[name, incarnation] = line
-        self._take(rounds.Called(name, incarnation, incarnation))
+        self._handle(rounds.Called(name, incarnation, incarnation))
 
     def expect(self, worker: str, incarnation: int) -> None:
-        self._take(rounds.Spawned(worker, incarnation))
+        self._handle(rounds.Spawned(worker, incarnation))
 
     def wait_for(self, workers: Sequence[str], alive: Callable[[], None]) -> None:
         begun_s = self._site.world.now_s
@@ -114,14 +114,14 @@ class SimConnections:
         self._asked_s.append(self._site.world.now_s)
         self._finished = None
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
-        self._take(rounds.Asked(asked))
+        self._handle(rounds.Asked(asked))
         while self._finished is None:
             self._interrupt()
             found = self._state.round
             assert found is not None
             left_s = found.end_s - self._site.world.now_s + 0.001
             self._sleep(max(0.001, left_s), lambda: self._finished is not None)
-            self._take(rounds.TimePassed())
+            self._handle(rounds.TimePassed())
         if self._finished.trouble is not None:
             self._site.world.tell(f"  trouble: {self._finished.trouble}")
             self._site.lost()
@@ -134,7 +134,7 @@ class SimConnections:
                 raise Violation(f"a start of {worker} is lost, and still connected")
 
     def lose(self, worker: str, reason: str) -> None:
-        self._take(rounds.TakenForLost(worker, reason))
+        self._handle(rounds.TakenForLost(worker, reason))
 
     def close(self) -> None:
         for line in [*self._lines.values()]:
@@ -153,7 +153,7 @@ class SimConnections:
             self._is_busy = False
         waiting, self._waiting = self._waiting, []
         for event in waiting:
-            self._take(event)
+            self._handle(event)
 
     def _sleep(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         """Let time pass; somebody who interrupts is asked now and then."""
@@ -163,7 +163,7 @@ class SimConnections:
             self._interrupt()
             world.run_until(is_over, min(end_s, world.now_s + 60.0))
 
-    def _take(self, event: rounds.Event) -> None:
+    def _handle(self, event: rounds.Event) -> None:
         if self._is_busy:
             return self._waiting.append(event)
         self._state, actions = rounds.react(event, self._state, self._site.world.now_s)

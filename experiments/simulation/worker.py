@@ -62,10 +62,10 @@ class SimWorker(Process):
 
     def hear(self, message: tuple[int, AnyRequest]) -> None:
         """A request has come from the controller."""
-        self._take(duties.Requested(*message))
+        self._handle(duties.Requested(*message))
 
     def controller_gone(self, reason: str) -> None:
-        self._take(duties.ControllerGone(reason))
+        self._handle(duties.ControllerGone(reason))
 
     def leave_by_itself(self) -> None:
         """End in good order."""
@@ -76,7 +76,7 @@ class SimWorker(Process):
         self.world.tell(f"{self.name} has ended")
         self._site.network.process_ended(self)
 
-    def _take(self, event: duties.Event) -> None:
+    def _handle(self, event: duties.Event) -> None:
         self._duties, actions = duties.react(event, self._duties)
         for action in actions:
             if isinstance(action, duties.Begin):
@@ -120,7 +120,7 @@ class SimWorker(Process):
         self._answer(answer)
 
     def _answer(self, answer: Message) -> None:
-        self._take(duties.Answered(answer))
+        self._handle(duties.Answered(answer))
 
     def _beside(self, request: AnyRequest, work: Callable[[], Message | None]) -> None:
         """Answer with what comes of work that waits, unless that is nothing."""

@@ -68,7 +68,7 @@ def study(num_steps: int, num_blocks: int) -> dict[str, Any]:
             if number == _WARM:
                 before, begin_s = dict(spent), time.perf_counter()
             runtime.step(number, batch, clock.begin(number))
-            if (found := clock.take(number)) is not None:
+            if (found := clock.pop_finished(number)) is not None:
                 parts = {(r, s, kind): took_s for r, s, kind, took_s in found.worked()}
                 watched.append(StepTimes(step=number, parts=parts, links={}))
         jax.block_until_ready([s.masters for s in runtime.stages.values()])

@@ -80,8 +80,8 @@ def export_model(
     written into that folder, rounded as the run held them, and the adapters name it.
     `ema`: the averages of weights in place of the last ones. `dtype` None: as the model
     had that the run began with, else float32, as adapters are. It takes no more memory
-    than two layers do. `written` is told of each file. BadInput for what is no run, a
-    run without a checkpoint here or in its store, a model that is a function, and a
+    than two layers do. `written` is called for each file. BadInput for what is no run,
+    a run without a checkpoint here or in its store, a model that is a function, and a
     folder that has something in it.
 
     >>> export_model("runs/never", "exported")

@@ -63,9 +63,9 @@ def on_plan(
 ) -> Iterator[ModelOnPlan]:
     """Start the workers of the run's plan, and give them the weights of a step.
 
-    `doing` is told what takes time. A model that is a function is called only if it is
-    the one that `allow_model_code` names. BadInput where there is no run, one that goes
-    on, no such checkpoint, or where the run's devices are not here.
+    `doing` gets a line for what takes time. A model that is a function is called only
+    if it is the one that `allow_model_code` names. BadInput where there is no run, one
+    that goes on, no such checkpoint, or where the run's devices are not here.
     """
     previous = rundir.read_previous(run_dir)
     assert previous is not None, run_dir
@@ -110,7 +110,7 @@ def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
 def _settings(
     config: RunConfig, hardware: Hardware, previous: Previous, ema: bool
 ) -> dict[str, Any]:
-    """What workers are told; nothing is packed, whatever was in training."""
+    """What workers are given; nothing is packed, whatever was in training."""
     cluster = hardware.cluster
     plan = replace(previous.plan, packed=False, predicted=None)
     plan = precise_plan(config, model_of({}, config), cluster, plan)

@@ -110,18 +110,18 @@ def placed(
     source: TrainedSource,
     asked: WeightsChoice,
     on: On,
-    told: Callable[[str], None],
+    report_line: Callable[[str], None],
     doing: Callable[[str], None],
 ) -> Iterator[ServingPlace]:
-    """Make the model ready where it is asked for; `told` hears where that is if nobody
-    said.
+    """Make the model ready where it is asked for; `report_line` is called with where
+    that is if nobody said.
 
     BadInput where the plan is asked for of what has none, or devices have no room.
     """
     if on == "auto":
         on, why = _chosen(source, asked)
         if source.run_dir is not None:
-            told(f"{_WORDS[on]}: {why}")
+            report_line(f"{_WORDS[on]}: {why}")
     if on == "one-device":
         yield _on_devices(source, asked, doing)
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search is told besides model and cluster: one frozen set of choices.
+"""What a search is given besides model and cluster: one frozen set of choices.
 
 Owns the choices, their help texts (shown by `plan --help`) and those that a preset
 makes. Does not own what they mean together (`planning.py`, `plan_objective.py`).

@@ -33,8 +33,8 @@ def race_planners(
     """Let every planner plan the same, and judge all plans by the same simulator.
 
     All together may take `search_s`, without which each ends by itself. They choose
-    from what `find_plan` does unless it is told otherwise, and every device computes in
-    what it does best. The `view` is told who is planning.
+    from what `find_plan` does by default, and every device computes in
+    what it does best. The `view` shows who is planning.
 
     BadInput for what cannot be, NoFeasiblePlan where nobody finds a plan that fits.
 

@@ -116,7 +116,7 @@ def simulate_plan(
     ('1f1b', True)
     """
     path, asked = None if profile is None else Path(profile), dtype
-    with working("simulating", quiet=quiet) as told:
+    with working("simulating", quiet=quiet) as report_line:
         measured = None if path is None else read_profile(path)
         if isinstance(plan, str) and plan in PRESETS:
             chosen = preset(plan)
@@ -131,7 +131,9 @@ def simulate_plan(
             )
             whole = load_named(config.model) if model is None else _model(model)
             found = fine_tuned(whole, train, lora)
-            subject = _of_preset(replace(chosen, config=config), found, cluster, told)
+            subject = _of_preset(
+                replace(chosen, config=config), found, cluster, report_line
+            )
         else:
             dtype = compute_dtype(dtype, measured, "best")
             read, where = _read(plan)
@@ -243,13 +245,13 @@ def _of_preset(
     chosen: Preset,
     found: Model,
     cluster: Cluster | str | Path | None,
-    told: Callable[[str], None],
+    report_line: Callable[[str], None],
 ) -> _Subject:
     """Take the preset's plan, else plan with the times that are simulated with."""
     config = chosen.config
     there = cluster_of(cluster or chosen.cluster)
     config = replace(config, model=found.name)
-    plan = choose_plan(config, found, there, chosen, None, told).plan
+    plan = choose_plan(config, found, there, chosen, None, report_line).plan
     init = optimizer(config.optimizer, config.steps).init
     return _Subject(plan=plan, model=found, cluster=there, init=init)
 

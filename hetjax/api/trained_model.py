@@ -58,8 +58,8 @@ class TrainedModel:
     `on` "plan": the devices of a run's plan compute it, as they did in training; then
     `close` it, or use it in `with`. "one-device": it is on one device if that has room,
     else its layers follow each other over the devices of this process. "auto": on one
-    device of this machine if that has room, else, if it is a run's, on the plan; `told`
-    hears which, and why. `step` "best": of a run's checkpoint of the
+    device of this machine if that has room, else, if it is a run's, on the plan;
+    `report_line` gets which, and why. `step` "best": of a run's checkpoint of the
     lowest validation loss. `ema`: the averages of a run's weights. `dtype` is what
     weights are read and computed in; "best": what the device does best. Experts turn no
     token away, also those that did so in training. A run's model that is a function is
@@ -84,7 +84,7 @@ class TrainedModel:
         platform: Literal["auto", "cpu"] = "auto",
         on: On = "auto",
         allow_model_code: str | None = None,
-        told: Callable[[str], None] = lambda line: None,
+        report_line: Callable[[str], None] = lambda line: None,
         doing: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._source = find_trained(
@@ -99,7 +99,7 @@ class TrainedModel:
             platform=platform,
         )
         self._place = self._stack.enter_context(
-            placed(self._source, asked, on, told, doing)
+            placed(self._source, asked, on, report_line, doing)
         )
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a trained model is: in a run's newest checkpoint, or in a Hugging Face folder.
 
-Owns how one is told from the other, and which tokenizer, chat template and tokens that
-end a text go with it. Does not own reading checkpoints (`exporting.py`) nor folders
-(`models/hugging_face/`).
+Owns how one is distinguished from the other, and which tokenizer, chat template and
+tokens that end a text go with it. Does not own reading checkpoints (`exporting.py`) nor
+folders (`models/hugging_face/`).
 """
 
 from collections.abc import Callable, Iterator
@@ -109,7 +109,7 @@ def _of_run(
     ids, template = _tokenizer(run_dir)
     model, began_with = load_named(config.model), first_folder(config)
     check_fits(ids, model.vocab_size, run_dir)
-    ends = set[int]() if began_with is None else _told_ends(began_with)
+    ends = set[int]() if began_with is None else _ends_named_by(began_with)
 
     @contextmanager
     def reading(dtype: np.dtype) -> Iterator[Read]:
@@ -140,7 +140,7 @@ def _of_folder(folder: Path) -> TrainedSource:
         model=model,
         ids=ids,
         template=template,
-        ends=frozenset(_told_ends(base) | {ids.end_of_document}),
+        ends=frozenset(_ends_named_by(base) | {ids.end_of_document}),
         reading=reading,
     )
 
@@ -158,23 +158,23 @@ def _tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     return found.ids, found.template
 
 
-def _told_ends(folder: Path) -> set[int]:
+def _ends_named_by(folder: Path) -> set[int]:
     """By the model's generation settings, else by its config."""
     for name in (GENERATION, CONFIG):
         if (folder / name).is_file():
-            told = _ends_in(folder / name)
-            if told is not None:
-                return {told} if isinstance(told, int) else set(told)
+            ends = _ends_in(folder / name)
+            if ends is not None:
+                return {ends} if isinstance(ends, int) else set(ends)
     return set()
 
 
 def _ends_in(file: Path) -> int | list[int] | None:
     """The tokens that end a text, or nothing said; BadInput for what cannot be."""
     try:
-        told = as_kind(json_value(read_text(file)), "a table", where=str(file))
+        settings = as_kind(json_value(read_text(file)), "a table", where=str(file))
     except ValueError:
         raise _bad_settings(f"{str(file)!r}, which is no JSON object") from None
-    found = told.get(_ENDS)
+    found = settings.get(_ENDS)
     ids = found if isinstance(found, list) else [found]
     if found is not None and not all(map(_is_token, ids)):
         raise _bad_settings(f"{_ENDS} = {str(found)[:60]!r} in {str(file)!r}")

@@ -57,7 +57,7 @@ def untrusted_on_disk(directory: Path, key: bytes | None) -> list[Checkpoint]:
     if key is None:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever reads with the key hears of them
+        warnings.simplefilter("ignore")  # whoever reads with the key sees them
         trusted = {found.run for found in partial_checkpoints(directory, key)}
         found = partial_checkpoints(directory)
     return [one for one in found if one.run not in trusted]

@@ -43,7 +43,7 @@ class NotSigned(ValueError):
 
 def signed(body: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
     """The body with its signature, if there is a key."""
-    return dict(body) if key is None else {**body, _SIGNATURE: _of(body, key)}
+    return dict(body) if key is None else {**body, _SIGNATURE: _signature(body, key)}
 
 
 def unsigned(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def unsigned(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
         return body
     if signature is None:
         raise NotSigned("it is not signed, and this run has a key")
-    if not hmac.compare_digest(str(signature), _of(body, key)):
+    if not hmac.compare_digest(str(signature), _signature(body, key)):
         raise NotSigned("it is not signed with this run's key")
     return body
 
 
-def _of(body: Mapping[str, Any], key: bytes) -> str:
+def _signature(body: Mapping[str, Any], key: bytes) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     digest = blake2b(canonical.encode(), key=key, digest_size=_SIZE, person=b"signed")
     return digest.hexdigest()

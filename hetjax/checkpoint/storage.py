@@ -211,8 +211,8 @@ def sees_lease(folder: str, number: int, token: str) -> bool:
 def state_folder(run: str) -> Path:
     """Where this machine keeps the checkpoints of a run whose directory it cannot see:
     $XDG_STATE_HOME/hetjax/RUN, by default in ~/.local/state."""
-    told = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(told) if os.path.isabs(told) else Path.home() / ".local/state"
+    variable = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(variable) if os.path.isabs(variable) else Path.home() / ".local/state"
     return inside(home / "hetjax", run)
 
 

@@ -77,7 +77,7 @@ def _may_be_of(run: RunIdentity, store: Store, step: int) -> bool:
     try:
         return run.owns(committed_run(store, step))
     except CorruptData:
-        return True  # whoever uses the step hears what is wrong with it
+        return True  # whoever uses the step gets what is wrong with it
 
 
 def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifest]:

@@ -148,7 +148,7 @@ class CheckpointWriter:
         return True
 
     def keep_all(self) -> None:
-        """Until the next save begins, what is here stays: others are told of it.
+        """Until the next save begins, what is here stays: others count on it.
 
         After a loss, what a save in flight would replace may be all that there is.
         """

@@ -75,8 +75,8 @@ def devices(arguments: Sequence[str]) -> None:
     for spec in found:
         print(_ROW.format(spec.name, *map(_cell, _values(spec).values())))
     if here is not None:
-        told = ", ".join(f"{count} x {name}" for name, count in here.items())
-        print(f"\nthis machine: {told or 'no accelerator, the CPU alone'}")
+        counts = ", ".join(f"{count} x {name}" for name, count in here.items())
+        print(f"\nthis machine: {counts or 'no accelerator, the CPU alone'}")
 
 
 def meant(word: str) -> list[DeviceSpec]:

@@ -108,7 +108,7 @@ def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
             platform=options.platform,
             on=options.on,
             allow_model_code=options.allow_model_code,
-            told=say_aside,
+            report_line=say_aside,
             doing=line,
         )
         with model:

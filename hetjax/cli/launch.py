@@ -254,10 +254,10 @@ def _pair(gres: str) -> tuple[str, str]:
 def _types() -> list[str]:
     """What the cluster that is here calls its cards; nothing where there is none."""
     try:
-        told = slurm_output(["sinfo", "--noheader", "-o", "%G"])
+        listing = slurm_output(["sinfo", "--noheader", "-o", "%G"])
     except BadInput:
         return []
-    return sorted({kind for line in told.split() for kind, _ in gpus_of(line)})
+    return sorted({kind for line in listing.split() for kind, _ in gpus_of(line)})
 
 
 main = main_of(launch)

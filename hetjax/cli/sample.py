@@ -96,7 +96,7 @@ def sample(arguments: Sequence[str]) -> None:
                 platform=options.platform,
                 on=options.on,
                 allow_model_code=options.allow_model_code,
-                told=say_aside,
+                report_line=say_aside,
                 doing=line,
             )
             stack.enter_context(model)

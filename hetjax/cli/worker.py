@@ -98,7 +98,7 @@ def _given(value: str | None, option: str) -> str:
         raise BadInput(
             got=f"no {option}",
             allowed=f"{_PROGRAM} --join HOST:PORT --node NAME --fingerprint sha256:...",
-            fix="type what the run has told when it began to wait for machines",
+            fix="type what the run printed when it began to wait for machines",
         )
     return value
 
@@ -110,7 +110,7 @@ def _fingerprint(text: str) -> bytes:
         raise BadInput(
             got=f"--fingerprint {text[:80]}",
             allowed=str(error),
-            fix="copy all of it from what the run has told",
+            fix="copy all of it from what the run printed",
         ) from None
 
 
@@ -139,7 +139,7 @@ def _token(file: Path | None) -> bytes:
         raise BadInput(
             got=f"no token {f'in {file}' if file else 'on standard input'}",
             allowed="the token's 64 digits from 0 to f, in one line",
-            fix="--token-file FILE, or < FILE, with the file that the run has told of",
+            fix="--token-file FILE, or < FILE, with the file that the run has named",
         )
     return token
 

@@ -196,15 +196,15 @@ def native_precisions(spec: DeviceSpec) -> tuple[Precision, ...]:
     return tuple(precision for precision, has in native.items() if has)
 
 
-def unlike_memory_gib(device: str, told_gib: float) -> float | None:
+def unlike_memory_gib(device: str, reported_gib: float) -> float | None:
     """Return the memory that a device tells of, rounded.
 
     None where the catalogue says nearly the same: then it is the card that is meant.
     """
     known = catalogue().get(canonical_name(device))
-    if known and abs(told_gib - known.memory_gib) <= _UNLIKE * known.memory_gib:
+    if known and abs(reported_gib - known.memory_gib) <= _UNLIKE * known.memory_gib:
         return None
-    return round(told_gib, 2)
+    return round(reported_gib, 2)
 
 
 def _spec(name: str, entry: dict[str, Any], sources: dict[str, str]) -> DeviceSpec:

@@ -63,8 +63,8 @@ class Node:
     def __repr__(self) -> str:
         """Only what was said of it: most nodes leave most to the catalogue."""
         said = (f for f in fields(self) if getattr(self, f.name) != f.default)
-        told = (f"{f.name}={getattr(self, f.name)!r}" for f in said)
-        return f"Node({', '.join(told)})"
+        fields_given = (f"{f.name}={getattr(self, f.name)!r}" for f in said)
+        return f"Node({', '.join(fields_given)})"
 
     @property
     def devices_per_host(self) -> int:

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cluster files: TOML to `Cluster` and back, and the preset files.
 
-Owns the keys of the file and their types. Does not own what must hold between them
-(`cluster.py`).
+Owns the keys of the file and their types, and that something joins its zones: nodes of
+one zone share a network, what joins two has to be said. Does not own what else must
+hold between them (`cluster.py`) nor routes (`hetjax/costs/network/routes.py`).
 """
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.zones import check_joined
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.files.parsing import parsed, read_file, toml_table
 from hetjax.files.tables import as_kind, is_in_files, read_fields, read_record
@@ -40,8 +42,47 @@ def read_cluster(path: Path) -> Cluster:
 
 def _parse_joined(text: str) -> Cluster:
     cluster = parse_cluster(text)
-    check_joined(cluster)
+    _check_joined(cluster)
     return cluster
+
+
+def _check_joined(cluster: Cluster) -> None:
+    """Raise BadInput if a link joins some zone to no other one, with lines to add."""
+    zone_of = {node.name: node.zone for node in cluster.nodes}
+    zones = list(dict.fromkeys(zone_of.values()))
+    ends = [[zone_of.get(end, end) for end in link.between] for link in cluster.links]
+    joined = {zone for pair in ends for zone in pair if pair[0] != pair[1]}
+    alone = [zone for zone in zones if zone not in joined]
+    if len(zones) == 1 or not alone:
+        return
+    nodes = {
+        zone: [name for name, its in zone_of.items() if its == zone] for zone in zones
+    }
+    raise BadInput(
+        got="; ".join(f"{_named(zone)} ({', '.join(nodes[zone])})" for zone in alone)
+        + ": no link to any other zone",
+        allowed="zones that a [[link]] joins, or one zone for all nodes",
+        fix=_to_join(zones, alone, nodes[""] if "" in zones else ()),
+    )
+
+
+def _to_join(
+    zones: Sequence[str], alone: Sequence[str], zoneless: Sequence[str]
+) -> str:
+    same = "remove all zone lines, if the nodes share one network"
+    if zoneless:
+        return f"{same}; else add a zone to {', '.join(zoneless)}, and links to it"
+    pairs = [pair for pair in combinations(zones, 2) if {*pair} & {*alone}]
+    lines = "; ".join(
+        f'[[link]], between = ["{left}", "{right}"], bandwidth_gbit_per_s = 5.0, '
+        "latency_ms = 30.0"
+        for left, right in pairs
+    )
+    return f"{same}; else add, line by line and with figures of your own: {lines}"
+
+
+def _named(zone: str) -> str:
+    return f"zone {zone!r}" if zone else "nodes without a zone"
 
 
 def parse_cluster(text: str) -> Cluster:

@@ -16,7 +16,7 @@ from typing import Protocol
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import device_name, discover
-from hetjax.cluster.told_memory import with_told_memory
+from hetjax.cluster.reported_memory import with_reported_memory
 from hetjax.files.parsing import json_value
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -61,7 +61,7 @@ def devices_json(devices: Iterable[LocalDevice]) -> str:
 
 def read_devices(text: str) -> list[LocalDevice]:
     """Return the devices of such a text."""
-    return [LocalDevice(**told) for told in json_value(text)]
+    return [LocalDevice(**fields) for fields in json_value(text)]
 
 
 def is_one_kind(devices: Sequence[LocalDevice]) -> bool:
@@ -71,22 +71,22 @@ def is_one_kind(devices: Sequence[LocalDevice]) -> bool:
 
 def cluster_of_devices(devices: Sequence[LocalDevice]) -> Cluster:
     """Return a cluster with a node for each kind; errors as of `discover`."""
-    return as_told(discover(devices), devices)
+    return as_reported(discover(devices), devices)
 
 
-def as_told(cluster: Cluster, devices: Sequence[LocalDevice]) -> Cluster:
+def as_reported(cluster: Cluster, devices: Sequence[LocalDevice]) -> Cluster:
     """Return the cluster with the memory that the devices of each kind tell of."""
 
-    def told_gib(device: str) -> list[float]:
+    def gib_of(device: str) -> list[float]:
         mine = (d for d in devices if device_name(d) == canonical_name(device))
         return [d.memory_bytes / 2**30 for d in mine if d.memory_bytes]
 
-    nodes = (with_told_memory(node, told_gib(node.device)) for node in cluster.nodes)
+    nodes = (with_reported_memory(node, gib_of(node.device)) for node in cluster.nodes)
     return replace(cluster, nodes=tuple(nodes))
 
 
 def nvidia_devices(
-    told: Sequence[DriverCard], environment: Mapping[str, str]
+    reported: Sequence[DriverCard], environment: Mapping[str, str]
 ) -> list[LocalDevice] | None:
     """Return those of the driver's cards that CUDA shows to a process.
 
@@ -94,7 +94,7 @@ def nvidia_devices(
     CUDA_VISIBLE_DEVICES of unlike cards, which CUDA counts from the fastest and
     nvidia-smi by their place on the bus, unless CUDA_DEVICE_ORDER says so too.
     """
-    if any(card.is_cut for card in told):
+    if any(card.is_cut for card in reported):
         return None
     cards = [
         LocalDevice(
@@ -103,7 +103,7 @@ def nvidia_devices(
             handle=card.uuid,
             memory_bytes=int(card.memory_gib * 2**30),
         )
-        for card in told
+        for card in reported
     ]
     visible = environment.get(VISIBLE)
     if visible is None:

@@ -45,13 +45,13 @@ _KINDS = {
 }
 
 
-def has_gpus(told: Mapping[str, Any]) -> bool:
+def has_gpus(node: Mapping[str, Any]) -> bool:
     """Whether a machine of `ray.nodes()` is alive, and Ray gives out GPUs of it."""
-    return told["Alive"] and told["Resources"].get("GPU", 0) >= 1
+    return node["Alive"] and node["Resources"].get("GPU", 0) >= 1
 
 
 def ray_nodes(
-    told: Sequence[Mapping[str, Any]],
+    nodes: Sequence[Mapping[str, Any]],
     seen: Mapping[str, Sequence[LocalDevice]] = MappingProxyType({}),
 ) -> list[Machine]:
     """Read what `ray.nodes()` gives, of machines that are alive, by address.
@@ -62,7 +62,7 @@ def ray_nodes(
     the first card only, and 40 and 80 GB of memory alike.
     """
     found = []
-    for raw in told:
+    for raw in nodes:
         if raw["Alive"]:
             node = _node(raw)
             found += parts_by_kind(node, seen.get(node.id, ()))

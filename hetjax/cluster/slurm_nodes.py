@@ -49,11 +49,11 @@ class SlurmNode:
     gpus: tuple[tuple[str, int], ...] = ()
 
 
-def job_parts(told: str) -> list[JobPart]:
+def job_parts(output: str) -> list[JobPart]:
     """Read `scontrol show job -d -o`, a line for each component, without those that
     have no nodes."""
     found = []
-    for line in told.splitlines():
+    for line in output.splitlines():
         job, component = _JOB.search(line), _COMPONENT.search(line)
         nodes = _NODES.search(line)
         if job and nodes and nodes[1] not in ("", "(null)"):
@@ -68,10 +68,10 @@ def job_parts(told: str) -> list[JobPart]:
     return found
 
 
-def addresses_of_nodes(told: str) -> dict[str, str]:
+def addresses_of_nodes(output: str) -> dict[str, str]:
     """Read `scontrol show node -o`: the addresses of nodes that are up, by name."""
     found = {}
-    for line in told.splitlines():
+    for line in output.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         name, state = fields.get("NodeName"), fields.get("State", "")
         if name and not state.endswith("*") and _GONE.isdisjoint(state.split("+")):

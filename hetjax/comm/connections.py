@@ -38,8 +38,8 @@ class Connection:
     """A connection to one peer, which has proven who it is.
 
     `deliver` and `lost` are called from the link's own threads; `lost` at most once,
-    also for a peer that leaves in good order, but not after `close`. `wrote` hears how
-    long the system took to take each message.
+    also for a peer that leaves in good order, but not after `close`. `wrote` is called
+    with how long the system took to take each message.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Connection:
     def send(self, key: Key, parts: Sequence[np.ndarray]) -> None:
         """Send the parts one after the other as one message; returns at once.
 
-        They must not change until they are sent. Lost peers are told of by `lost`.
+        They must not change until they are sent. Lost peers are reported by `lost`.
         """
         self._outbox.put((key, parts))
 
@@ -124,7 +124,7 @@ class Connection:
 
 def _prepare(found: Stream) -> None:
     found.settimeout(None)
-    if found.family != socket.AF_UNIX:  # TCP fits its buffers to the path, unless told
+    if found.family != socket.AF_UNIX:  # TCP fits its own buffers to the path
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return
     for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -159,7 +159,7 @@ def answer(
     """Let a caller prove who it is, and prove who we are; raises OSError.
 
     With `tls` it must come within that, but for its signs of life. One that `is_stale`,
-    by name and incarnation, is told so, and refused.
+    by name and incarnation, is refused, with the reason.
     """
     end_s = time.monotonic() + _HANDSHAKE_S
     stream = found if tls is None else _within(found, tls, end_s)

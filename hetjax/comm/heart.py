@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life between processes, sent and heard by a process beside each.
+"""Signs of life between processes, sent and received by a process beside each.
 
     python -I -S heart.py CONTROL_FD PARENT_PID
 
@@ -33,7 +33,7 @@ from contextlib import suppress
 from hashlib import blake2b
 
 Silent = Callable[[str], None]  # why it is taken for lost
-Codes = tuple[bytes, bytes]  # keys of what is sent, and of what is heard
+Codes = tuple[bytes, bytes]  # keys of what is sent, and of what is received
 
 _KEY_BYTES = 32
 # number, time of silence (0: watch it no more), whether there are keys, both
@@ -139,18 +139,18 @@ class Beats:
             self._count += 1
         self._waiting = self._waiting[send(self._waiting) :]
 
-    def are_in(self, heard: bytes) -> bool:
+    def are_in(self, data: bytes) -> bool:
         """Whether these bytes go on with the next ones, and nothing else."""
         if self._key is None:
-            return bool(heard)
-        self._waiting += heard
+            return bool(data)
+        self._waiting += data
         size = _COUNT.size + _CODE_BYTES
         while len(self._waiting) >= size:
             if not hmac.compare_digest(self._waiting[:size], self._beat()):
                 return False
             self._waiting = self._waiting[size:]
             self._count += 1
-        return bool(heard)
+        return bool(data)
 
     def _beat(self) -> bytes:
         if self._key is None:
@@ -161,7 +161,8 @@ class Beats:
 
 
 class Watched:
-    """A connection to another heart: when to beat next, and until when to hear it."""
+    """A connection to another heart: when to beat next, and until when to wait for its
+    beats."""
 
     def __init__(
         self,
@@ -172,26 +173,26 @@ class Watched:
     ) -> None:
         self.found, self.silence_s = found, silence_s
         sends, takes = codes or (None, None)
-        self._sent, self._heard = Beats(sends), Beats(takes)
+        self._sent, self._received = Beats(sends), Beats(takes)
         self.beat_s = now_s
         self.patient_until_s = now_s + _FIRST * silence_s
-        self.is_told = False
+        self.is_silent = False
         found.setblocking(False)
 
     @property
     def due_s(self) -> float:
-        """When there is something to do, if nothing is heard."""
-        return self.beat_s if self.is_told else min(self.beat_s, self.patient_until_s)
+        """When there is something to do, if nothing comes."""
+        return self.beat_s if self.is_silent else min(self.beat_s, self.patient_until_s)
 
     def read(self, now_s: float) -> bool:
-        """Take what was heard; False if nothing will be heard any more."""
+        """Take what has come; False if nothing will come any more."""
         try:
-            heard = self.found.recv(4096)
+            data = self.found.recv(4096)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        is_theirs = self._heard.are_in(heard)
+        is_theirs = self._received.are_in(data)
         if is_theirs:
             self.patient_until_s = now_s + _PATIENCE * self.silence_s
         return is_theirs
@@ -206,7 +207,7 @@ class Watched:
 
 
 class Hearing:
-    """All that is watched, by number; what is no longer heard is watched all the same.
+    """All that is watched, by number; what no longer beats is watched all the same.
 
     A connection that ends says nothing of its process: that link's messages do.
     """
@@ -226,12 +227,12 @@ class Hearing:
             if fd == self._control.fileno():
                 if not self._obey(now_s):
                     return False, 0.0
-            elif fd in self._numbers and not self._of(fd).read(now_s):
+            elif fd in self._numbers and not self._watched_at(fd).read(now_s):
                 self._deafen(fd)
         return True, 0.0 if due_s is None else now_s - due_s
 
     def forgive(self, late_s: float) -> None:
-        """Not to have heard while this process was not let run is nobody's fault."""
+        """Beats that were missed while this process was not let run do not count."""
         for watched in self._watched.values():
             if late_s > watched.silence_s / _BEATS:
                 watched.patient_until_s += late_s
@@ -245,11 +246,11 @@ class Hearing:
     def tell(self) -> None:
         now_s = time.monotonic()
         for number, watched in self._watched.items():
-            if not watched.is_told and watched.patient_until_s <= now_s:
-                watched.is_told = True
+            if not watched.is_silent and watched.patient_until_s <= now_s:
+                watched.is_silent = True
                 self._control.sendall(_SILENT.pack(number))
 
-    def _of(self, fd: int) -> Watched:
+    def _watched_at(self, fd: int) -> Watched:
         return self._watched[self._numbers[fd]]
 
     def _obey(self, now_s: float) -> bool:

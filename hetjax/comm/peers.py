@@ -2,8 +2,8 @@
 """A worker among the others: who is connected, what has arrived, who is lost.
 
 Owns the connections of one process to its peers and the mailbox where their messages
-wait to be taken. Whoever waits is told of a lost peer instead of waiting for ever. Does
-not own one connection (`connections.py`) nor what messages mean.
+wait to be taken. Whoever waits gets the loss of a peer as an error instead of waiting
+for ever. Does not own one connection (`connections.py`) nor what messages mean.
 """
 
 import threading
@@ -104,7 +104,7 @@ class Pace:
                 before, before_s = self._sent.get(peer, (0, 0.0))
                 self._sent[peer] = before + num_bytes, before_s + seconds
 
-    def take(self) -> list[tuple[str, float]]:
+    def pop_s_per_byte(self) -> list[tuple[str, float]]:
         """Return the seconds per byte to each peer since the last call."""
         with self._lock:
             sent, self._sent = self._sent, {}

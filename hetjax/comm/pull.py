@@ -61,7 +61,7 @@ def offer_id(tag: Tag, secret: bytes) -> int:
 
 
 def check_fits(*, num_replicas: int, num_stages: int, num_microbatches: int) -> None:
-    """Refuse plans whose tags would not be told apart.
+    """Refuse plans whose tags would not be distinguished.
 
     `num_stages` and `num_microbatches` are the most of any replica. Raises BadInput.
     """

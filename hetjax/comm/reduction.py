@@ -67,8 +67,8 @@ def exchange(
 ) -> list[Rows]:
     """Sum over holders, laid out for each holder as its own contribution was.
 
-    Direct exchange: a holder receives (holders - 1) times the group's bytes, which
-    for two holders is what a ring moves as well. `moved` is told of all that goes from
+    Direct exchange: a holder receives (holders - 1) times the group's bytes, which for
+    two holders is what a ring moves as well. `moved` is called for all that goes from
     device to device: (from, to, bytes), holders by number.
     """
     sums = []

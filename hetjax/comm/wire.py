@@ -90,16 +90,16 @@ class HostWorkPool:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pool")
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do it soon; what goes wrong is told to all who wait."""
+        """Do it soon; an error of it reaches all who wait."""
 
-        def told() -> None:
+        def reporting_failure() -> None:
             try:
                 work()
             except Exception as error:
-                time.sleep(_GRACE_S)  # a lost peer may be why: then it is told of first
+                time.sleep(_GRACE_S)  # if a lost peer is why, that comes first
                 self._peers.mailbox.lose(self._peers.own, f"failed: {error}")
 
-        self._pool.submit(told)
+        self._pool.submit(reporting_failure)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -96,15 +96,15 @@ def costs_of(
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
-        told = compiled_stage(compiled, programs, (r, s), split=halves)
-        if told.workspace_bytes is not None:
+        from_compiler = compiled_stage(compiled, programs, (r, s), split=halves)
+        if from_compiler.workspace_bytes is not None:
             known.add((r, s))
         memory[r, s] = stage_memory(
             plan,
             model,
             (r, s),
             compiler=compiler_of(node.device),
-            compiled=told,
+            compiled=from_compiler,
             **traced,
         )
         times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)

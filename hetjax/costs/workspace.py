@@ -23,7 +23,7 @@ from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 # The model of XLA leaves out small buffers, gaps between buffers and the copies that
 # layouts cost; so much more there is of what it says.
 # Chosen by `experiments/compiled_memory/`, which says how well kinds that are left out
-# are foretold.
+# are predicted.
 MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.20}
 
 # What a TPU's compiler keeps of a fused program in the memory of the vector unit, or in

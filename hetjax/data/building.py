@@ -41,7 +41,7 @@ from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 
 _SAMPLE_CHARS = 4_000_000  # that a tokenizer is trained on
-_LONG_BYTES = 10_000_000  # from which on progress is told
+_LONG_BYTES = 10_000_000  # from which on progress is shown
 
 
 Progress = Callable[[str], None]  # receives a line for each phase of a build
@@ -304,7 +304,7 @@ def write_documents(
     ids: Tokenizer,
     done_bytes: Callable[[int], None],
 ) -> Counts:
-    """Write tokens_T; `done_bytes` hears of each document as it is read."""
+    """Write tokens_T; `done_bytes` is called for each document as it is read."""
     num_rows, num_bytes = 0, 0
 
     def counted() -> Iterator[str]:

@@ -92,7 +92,7 @@ def prepare(
 ) -> Dataset:
     """Open the cached dataset of these ingredients, or build it.
 
-    `progress` is told what was done, `doing` what begins.
+    `progress` gets what was done, `doing` what begins.
     Processes may call this at once on one cache. Raises BadInput for a path without
     usable rows, a vocabulary that is too small for the tokenizer (of our own: under
     257) and a cache directory that cannot be made.

@@ -62,7 +62,7 @@ def _versions(installed: Installed) -> Iterator[Finding]:
     """JAX, jaxlib and plugins must be of one version."""
     versions = installed.versions
     ours = versions.get("jaxlib")
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     unlike = [
         name
         for name, version in versions.items()
@@ -85,7 +85,7 @@ def _versions(installed: Installed) -> Iterator[Finding]:
             f"{' '.join(unlike)}",
         )
     if not unlike and versions.get("jax") == ours:
-        yield _ok("versions", f"{told}; {installed.system}")
+        yield _ok("versions", f"{listed}; {installed.system}")
 
 
 def _extra(plugin: str) -> str:
@@ -198,16 +198,16 @@ def _kind(seen: Seen) -> Finding:
         )
     spec = device_spec(Node(name="here", device=seen.name, count=1))
     attention = spec.attention or EVERYWHERE
-    told = f"computes in {best_precision(spec)}, attention by {attention}"
-    return _ok("devices", f"{what}: {told}")
+    computes = f"computes in {best_precision(spec)}, attention by {attention}"
+    return _ok("devices", f"{what}: {computes}")
 
 
 def _cluster(file: ClusterFile, started: Started) -> Iterator[Finding]:
     if file.error is not None:
         yield _problem("cluster", file.error, file.fix)
         return
-    told = ", ".join(f"{count} x {name}" for name, count in file.kinds.items())
-    yield _ok("cluster", f"{file.path}: {told}")
+    kinds = ", ".join(f"{count} x {name}" for name, count in file.kinds.items())
+    yield _ok("cluster", f"{file.path}: {kinds}")
     for seen in started.devices:
         planned = file.kinds.get(seen.name, 0)
         if seen.platform != "cpu" and planned < seen.count:

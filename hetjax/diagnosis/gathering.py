@@ -129,10 +129,10 @@ def start_devices(
     if not lines:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return Started(error=said[-1])
-    told = json_value(lines[-1].removeprefix(MARK))
-    if "error" in told:
-        return Started(error=told["error"])
-    return Started(devices=tuple(Seen(**one) for one in told["devices"]))
+    answer = json_value(lines[-1].removeprefix(MARK))
+    if "error" in answer:
+        return Started(error=answer["error"])
+    return Started(devices=tuple(Seen(**one) for one in answer["devices"]))
 
 
 def cluster_file(path: Path) -> ClusterFile:
@@ -213,9 +213,9 @@ def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
     except BadInput as bad:
         return StoreAnswer(url=url, error=bad.got, fix=bad.fix)
     except Exception as error:  # of a client library, whatever it may be
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = "put right what the store says, or leave --checkpoint.cloud out"
-        return StoreAnswer(url=url, error=f"checkpoint store {url}: {told}", fix=fix)
+        return StoreAnswer(url=url, error=f"checkpoint store {url}: {problem}", fix=fix)
     spent_s = time.perf_counter() - start_s
     return StoreAnswer(url=url, seconds=spent_s, clock_ahead_s=ahead_s)
 

@@ -58,28 +58,28 @@ def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Findin
         there = machine.versions.get(package, "missing")
         if there == version:
             continue
-        told = f"{machine.name} has {package} {there}, this machine {version}"
+        differs = f"{machine.name} has {package} {there}, this machine {version}"
         if package == "Python":
             yield Finding(
                 check="versions",
                 level="warning",
-                found=told,
+                found=differs,
                 fix=f"make its environment with Python {version}, too",
             )
         else:
             fix = f"type there: pip install '{package}=={version}'"
-            yield _problem("versions", told, fix)
+            yield _problem("versions", differs, fix)
 
 
 def _memory(machine: OtherMachine) -> Iterator[Finding]:
-    told = f"{machine.name}: {machine.memory_gib:.1f} GiB of memory"
+    memory = f"{machine.name}: {machine.memory_gib:.1f} GiB of memory"
     if not machine.memory_gib or machine.memory_gib >= _LEAST_MEMORY_GIB:
-        yield Finding(check="memory", level="ok", found=told)
+        yield Finding(check="memory", level="ok", found=memory)
         return
     yield Finding(
         check="memory",
         level="warning",
-        found=f"{told}, with the limit of its job or container",
+        found=f"{memory}, with the limit of its job or container",
         fix=f"ask for {_LEAST_MEMORY_GIB:.0f} GiB or more: --mem of Slurm, say",
     )
 
@@ -95,8 +95,8 @@ def _way(machine: OtherMachine) -> Iterator[Finding]:
             "file of hosts",
         )
         return
-    told = f"{machine.name}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"
-    yield Finding(check="links", level="ok", found=told)
+    figures = f"{machine.name}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"
+    yield Finding(check="links", level="ok", found=figures)
     # it has measured how far this machine's clock is ahead of its own
     yield from clock_off(machine.name, -way.clock_ahead_s)
 

@@ -45,13 +45,13 @@ def versions_here() -> dict[str, str]:
 def line_of_this_machine(file_of_run: str) -> str:
     """Look at this machine; return the line that says what was found."""
     found = diagnosis(gather(Scope()))
-    told = {
+    answer = {
         "findings": [asdict(finding) for finding in found.findings],
         "versions": versions_here(),
         "memory_gib": memory_gib(),
         "sees_run_dir": not file_of_run or Path(file_of_run).exists(),
     }
-    return _MARK + json.dumps(told)
+    return _MARK + json.dumps(answer)
 
 
 def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
@@ -63,23 +63,23 @@ def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
     if not lines:
         return None
     raw = json_value(lines[-1].removeprefix(_MARK))
-    told = read_record(raw, where=name, required=_LINE)
-    for key, number in told["versions"].items():
+    answer = read_record(raw, where=name, required=_LINE)
+    for key, number in answer["versions"].items():
         as_kind(number, "a string", where=f"{name}.versions.{key}")
     return OtherMachine(
         name=name,
-        findings=tuple(_finding(each, name) for each in told["findings"]),
-        versions=told["versions"],
-        memory_gib=told["memory_gib"],
-        sees_run_dir=told["sees_run_dir"],
+        findings=tuple(_finding(each, name) for each in answer["findings"]),
+        versions=answer["versions"],
+        memory_gib=answer["memory_gib"],
+        sees_run_dir=answer["sees_run_dir"],
         way=way,
     )
 
 
 def _finding(raw: object, where: str) -> Finding:
-    told = read_fields(raw, Finding, where=where)
-    level = told.pop("level")
-    return Finding(level=level if level in get_args(Level) else "problem", **told)
+    fields = read_fields(raw, Finding, where=where)
+    level = fields.pop("level")
+    return Finding(level=level if level in get_args(Level) else "problem", **fields)
 
 
 def memory_gib(root: Path = Path("/")) -> float:

@@ -3,7 +3,7 @@
 
 One machine listens for some minutes, others connect. A request is one byte: `t` asks
 for the time (a greeting, then seconds in 8 bytes, big-endian), `d` announces a message
-of fixed size, whose arrival is told by one byte. Nothing else is read, kept or
+of fixed size, whose arrival one byte confirms. Nothing else is read, kept or
 believed. Owns both ends. Does not own the connections of runs (`hetjax/comm/`).
 """
 

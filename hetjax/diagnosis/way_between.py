@@ -89,8 +89,8 @@ def measured_from(reach: Reach, machine: Machine, address: str) -> Peer:
             text=True,
             timeout=_ASK_S,
         )
-        told = json_value(done.stdout.splitlines()[-1])
-        return Peer(**read_fields(told, Peer, where=machine.id))
+        peer = json_value(done.stdout.splitlines()[-1])
+        return Peer(**read_fields(peer, Peer, where=machine.id))
     except (subprocess.TimeoutExpired, IndexError, ValueError, BadInput):
         return Peer(address=address, error=f"{machine.id} cannot ask")
 

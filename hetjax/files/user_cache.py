@@ -11,6 +11,6 @@ from pathlib import Path
 
 def user_cache(name: str) -> Path:
     """Return the folder $XDG_CACHE_HOME/hetjax/NAME, by default in ~/.cache."""
-    told = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
+    variable = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(variable) if os.path.isabs(variable) else Path.home() / ".cache"
     return home / "hetjax" / name

@@ -115,10 +115,10 @@ class ByJoining:
         return self._there(cluster) or cluster
 
     def _noticed(self, worker: str, grace_s: float) -> None:
-        """Called by the machine's thread, which has heard SIGTERM."""
+        """Called by the thread of a machine that got SIGTERM."""
         grace_s = min(max(0.0, grace_s), _MOST_GRACE_S)
-        told = Noticed(source=f"SIGTERM on {worker}", grace_s=grace_s)
-        self.connections.noticed(worker, told)
+        notice = Noticed(source=f"SIGTERM on {worker}", grace_s=grace_s)
+        self.connections.noticed(worker, notice)
 
     def _there(self, cluster: Cluster) -> Cluster | None:
         machines = self._desk.machines
@@ -139,7 +139,7 @@ class ByJoining:
                 got=f"no machine that has joined in {most_s:g} s as one of "
                 f"{', '.join(names)}",
                 allowed="1 node or more whose machines have joined (--join.wait-s)",
-                fix="type on each machine what the run has told",
+                fix="type on each machine what the run has printed",
             )
         there = {node.name for node in found.nodes}
         if gone := [name for name in names if name not in there]:

@@ -134,20 +134,20 @@ class Reprovisioning:
 
     def _asked(self, nodes: Sequence[Node], attempt: int) -> CommandEnded:
         names = tuple(node.name for node in nodes)
-        told = {
+        request = {
             "run_dir": str(self._run_dir.absolute()),
             "attempt": attempt,
             "missing": [{key: getattr(node, key) for key in _KEYS} for node in nodes],
         }
         start_s = time.monotonic()
         try:
-            code, error = self._code(json.dumps(told, default=str) + "\n")
+            code, error = self._code(json.dumps(request, default=str) + "\n")
         except OSError as failed:
             code, error = None, failed.strerror or str(failed)
         took_s = time.monotonic() - start_s
         return CommandEnded(nodes=names, took_s=took_s, code=code, error=error)
 
-    def _code(self, told: str) -> tuple[int, str]:
+    def _code(self, request: str) -> tuple[int, str]:
         self._logs.mkdir(parents=True, exist_ok=True)
         with (self._logs / LOG).open("ab") as log:
             running = subprocess.Popen(
@@ -159,7 +159,7 @@ class Reprovisioning:
             )
         assert running.stdin is not None
         with suppress(BrokenPipeError), running.stdin:  # one that does not read
-            running.stdin.write(told.encode())
+            running.stdin.write(request.encode())
         return self._waited(running)
 
     def _waited(self, running: subprocess.Popen[bytes]) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 
 Starting a worker is mostly importing: a process on standby has done that
 (`standby_process.py`) and takes the place of one that is lost at once. Owns when they
-are started, and their end. Does not own workers that were told who they are
+are started, and their end. Does not own workers that know who they are
 (`local_processes.py`).
 """
 

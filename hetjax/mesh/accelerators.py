@@ -99,19 +99,19 @@ def _has_rocm_gpu(root: Path) -> bool:
 
 def amd_nodes(root: Path = Path("/")) -> list[dict[str, str]]:
     """Return what the kernel's driver for AMD says of each processor and GPU."""
-    told = map(_told_by, root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"))
-    lines = ([line.split() for line in text.splitlines()] for text in told)
+    texts = map(_text_of, root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"))
+    lines = ([line.split() for line in text.splitlines()] for text in texts)
     return [dict(pair for pair in node if len(pair) == 2) for node in lines]
 
 
 def _has_tpu(root: Path) -> bool:
     return any(
-        _told_by(pci / "vendor") == _GOOGLE and _told_by(pci / "device") in _TPU_IDS
+        _text_of(pci / "vendor") == _GOOGLE and _text_of(pci / "device") in _TPU_IDS
         for pci in root.glob("sys/bus/pci/devices/*")
     )
 
 
-def _told_by(file: Path) -> str:
+def _text_of(file: Path) -> str:
     """What a file of the system says; nothing where a container hides it."""
     try:
         return file.read_text().strip()
@@ -142,13 +142,13 @@ def unusable(there: Visible, versions: Mapping[str, str]) -> BadInput | None:
     return _cpu_instead(there, versions, why)
 
 
-def not_started(there: Visible, versions: Mapping[str, str], told: str) -> BadInput:
+def not_started(there: Visible, versions: Mapping[str, str], answer: str) -> BadInput:
     """Return what to raise if JAX could use `there`, and does not.
 
-    `told` is what JAX says when it is asked for it.
+    `answer` is what JAX says when it is asked for it.
     """
     plugin = _plugin(there, versions)
-    why = f"it did not start with {plugin} {versions[plugin]} ({told})"
+    why = f"it did not start with {plugin} {versions[plugin]} ({answer})"
     first = "put right what JAX says of it, or "
     return _cpu_instead(there, versions, why, first)
 
@@ -205,10 +205,10 @@ def start_jax() -> list[jax.Device]:
         jax.devices("cpu")
         return jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # the latter: nothing is left
-        told = (str(error).splitlines() or ["none of these is here"])[0]
+        why = (str(error).splitlines() or ["none of these is here"])[0]
         asked = os.environ.get("JAX_PLATFORMS")
         raise BadInput(
-            got=f"{f'JAX_PLATFORMS={asked}' if asked else 'no start of JAX'}: {told}",
+            got=f"{f'JAX_PLATFORMS={asked}' if asked else 'no start of JAX'}: {why}",
             allowed="platforms that are here, the CPU among them",
             fix=f"{'unset JAX_PLATFORMS' if asked else 'put right what JAX says'}, or "
             "set JAX_PLATFORMS=cpu",
@@ -230,8 +230,8 @@ def check_accelerator_used(root: Path = Path("/")) -> None:
     if jax.config.values["jax_platforms"] == "cpu":
         raise kept_from(there)
     versions = installed_versions()
-    told = _told(there.accelerator.platform)
-    raise unusable(there, versions) or not_started(there, versions, told)
+    answer = _answer_of_jax(there.accelerator.platform)
+    raise unusable(there, versions) or not_started(there, versions, answer)
 
 
 def check_accelerator_usable(root: Path = Path("/")) -> None:
@@ -248,7 +248,7 @@ def _asked_for_cpu() -> bool:
     return "cpu" in (first, os.environ.get("JAX_PLATFORM_NAME", "").lower())
 
 
-def _told(platform: str) -> str:
+def _answer_of_jax(platform: str) -> str:
     try:
         return f"{len(jax.devices(platform))} devices"
     except RuntimeError as error:

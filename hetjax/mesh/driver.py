@@ -31,12 +31,12 @@ class Card:
 def driver_cards() -> tuple[Card, ...]:
     """Return the cards that the driver shows; none where it does not answer in time."""
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             _COMMAND, capture_output=True, text=True, timeout=_LIMIT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ()
-    return read_cards(told.stdout)
+    return read_cards(done.stdout)
 
 
 def read_cards(text: str) -> tuple[Card, ...]:

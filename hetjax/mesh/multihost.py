@@ -74,7 +74,7 @@ def _replicate(mesh: Mesh):
     return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-# long: a starved process is not a dead one, and those that are lost are told of by
+# long: a starved process is not a dead one, and those that are lost are reported by
 # the controller (`hetjax/comm/heart.py`)
 _HEARTBEAT_S = 120
 _JOIN_S = 120

@@ -2,8 +2,8 @@
 """The sizes of a decoder as configs, which need no JAX.
 
 Owns the configs of whole models and what configs refuse, so that a name or a size that
-cannot be is told at once. Does not own the modules that configs describe (`layers.py`,
-`experts/`) nor sizes that have a name (`presets.py`).
+cannot be is refused at once. Does not own the modules that configs describe
+(`layers.py`, `experts/`) nor sizes that have a name (`presets.py`).
 """
 
 import math

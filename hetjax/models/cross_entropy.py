@@ -139,13 +139,13 @@ def _input_slopes(
 ) -> jax.Array:
     """d_MTD, a block of tokens at a time."""
 
-    def one(block: tuple[jax.Array, ...]) -> jax.Array:
+    def block_slopes(block: tuple[jax.Array, ...]) -> jax.Array:
         y_TD, *given_T = block
         logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
         d_TV = _slopes(terms, logits_TV, None, *given_T)
         return jnp.einsum("tv,vd->td", d_TV, table_VD)
 
-    return jax.lax.map(one, of_tokens)
+    return jax.lax.map(block_slopes, of_tokens)
 
 
 def _table_slopes(
@@ -164,18 +164,18 @@ def _table_slopes(
     row_bytes = len(y_ND) * K * table_VD.dtype.itemsize
     size = min(max(BLOCK_BYTES // row_bytes, 1), V // K)
 
-    def of(x_KR: jax.Array, start: jax.Array) -> jax.Array:
+    def some_rows(x_KR: jax.Array, start: jax.Array) -> jax.Array:
         some_KR = jax.lax.dynamic_slice_in_dim(x_KR, start, size, axis=1)
         return some_KR.reshape(-1, *x_KR.shape[2:])
 
-    def one(d_KRD: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
-        logits_NV = jnp.einsum("nd,vd->nv", y_ND, of(table_KRD, start))
-        d_NV = _slopes(terms, logits_NV, of(index_KR, start), *given_N)
+    def add_block(d_KRD: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        logits_NV = jnp.einsum("nd,vd->nv", y_ND, some_rows(table_KRD, start))
+        d_NV = _slopes(terms, logits_NV, some_rows(index_KR, start), *given_N)
         d_VD = jnp.einsum("nv,nd->vd", d_NV, y_ND).reshape(K, size, D)
         return jax.lax.dynamic_update_slice_in_dim(d_KRD, d_VD, start, axis=1), None
 
     starts = jnp.minimum(jnp.arange(0, V // K, size), V // K - size)
-    d_KRD, _ = jax.lax.scan(one, jnp.zeros_like(table_KRD), starts)
+    d_KRD, _ = jax.lax.scan(add_block, jnp.zeros_like(table_KRD), starts)
     return d_KRD.reshape(V, D)
 
 

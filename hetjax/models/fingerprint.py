@@ -16,7 +16,7 @@ from functools import cache
 
 from hetjax.models.model import Model, ModuleSpec, abstract_params
 
-_NUM_DIGITS = 16  # 64 bits: models are told apart, not signed
+_NUM_DIGITS = 16  # 64 bits: models are distinguished, not signed
 
 
 @cache

@@ -308,7 +308,7 @@ def apply(
 
 @cache
 def takes_documents(cls: type) -> bool:
-    """Whether modules of the class are told the documents of packed sequences."""
+    """Whether modules of the class take the documents of packed sequences."""
     return "documents_BL" in inspect.signature(cls.__call__).parameters
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models by what a person types: a preset, files of Hugging Face, or a function.
 
-Owns how these are told apart, and whose names may call code: a function is called if a
-person named it (`TypedName`), never because a file does. A name with a slash, or one
+Owns how these are distinguished, and whose names may call code: a function is called if
+a person named it (`TypedName`), never because a file does. A name with a slash, or one
 that is there as a file or a folder, is a path: of a folder with a `config.json`, of
 such a file, or of a TOML with the same fields. One with a colon is a function,
 `package.module:function`, that takes nothing and gives a `Model` or a config. Does not

@@ -73,8 +73,8 @@ def _names(case: _Case) -> Iterator[BadInput]:
             said = str(stage.precision)
             yield _unknown(f"{where}.precision", said, get_args(Precision))
         if stage.attention not in (None, *get_args(AttentionForm)):
-            told = str(stage.attention)
-            yield _unknown(f"{where}.attention", told, get_args(AttentionForm))
+            attention = str(stage.attention)
+            yield _unknown(f"{where}.attention", attention, get_args(AttentionForm))
         if stage.offload not in get_args(Offload):
             yield _unknown(f"{where}.offload", stage.offload, get_args(Offload))
     for node in case.plan.programs:

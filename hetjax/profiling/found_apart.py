@@ -80,19 +80,19 @@ def _measured(
         done = run(limit_s)
     except subprocess.TimeoutExpired:
         raise _no_answer(node, f"no answer in {limit_s:g} s") from None
-    told = _told(node, done)
-    if "error" in told:
-        raise BadInput(**told["error"])
-    for line in told["warnings"]:
+    answer = _answer(node, done)
+    if "error" in answer:
+        raise BadInput(**answer["error"])
+    for line in answer["warnings"]:
         warnings.warn(line, stacklevel=2)
-    found = {each.device: each for each in parse_cluster(told["cluster"]).nodes}
+    found = {each.device: each for each in parse_cluster(answer["cluster"]).nodes}
     if node.device not in found:
         raise _no_answer(node, f"its process sees {', '.join(found)}")
     keys = [key for key in (*DEVICE_FIGURES, "precision") if getattr(node, key) is None]
     return replace(node, **{key: getattr(found[node.device], key) for key in keys})
 
 
-def _told(node: Node, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def _answer(node: Node, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -114,16 +114,16 @@ def main(cache_dir: str) -> None:
     """Print what `cluster_here` gives of the devices that this process has."""
     from hetjax.mesh.accelerators import start_jax  # JAX takes a second
 
-    told: dict[str, Any]
+    answer: dict[str, Any]
     try:
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always", UserWarning)
             cluster, _ = cluster_here(start_jax(), Path(cache_dir))
         messages = [str(one.message) for one in noted if one.category is UserWarning]
-        told = {"cluster": cluster_toml(cluster), "warnings": messages}
+        answer = {"cluster": cluster_toml(cluster), "warnings": messages}
     except BadInput as bad:
-        told = {"error": {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}}
-    print(_MARK + json.dumps(told), flush=True)
+        answer = {"error": {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}}
+    print(_MARK + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.discovery import D, assign_devices, discover, node_stem
-from hetjax.cluster.told_memory import with_told_memory
+from hetjax.cluster.reported_memory import with_reported_memory
 from hetjax.errors import BadInput, placed
 from hetjax.files.parsing import json_value, parsed, read_file
 from hetjax.files.tables import Kind, read_fields, read_record
@@ -50,7 +50,7 @@ def measured_here(here: Sequence[Any], measure: Measure = probe) -> Cluster:
     cluster = discover(here)
     devices = assign_devices(cluster, here, simulate=False)
     probes = {
-        name: measure(mine, min(_told_gib(mine), default=_LEAST_GIB))
+        name: measure(mine, min(_memories_gib(mine), default=_LEAST_GIB))
         for name, mine in devices.items()
     }
     nodes = tuple(replace(n, **probes[n.name].figures()) for n in cluster.nodes)
@@ -68,8 +68,8 @@ def as_found(
 
     A kind that neither the catalogue nor the node describes is measured, once for all
     starts; a warning tells what was found, and where it is kept. Devices are believed
-    what memory they have, of several the least (`told_memory.py`). BadInput if a kind
-    cannot be measured.
+    what memory they have, of several the least (`reported_memory.py`). BadInput if a
+    kind cannot be measured.
     """
     nodes = tuple(
         _as_found(node, devices.get(node.name, ()), cache_dir.expanduser(), measure)
@@ -90,13 +90,13 @@ def _as_found(
             figures = _figures(node.device, devices, cache_dir, measure)
         lacking = [*lacking, *(["precision"] if node.precision is None else [])]
         node = replace(node, **{key: figures[key] for key in lacking})
-    return with_told_memory(node, _told_gib(devices))
+    return with_reported_memory(node, _memories_gib(devices))
 
 
-def _told_gib(devices: Sequence[Any]) -> list[float]:
+def _memories_gib(devices: Sequence[Any]) -> list[float]:
     """What those say that do; CPUs stand in for others, or share what there is."""
     cards = (device for device in devices if device.platform != "cpu")
-    return [told for told in map(memory_gib_of, cards) if told]
+    return [gib for gib in map(memory_gib_of, cards) if gib]
 
 
 def _figures(
@@ -105,15 +105,15 @@ def _figures(
     """Of a kind that the catalogue lacks: as kept, else measured and kept."""
     path = cache_dir / _FOLDER / _file(devices[0])
     kept = _read(path)
-    memory_gib = min(_told_gib(devices), default=None)
+    memory_gib = min(_memories_gib(devices), default=None)
     if kept is not None and (kept.link_gb_per_s is not None or len(devices) < 2):
         # another card of this kind may have been measured, with another memory
         return replace(kept, memory_gib=memory_gib or kept.memory_gib).figures()
     found = measure(devices, memory_gib or _LEAST_GIB)
-    told = [f"{name}: not in the catalogue", str(found), _keep(path, found)]
+    parts = [f"{name}: not in the catalogue", str(found), _keep(path, found)]
     if memory_gib is None:
-        told.append(f"nobody tells its memory: {_LEAST_GIB:g} GiB are assumed")
-    warnings.warn("; ".join(told), stacklevel=2)
+        parts.append(f"nobody tells its memory: {_LEAST_GIB:g} GiB are assumed")
+    warnings.warn("; ".join(parts), stacklevel=2)
     return found.figures()
 
 
@@ -129,8 +129,10 @@ def _keep(path: Path, found: Probe) -> str:
     """Write the file; say where, or why not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        told = {key: value for key, value in asdict(found).items() if value is not None}
-        write_whole(path, json.dumps(told, indent=2) + "\n")
+        figures = {
+            key: value for key, value in asdict(found).items() if value is not None
+        }
+        write_whole(path, json.dumps(figures, indent=2) + "\n")
     except OSError as error:
         return f"not kept: {error.filename}: {error.strerror}"
     return f"kept in {path}"

@@ -185,8 +185,8 @@ def _measure(
         return None
     bench, times = timed
     m = bench.measurement(times, program_s)
-    told = zip(TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
-    shown.note(f"{name}: " + ", ".join(f"{w} {1e3 * s:.3f} ms" for w, s in told))
+    named_times = zip(TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
+    shown.note(f"{name}: " + ", ".join(f"{w} {1e3 * s:.3f} ms" for w, s in named_times))
     return m
 
 

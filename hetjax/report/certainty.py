@@ -37,8 +37,8 @@ def calibration_line(calibration: StepCalibration) -> str:
         parts.append(f"{steps} {'step' if steps == 1 else 'steps'} on {kinds}")
     if between := calibration.kinds_of_sums():
         parts.append(f"sums between {', '.join(sorted(between))}")
-    told = f"calibration: {', '.join([*parts, calibration.source])}"
-    return told if calibration.lesson == RUN else f"{told}; --calibration none: without"
+    line = f"calibration: {', '.join([*parts, calibration.source])}"
+    return line if calibration.lesson == RUN else f"{line}; --calibration none: without"
 
 
 def certainty_values(
@@ -86,6 +86,6 @@ def distinguishable(ratio: CredibleInterval) -> bool:
 def _basis(basis: Mapping[str, str]) -> str:
     """What each kind rests on, kinds with the same basis together."""
     kinds: dict[str, list[str]] = {}
-    for kind, told in basis.items():
-        kinds.setdefault(told, []).append(kind)
-    return "; ".join(f"{', '.join(names)}: {told}" for told, names in kinds.items())
+    for kind, source in basis.items():
+        kinds.setdefault(source, []).append(kind)
+    return "; ".join(f"{', '.join(names)}: {source}" for source, names in kinds.items())

@@ -24,7 +24,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one check says: `found` is told to people, `fix` is what to type or change,
+    """What one check says: `found` is for people, `fix` is what to type or change,
     empty where all is well."""
 
     check: str
@@ -78,11 +78,11 @@ def _table(findings: Sequence[Finding]) -> Table:
     for is_wrapped in (False, False, True):
         table.add_column(no_wrap=not is_wrapped, overflow="fold")
     for finding in findings:
-        told = Text(finding.found)
+        text = Text(finding.found)
         if finding.fix:
-            told.append(f"\nfix: {finding.fix}", style="bold")
+            text.append(f"\nfix: {finding.fix}", style="bold")
         level = Text(finding.level, style=_STYLES[finding.level])
-        table.add_row(level, Text(finding.check), told)
+        table.add_row(level, Text(finding.check), text)
     return table
 
 
@@ -91,6 +91,6 @@ def _summary(findings: Sequence[Finding]) -> str:
         sum(finding.level == level for finding in findings)
         for level in ("problem", "warning")
     )
-    told = f"{problems} problem{'s' * (problems > 1)}" if problems else "no problem"
+    counted = f"{problems} problem{'s' * (problems > 1)}" if problems else "no problem"
     more = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
-    return f"{told} found{more}"
+    return f"{counted} found{more}"

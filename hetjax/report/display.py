@@ -44,7 +44,7 @@ class Display:
             print(line, file=sys.stdout, flush=True)
 
     def begun(self) -> None:
-        """Hear that the run has begun, and has a directory that is its own."""
+        """Note that the run has begun, and has a directory that is its own."""
 
     def doing(self, what: str) -> None:
         """Show what is being done until something else is shown to be."""

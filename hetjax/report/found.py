@@ -102,7 +102,7 @@ class FoundPlan:
         planned, best = self.planned, self.planned.best
         cluster, found, bound = planned.request.cluster, planned.found, binding(best)
         alone = planned.alone
-        told = self.step.values() | {
+        values = self.step.values() | {
             "cluster": cluster.name,
             "objective": planned.objective.wish,
             "goodput": expected_goodput(best, cluster, planned.objective),
@@ -147,7 +147,7 @@ class FoundPlan:
             "plan": json_value(plan_json(self.plan), finite=False),
         }
         return (
-            told
+            values
             | _answers(planned)
             | {
                 "ended": self.ended,
@@ -220,27 +220,27 @@ class ComparedPlanners:
 
 def _answers(planned: Planned) -> dict[str, Any]:
     """What was asked besides the plan."""
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if planned.moved is not None:
-        told["moved_bytes"] = planned.moved.moved_bytes
-        told["move_s"] = planned.moved.move_s
+        values["moved_bytes"] = planned.moved.moved_bytes
+        values["move_s"] = planned.moved.move_s
     if planned.baselines is not None:
-        told["baselines"] = {
+        values["baselines"] = {
             name: _judged_values(judged) for name, judged in planned.baselines.items()
         }
     if planned.pareto:
-        told["pareto"] = {
+        values["pareto"] = {
             found.objective.wish: _wish_values(found) for found in planned.pareto
         }
     if planned.what_if:
-        told["what_if"] = {
+        values["what_if"] = {
             case.name: {
                 "step_time_s": case.step_time_s,
                 "tokens_per_s": case.tokens_per_s,
             }
             for case in planned.what_if
         }
-    return told
+    return values
 
 
 def _idle_values(idle: Idle) -> dict[str, Any]:

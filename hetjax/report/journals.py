@@ -85,8 +85,8 @@ class Events(list[dict[str, Any]]):
 def event_details(line: Mapping[str, Any]) -> str:
     """Return what an event says besides its step, time and name; no empty values."""
     details = {name: line[name] for name in line if name not in _EVENTS}
-    told = (f"{name}: {_detail(value)}" for name, value in details.items() if value)
-    return "; ".join(told)
+    shown = (f"{name}: {_detail(value)}" for name, value in details.items() if value)
+    return "; ".join(shown)
 
 
 def slow_line(line: Mapping[str, Any]) -> str:
@@ -97,8 +97,8 @@ def slow_line(line: Mapping[str, Any]) -> str:
     """
     factor = line.get("factor")
     times = f" {factor:.1f}x" if isinstance(factor, int | float) else ""
-    told = f"slow: {line.get('who')}{times} since step {line.get('since')}"
-    return f"{told}, {line.get('evidence')}"
+    who = f"slow: {line.get('who')}{times} since step {line.get('since')}"
+    return f"{who}, {line.get('evidence')}"
 
 
 def move_line(line: Mapping[str, Any]) -> str:

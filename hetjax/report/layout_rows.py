@@ -119,7 +119,7 @@ class Layout:
         if not self.shared_colours:
             groups = tuple((r,) for r in range(len(self.plan.replicas)))
         shown = groups[: 2 * len(REPLICAS)]
-        return {self._told(group): self.colour(group[0]) for group in shown}
+        return {self._legend_entry(group): self.colour(group[0]) for group in shown}
 
     @property
     def has_idle(self) -> bool:
@@ -136,7 +136,7 @@ class Layout:
             number = next(g for g, group in enumerate(self.groups) if replica in group)
         return REPLICAS[number % len(REPLICAS)]
 
-    def _told(self, group: tuple[int, ...]) -> str:
+    def _legend_entry(self, group: tuple[int, ...]) -> str:
         first, *others = group
         replica = self.plan.replicas[first]
         batches = f"{replica.num_microbatches} x {replica.microbatch_size} sequences"

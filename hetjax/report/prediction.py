@@ -150,18 +150,18 @@ class SimulatedStep:
 
     def _second_lines(self) -> list[str]:
         sure = self.certainty
-        told = [] if sure is None else how_sure_lines(sure)
-        return [*_second_line(self.predicted), *told]
+        lines = [] if sure is None else how_sure_lines(sure)
+        return [*_second_line(self.predicted), *lines]
 
 
 def check_finite(predicted: Predicted) -> None:
-    """Raise BadInput if there is no number for what is told of the step."""
-    told = {
+    """Raise BadInput if a figure of the step is no finite number."""
+    figures = {
         "seconds": predicted.simulation.step_time_s,
         "tokens per second": predicted.tokens_per_s,
         "USD per million tokens": predicted.usd_per_million_tokens or 0.0,
     }
-    for what, value in told.items():
+    for what, value in figures.items():
         if not math.isfinite(value):
             raise BadInput(
                 got=f"a step of {value:g} {what}",
@@ -218,11 +218,11 @@ def found_plan(found: "Found") -> Plan:
 
 def certificate(found: "Found") -> str:
     """Return the predicted step and the bound in a few words."""
-    told = f"step time {ms(found.best.simulation.step_time_s)} ms predicted"
+    predicted = f"step time {ms(found.best.simulation.step_time_s)} ms predicted"
     gap = found.gap
     if gap is not None:
-        return f"{told}, at most {gap:.1%} above the best there is"
-    return f"{told}; {found.bound.why}" if found.bound.is_false else told
+        return f"{predicted}, at most {gap:.1%} above the best there is"
+    return f"{predicted}; {found.bound.why}" if found.bound.is_false else predicted
 
 
 def bound_line(found: "Found") -> str:
@@ -236,13 +236,13 @@ def bound_line(found: "Found") -> str:
             f"lower bound {ms(least_s)} ms of plans of these choices ({space}); this "
             "plan, which was given, is none of them"
         )
-    told = (
+    line = (
         f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "
         f"faster ({space})"
     )
     if found.split_bound is not None and found.split_bound.step_s:
-        told += f"; without interleaving {ms(found.split_bound.step_s)} ms"
-    return told
+        line += f"; without interleaving {ms(found.split_bound.step_s)} ms"
+    return line
 
 
 def h1f1b_line(found: "Found") -> str | None:
@@ -253,14 +253,14 @@ def h1f1b_line(found: "Found") -> str | None:
     if step_s >= whole_s * (1 - _SHOWN):
         return None
     gap = found.whole_gap
-    told = "" if gap is None else f" (gap {gap:.1%} to the bound of such plans)"
+    to_bound = "" if gap is None else f" (gap {gap:.1%} to the bound of such plans)"
     return (
         f"its schedule makes it {1 - step_s / whole_s:.1%} faster than the best plan "
-        f"under h1f1b, {ms(whole_s)} ms{told}"
+        f"under h1f1b, {ms(whole_s)} ms{to_bound}"
     )
 
 
-def memory_told(used_bytes: float, has_bytes: float) -> str:
+def memory_label(used_bytes: float, has_bytes: float) -> str:
     """Return what is used of the memory that there is, if that is known."""
     if not math.isfinite(has_bytes):
         return f"{used_bytes / GIB:.2f} GiB"
@@ -335,15 +335,15 @@ def _cells(row: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
-    rows, told = [], set[Lane]()
+    rows, seen = [], set[Lane]()
     plan = predicted.plan
     for row, (key, lane) in zip(plan.rows(), lane_of(plan).items(), strict=True):
         times, device = predicted.costs.times[key], first_device(lane)
         used_bytes = predicted.memory[device].total_bytes
-        memory = memory_told(used_bytes, predicted.capacity_bytes[device])
-        if lane in told:  # interleaved: once
+        memory = memory_label(used_bytes, predicted.capacity_bytes[device])
+        if lane in seen:  # interleaved: once
             memory = ""
-        told.add(lane)
+        seen.add(lane)
         passes = ms(times.forward_s), ms(times.backward_s)
         rows.append((*_cells(row), *passes, memory))
     return rows
@@ -358,6 +358,6 @@ def _device_rows(predicted: Predicted) -> list[tuple[str, ...]]:
     rows = []
     for lane, shares in predicted.simulation.shares.items():
         parts = (shares.busy_s, shares.waiting_s, shares.idle_s)
-        told = (f"{part / step_time_s:.1%}" for part in parts)
-        rows.append((lane_name(lane), " ".join(stages[lane]), *told))
+        percentages = (f"{part / step_time_s:.1%}" for part in parts)
+        rows.append((lane_name(lane), " ".join(stages[lane]), *percentages))
     return rows

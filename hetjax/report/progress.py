@@ -32,7 +32,7 @@ from hetjax.report.display import Display, metrics_line
 from hetjax.report.run_log import logged
 
 _TRAINING, _WARNING = "training", "warning: "
-_SILENCE_S = 5.0  # of a log, before it is told what is being done
+_SILENCE_S = 5.0  # of a log, before it says what is being done
 _TEXT = TextColumn("{task.description}", markup=False)
 
 
@@ -192,7 +192,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     """Give a way to say how it goes; shown on standard error, unless quiet.
 
     On a terminal and in a notebook the line is gone at the end, so that results stand
-    alone. A log is told what is being done once it has been silent for a while.
+    alone. A log says what is being done once it has been silent for a while.
     """
     console = Console(stderr=True)
     if quiet or _is_quiet:
@@ -209,7 +209,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
             task = bar.add_task(what, total=None)
             yield lambda line: bar.update(task, description=line)
     else:
-        with _told_after(_SILENCE_S, what):
+        with _said_after(_SILENCE_S, what):
             yield say_aside
 
 
@@ -219,13 +219,13 @@ def now_and_then(
     """Return a way to say how it goes that says nothing more for a while each time."""
     next_s = time.monotonic() + interval_s
 
-    def told(line: str) -> None:
+    def report_line(line: str) -> None:
         nonlocal next_s
         if (now_s := time.monotonic()) >= next_s:
             next_s = now_s + interval_s
             tell(line)
 
-    return told
+    return report_line
 
 
 def say_aside(line: str) -> None:
@@ -242,7 +242,7 @@ def say_at_once(line: str) -> None:
 
 
 @contextmanager
-def _told_after(silence_s: float, what: str) -> Iterator[None]:
+def _said_after(silence_s: float, what: str) -> Iterator[None]:
     """Tell what is being done, unless it is done before."""
     timer = threading.Timer(silence_s, say_aside, [f"{what} ..."])
     timer.daemon = True

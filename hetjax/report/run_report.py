@@ -36,17 +36,17 @@ class RunReport:
         write_whole(Path(path), run_page(self.record))
 
     def __str__(self) -> str:
-        told = self.values()
-        reached = f"step {told['step']} of {told['steps']}, {told['state']}"
+        values = self.values()
+        reached = f"step {values['step']} of {values['steps']}, {values['state']}"
         lines = [f"{self.record.run_dir}: {reached}"]
-        shown = [*spelled(_IN_A_LINE, told)]
-        if told["goodput"] is not None:
-            shown.append(f"goodput {told['goodput']:.2f}")
+        shown = [*spelled(_IN_A_LINE, values)]
+        if values["goodput"] is not None:
+            shown.append(f"goodput {values['goodput']:.2f}")
         lines += ["  ".join(shown)] if shown else ["no step is recorded yet"]
-        if told["step_time_s"] is not None:
-            predicted_s = told["predicted_step_time_s"]
+        if values["step_time_s"] is not None:
+            predicted_s = values["predicted_step_time_s"]
             beside = "" if predicted_s is None else f", {ms(predicted_s)} ms predicted"
-            lines.append(f"step time {ms(told['step_time_s'])} ms{beside}")
+            lines.append(f"step time {ms(values['step_time_s'])} ms{beside}")
         return "\n".join([*lines, *self.record.slow, *self.record.moves])
 
     def _repr_html_(self) -> str:

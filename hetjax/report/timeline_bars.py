@@ -158,7 +158,7 @@ def _slot(bar: Bar, slice_ms: float) -> tuple[object, ...]:
     return bar.top, bar.height, number, bar.kind, bar.shade, bar.is_rest
 
 
-def layers_told(row: Row, plan: Plan) -> str:
+def layers_label(row: Row, plan: Plan) -> str:
     """Return the layers of the row's stages, as in "0..2, 5"."""
     ranges = [plan.replicas[r].stages[s].layers for r, s in row.keys]
     return ", ".join(f"{lo}..{hi - 1}" if hi - lo > 1 else str(lo) for lo, hi in ranges)

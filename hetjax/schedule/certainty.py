@@ -90,10 +90,10 @@ def certainty_of(
 
 def _basis(kind: str, calibration: StepCalibration, measured: Set[str]) -> str:
     """What a kind's speeds rest on: the best that there is."""
-    told = PROFILE if kind in measured else source(kind)
+    before = PROFILE if kind in measured else source(kind)
     if kind not in calibration.kinds():
-        return told
-    return f"{calibration.lesson}, before that {told}"
+        return before
+    return f"{calibration.lesson}, before that {before}"
 
 
 def learnt(

@@ -43,7 +43,7 @@ def score_choices(
 ) -> ChoiceScore:
     """Score all questions; `delimiter` is between a context and each of its choices.
 
-    `scored` is told of each question. BadInput for a choice longer than `length`.
+    `scored` is called for each question. BadInput for a choice longer than `length`.
     """
     found: list[list[float]] = [[] for _ in questions]
     given = list(_windows(tokenizer, questions, delimiter, length))

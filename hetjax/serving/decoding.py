@@ -85,7 +85,8 @@ class Continuation(ChunkedText):
             check_continuing(specs)
         size = room_for(num_positions)
         self._kept = [
-            _keeps(specs, size, _of(specs, params)) for specs, params, _ in self._layers
+            _keeps(specs, size, _own_params(specs, params))
+            for specs, params, _ in self._layers
         ]
 
     def forward(self, tokens: Sequence[int], start: int) -> np.ndarray:
@@ -94,7 +95,7 @@ class Continuation(ChunkedText):
         for at, (specs, params, device) in enumerate(self._layers):
             x = jax.device_put(x, device)
             x, self._kept[at] = _continued(
-                specs, _of(specs, params), x, self._kept[at], np.int32(start)
+                specs, _own_params(specs, params), x, self._kept[at], np.int32(start)
             )
         last = self._loaded.layers[-1]
         x = jax.device_put(x, last.device)
@@ -103,7 +104,9 @@ class Continuation(ChunkedText):
         return np.asarray(logits_V)[: self._loaded.model.vocab_size]
 
 
-def _of(specs: tuple[ModuleSpec, ...], params: dict[str, Params]) -> dict[str, Params]:
+def _own_params(
+    specs: tuple[ModuleSpec, ...], params: dict[str, Params]
+) -> dict[str, Params]:
     return {spec.name: params[spec.name] for spec in specs}
 
 

@@ -65,7 +65,7 @@ def load_layers(
     All of it is on the device that has most memory free, if that is enough; otherwise
     layers follow each other over the devices, that with most first. `free_bytes` None:
     as the devices say. Experts turn no token away here, whatever they did in training.
-    `loaded` is told of each layer. BadInput if the devices have no room.
+    `loaded` is called for each layer. BadInput if the devices have no room.
     """
     free = [free_memory(d) for d in devices] if free_bytes is None else free_bytes
     sizes = [_layer_bytes(model, layer, dtype) for layer in model.layers]
@@ -120,10 +120,10 @@ def model_bytes(model: Model, dtype: np.dtype) -> int:
 
 def free_memory(device: jax.Device) -> float:
     """Return how many bytes of it are free; infinite where it does not say (CPUs)."""
-    told = device.memory_stats()
-    if not told or "bytes_limit" not in told:
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
         return math.inf
-    return told["bytes_limit"] - told["bytes_in_use"]
+    return stats["bytes_limit"] - stats["bytes_in_use"]
 
 
 def _layer_bytes(model: Model, layer: Layer, dtype: np.dtype) -> int:

@@ -152,7 +152,7 @@ def _of_targets(
     """Never with more logits than a block of tokens has."""
     head: Any = bind(spec, params)
 
-    def one(of_token: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def token_log_probability(of_token: tuple[jax.Array, jax.Array]) -> jax.Array:
         x_D, target = of_token
         logits_V = head.logits(x_D[None, None])[0, 0]
         return logits_V[target] - jax.nn.logsumexp(logits_V)
@@ -160,5 +160,7 @@ def _of_targets(
     of_tokens = x_BLD.reshape(-1, x_BLD.shape[-1]), targets_BL.reshape(-1)
     num_words = jax.eval_shape(head.logits, x_BLD[:1, :1]).shape[-1]
     at_once = max(_BLOCK_BYTES // (4 * num_words), 1)
-    found_N = jax.lax.map(one, of_tokens, batch_size=min(at_once, targets_BL.size))
+    found_N = jax.lax.map(
+        token_log_probability, of_tokens, batch_size=min(at_once, targets_BL.size)
+    )
     return found_N.astype(jnp.float32).reshape(targets_BL.shape)

@@ -54,7 +54,8 @@ def score_text(
 ) -> TextScore | None:
     """Score all rows in windows of so many tokens, that begin so far apart.
 
-    Each token counts once. `scored` is told how many have. None if nothing counts.
+    Each token counts once. `scored` is called with how many have. None if nothing
+    counts.
     """
     counts, total, num_tokens = _Counts(), 0.0, 0
     given = _windows(encoder, rows, counts, length, stride)

@@ -84,12 +84,12 @@ def accumulators(weights: Any) -> Any:
     """fp32 gradient sums of trained compute weights; dim 0 is the data rank that added
     them."""
 
-    def of(weight: Any) -> jax.ShapeDtypeStruct:
+    def accumulator(weight: Any) -> jax.ShapeDtypeStruct:
         mesh, spec = weight.sharding.mesh, PartitionSpec("data", *weight.sharding.spec)
         shape = (mesh.shape["data"], *weight.shape)
         return _abstract(shape, jnp.float32, NamedSharding(mesh, spec))
 
-    return jax.tree.map(of, weights)
+    return jax.tree.map(accumulator, weights)
 
 
 def copied_weights(weights: Any, masters: Any) -> Any:
@@ -129,12 +129,15 @@ def fresh_optimizer_state(
 ) -> Any:
     """Traceable: the state of step 0. Optax sees one module of one unit at a time."""
 
-    def of(stack: BlockStack, params: dict[str, Any]) -> Any:
+    def module_state(stack: BlockStack, params: dict[str, Any]) -> Any:
         parameters = stack.trained()
         return per_unit(stack, lambda own: held(init(own), parameters))(params)
 
     return tuple(
-        {name: of(stack, params) for name, params in by_module(leaves).items()}
+        {
+            name: module_state(stack, params)
+            for name, params in by_module(leaves).items()
+        }
         for stack, leaves in zip(stacks, masters, strict=True)
     )
 
@@ -177,7 +180,7 @@ def device_bytes(tree: Any) -> int:
 def _params(
     stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any, spec: _Specs
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], ...]:
-    def of(stack: BlockStack, param: AbstractParam) -> jax.ShapeDtypeStruct:
+    def placed_param(stack: BlockStack, param: AbstractParam) -> jax.ShapeDtypeStruct:
         layout = spec(param)
         if stack.stacked:  # the dim of units is never cut
             layout = PartitionSpec(None, *layout)
@@ -185,7 +188,7 @@ def _params(
         return _abstract(stack.shape(param), held_in, NamedSharding(mesh, layout))
 
     return tuple(
-        {leaf: of(stack, param) for leaf, param in stack.leaves().items()}
+        {leaf: placed_param(stack, param) for leaf, param in stack.leaves().items()}
         for stack in stacks
     )
 

@@ -59,7 +59,7 @@ def decode(
     if not function.first:
         x = x.astype(compute_dtype(function.stacks, params))
 
-    def one(x: jax.Array, kept: Kept) -> tuple[jax.Array, Kept]:
+    def decode_text(x: jax.Array, kept: Kept) -> tuple[jax.Array, Kept]:
         x, found = x[None], list[Any]()
         stacks = called_stacks(function, params)[0]
         for (stack, own), before in zip(stacks, kept, strict=True):
@@ -67,7 +67,7 @@ def decode(
             found.append(after)
         return x[0], tuple(found)
 
-    return _per_text(one, x.shape[0])(x, kept)
+    return _per_text(decode_text, x.shape[0])(x, kept)
 
 
 def logits_after(
@@ -101,13 +101,13 @@ def _through(
     return jax.lax.scan(unit, x, (own, kept))
 
 
-def _per_text(one: Callable[..., Any], num_texts: int) -> Callable[..., Any]:
-    """Map `one` over the leading dim of its arrays, which numbers texts."""
+def _per_text(text_function: Callable[..., Any], num_texts: int) -> Callable[..., Any]:
+    """Map `text_function` over the leading dim of its arrays, which numbers texts."""
     if num_texts > 1:
-        return jax.vmap(one)
+        return jax.vmap(text_function)
 
     def single(*arrays: Any) -> Any:
-        found = one(*jax.tree.map(lambda a: a[0], arrays))
+        found = text_function(*jax.tree.map(lambda a: a[0], arrays))
         return jax.tree.map(lambda a: a[None], found)
 
     return single

@@ -50,19 +50,21 @@ def held(state: Any, parameters: Mapping[str, AbstractParam]) -> Any:
     """Traceable: the state of one unit with its moments in 8 bits."""
     rows = {leaf: row_dim(param) for leaf, param in parameters.items()}
 
-    def of(node: Any) -> Any:
+    def held_moment(node: Any) -> Any:
         return _held(node, rows) if isinstance(node, Moment) else node
 
-    return jax.tree.map(of, state, is_leaf=lambda node: isinstance(node, Moment))
+    return jax.tree.map(
+        held_moment, state, is_leaf=lambda node: isinstance(node, Moment)
+    )
 
 
 def seen(state: Any) -> Any:
     """Traceable: the state with its moments in fp32, as the rule sees it."""
 
-    def of(node: Any) -> Any:
+    def moment_seen(node: Any) -> Any:
         return _seen(node) if isinstance(node, HeldMoment) else node
 
-    return jax.tree.map(of, state, is_leaf=_is_held)
+    return jax.tree.map(moment_seen, state, is_leaf=_is_held)
 
 
 def has_codes(state: Any) -> bool:

@@ -193,17 +193,20 @@ def _differentiable(
     """Function and primals for jax.vjp: trained weights and the residual stream."""
     trained, frozen = (part(function.stacks, params) for part in PARTS)
 
-    def of(trained: StageParams, given: Given) -> tuple[jax.Array, jax.Array]:
+    def stage_output(trained: StageParams, given: Given) -> tuple[jax.Array, jax.Array]:
         return output(function, joined_parts(trained, frozen), given, targets)
 
     if function.first:
-        return partial(of, given=given), trained
+        return partial(stage_output, given=given), trained
     x, documents_BL = _parts(given)
 
-    def of_stream(trained: StageParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return of(trained, x if documents_BL is None else Packed(x, documents_BL))
+    def stream_output(
+        trained: StageParams, x: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        stage_input = x if documents_BL is None else Packed(x, documents_BL)
+        return stage_output(trained, stage_input)
 
-    return of_stream, trained, x
+    return stream_output, trained, x
 
 
 def called_stacks(function: StageFunction, params: StageParams):

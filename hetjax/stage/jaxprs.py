@@ -150,11 +150,11 @@ def _inlined_scan(scan: "Scan", values: list[Any]) -> list[Any]:
     num_consts, num_carries = len(scan.consts), len(scan.carries)
     consts, values = values[:num_consts], values[num_consts:]
 
-    def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+    def run_body(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         made = body(*consts, *carry, *x)
         return made[:num_carries], made[num_carries:]
 
-    carry, ys = scan.run(one, values[:num_carries], values[num_carries:])
+    carry, ys = scan.run(run_body, values[:num_carries], values[num_carries:])
     return [*carry, *ys]
 
 

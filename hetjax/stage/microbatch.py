@@ -44,11 +44,11 @@ def evaluate(
     """Output of a microbatch, or its cross-entropy if the stage is the last."""
     function = replace(function, held=function.held.validated())
 
-    def one(x: Given, targets: jax.Array | None) -> jax.Array:
+    def rank_output(x: Given, targets: jax.Array | None) -> jax.Array:
         return output(function, params, x, targets)[0]
 
     targets = None if targets is None else _split(function, targets)
-    y = _over_data(function, one)(_arrived(function, params, x), targets)
+    y = _over_data(function, rank_output)(_arrived(function, params, x), targets)
     return jnp.sum(y) if function.last else _merge(y)
 
 
@@ -58,13 +58,13 @@ def row_losses(
     """Cross-entropy of each sequence of a microbatch, of the last stage: losses_B."""
     function = replace(function, held=function.held.validated())
 
-    def one(x: jax.Array, targets: jax.Array) -> jax.Array:
+    def rank_losses(x: jax.Array, targets: jax.Array) -> jax.Array:
         x = stream(function, params, x)[0]
         head = partial(head_loss, function, params)
         return jax.lax.map(lambda row: head(row[0][None], row[1][None]), (x, targets))
 
     split = _arrived(function, params, x), _split(function, targets)
-    return _merge(_over_data(function, one)(*split))
+    return _merge(_over_data(function, rank_losses)(*split))
 
 
 def logits(
@@ -72,10 +72,10 @@ def logits(
 ) -> jax.Array:
     """logits_V of the last stage for the first sequence at one position."""
 
-    def one(given: Given) -> jax.Array:
+    def rank_stream(given: Given) -> jax.Array:
         return stream(function, params, given)[0]
 
-    x = _merge(_over_data(function, one)(_arrived(function, params, given)))
+    x = _merge(_over_data(function, rank_stream)(_arrived(function, params, given)))
     x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
     return head_logits(function, params, x_11D)
 
@@ -84,8 +84,8 @@ def forward(
     function: StageFunction, residuals: Residuals, params: StageParams, x: Given
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Output of a stage that is not the last, and the residuals."""
-    one = partial(rank_forward, function, residuals, params)
-    y, saved = _over_data(function, one)(_arrived(function, params, x))
+    rank_pass = partial(rank_forward, function, residuals, params)
+    y, saved = _over_data(function, rank_pass)(_arrived(function, params, x))
     return _merge(y), saved
 
 
@@ -98,9 +98,9 @@ def forward_loss(
     loss: jax.Array,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """The same of the last stage; `loss` accumulates the token sum."""
-    one = partial(rank_forward, function, residuals, params)
+    rank_pass = partial(rank_forward, function, residuals, params)
     split = _arrived(function, params, x), _split(function, targets)
-    ce, saved = _over_data(function, one)(*split)
+    ce, saved = _over_data(function, rank_pass)(*split)
     return loss + jnp.sum(ce), saved
 
 
@@ -133,12 +133,12 @@ def gradients(
 ) -> tuple[jax.Array, StageParams]:
     """The input's gradient, and those of trained weights per data rank, not added."""
 
-    def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
+    def gradients_on_rank(x: Given, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
 
     dy = None if dy is None else _arrived(function, params, dy)
     x = _arrived(function, params, x)
-    grads = _over_data(function, one)(x, saved, dy)
+    grads = _over_data(function, gradients_on_rank)(x, saved, dy)
     return _input_gradient(function, grads), grads[0]
 
 
@@ -153,11 +153,11 @@ def fused(
 ) -> tuple[StageParams, jax.Array, jax.Array]:
     """Forward and backward of the last stage; `loss` accumulates the token sum."""
 
-    def one(x: Given, targets: jax.Array):
+    def fused_on_rank(x: Given, targets: jax.Array):
         return rank_fused(function, params, x, targets, scale)
 
     split = _arrived(function, params, x), _split(function, targets)
-    ce, grads = _over_data(function, one)(*split)
+    ce, grads = _over_data(function, fused_on_rank)(*split)
     dx = _input_gradient(function, grads)
     return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
@@ -180,15 +180,18 @@ def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
     return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
 
 
-def _over_data(function: StageFunction, one: Callable[..., Any]) -> Callable[..., Any]:
-    """Map `one` over the leading data dim; without a data axis add that dim only."""
+def _over_data(
+    function: StageFunction, rank_function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Map a function over the leading data dim; without a data axis only add that
+    dim."""
 
     def single(*arrays: Any) -> Any:
-        out = one(*jax.tree.map(lambda a: a[0], arrays))
+        out = rank_function(*jax.tree.map(lambda a: a[0], arrays))
         return jax.tree.map(lambda a: a[None], out)
 
     several = function.data > 1
-    mapped = jax.vmap(one, spmd_axis_name="data") if several else single
+    mapped = jax.vmap(rank_function, spmd_axis_name="data") if several else single
     return _knowing_the_mesh(function, mapped)
 
 

@@ -98,8 +98,8 @@ def start_driver(
             shown.note,
             _files_given(dataset, models) if is_far else {},
         )
-        launcher.connections.noticed = lambda worker, told: on_notice(
-            Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
+        launcher.connections.noticed = lambda worker, notice: on_notice(
+            Notice(source=notice.source, grace_s=notice.grace_s, node=node_of(worker))
         )
         driver_config = _driver_config(start, dataset, launcher, shown, models)
         stack.callback(driver_config.standby_plans.close)

@@ -17,7 +17,7 @@ from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
-from hetjax.training.directory.own_disks import told_apart
+from hetjax.training.directory.own_disks import folders_apart
 from hetjax.training.directory.rundir import LOGS
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.notices import StopRequest
@@ -42,7 +42,7 @@ def finish(
         grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
         recorder.event("preempted", step, reason=stop.reason, **grace)
         where = f"in {run_dir}"
-        if step and told_apart(run_dir):
+        if step and folders_apart(run_dir):
             where = f"on the machines' own disks, settings {where}"
         state = f"{'state saved' if step else 'nothing saved yet'} {where}"
         recorder.note(
@@ -68,7 +68,7 @@ def finish(
 
 
 def _what_is_here(run_dir: Path) -> str:
-    if not (apart := told_apart(run_dir)):
+    if not (apart := folders_apart(run_dir)):
         return "metrics, settings and checkpoints"
     whose = ", ".join(sorted(apart))
     return f"checkpoints are on the disks of {whose}; metrics and settings"

@@ -40,31 +40,31 @@ def interruptible() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in _RAISED}
     before = {n: each for n, each in before.items() if each != signal.SIG_IGN}
-    show, heard = sys.unraisablehook, list[signal.Signals]()
+    show, received = sys.unraisablehook, list[signal.Signals]()
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         restore()
-        heard.append(signal.Signals(number))
-        raise _RAISED[heard[0]]
+        received.append(signal.Signals(number))
+        raise _RAISED[received[0]]
 
     def unraisable(what: Any) -> None:
         if isinstance(what.exc_value, Interrupted):
-            signal.raise_signal(heard[0])
+            signal.raise_signal(received[0])
         else:
             show(what)
 
     try:
         sys.unraisablehook = unraisable
         for number in before:
-            signal.signal(number, hear)
+            signal.signal(number, interrupt)
         yield
     except Exception as error:
-        if heard:
-            raise _RAISED[heard[0]] from error
+        if received:
+            raise _RAISED[received[0]] from error
         raise
     finally:
         restore()

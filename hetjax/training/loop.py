@@ -188,8 +188,9 @@ class Loop:
             self.recorder.slow(finding)
         num_left = self.config.steps - step - 1
         slow = self.slow_devices.known if found else None
-        for told in self.replanning.after(step + 1, step_time_s, num_left, found, slow):
-            self.recorder.replanning(told)
+        after = self.replanning.after(step + 1, step_time_s, num_left, found, slow)
+        for outcome in after:
+            self.recorder.replanning(outcome)
         self._pending = _Pending(
             commit=commit,
             step=step + 1,

@@ -18,13 +18,13 @@ from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import BEST, VAL_LOSS
 from hetjax.training.directory.journal import Journal, read_journal
-from hetjax.training.directory.own_disks import APART, told_apart
+from hetjax.training.directory.own_disks import APART, folders_apart
 from hetjax.training.observers.goodput import Goodput
 from hetjax.training.observers.step_comparison import StepComparison
 from hetjax.training.recovery.not_finite import skipped_line
 from hetjax.training.recovery.notice_sources import Notice
 from hetjax.training.recovery.recovered import Recovered, Rerouted
-from hetjax.training.replanning.told import Told
+from hetjax.training.replanning.outcomes import Outcome
 
 
 class Recorder:
@@ -79,10 +79,10 @@ class Recorder:
         self.event(name, finding.step, **finding.values())
         self.note(str(finding))
 
-    def replanning(self, told: Told) -> None:
+    def replanning(self, outcome: Outcome) -> None:
         """Another plan was weighed, or what a move to it has gained is clear."""
-        self.event(told.name, told.step, **told.values())
-        if words := str(told):
+        self.event(outcome.name, outcome.step, **outcome.values())
+        if words := str(outcome):
             self.note(words)
 
     def evaluation(self, line: dict[str, Any], num_steps: int) -> None:
@@ -92,7 +92,7 @@ class Recorder:
 
     def apart(self, folders: Mapping[str, str], step: int) -> None:
         """Record which workers do not see the run's directory, if that has changed."""
-        if folders != told_apart(self._run_dir):
+        if folders != folders_apart(self._run_dir):
             self.event(APART, step, folders=dict(folders))
 
     def saved(self, step: int) -> None:

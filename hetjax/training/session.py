@@ -279,7 +279,7 @@ class Session(ExitStack):
             if isinstance(what, Rerouted) or what.plan is not None:
                 found.slow_devices.begin(driver.plan, driver.cluster)
             else:
-                found.slow_devices.go_on()
+                found.slow_devices.resume()
             if isinstance(what, Rerouted):
                 return recorder.rerouting(what)
             recorder.recovery(what)

@@ -267,7 +267,7 @@ def serve_run(bootstrap: WorkerBootstrap) -> None:
         if not bootstrap.watches:
             return nullcontext()
         return Watch(
-            lambda heard: tell(Noticed(source=heard.source, grace_s=heard.grace_s)),
+            lambda notice: tell(Noticed(source=notice.source, grace_s=notice.grace_s)),
             None,
         )
 

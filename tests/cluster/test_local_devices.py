@@ -8,7 +8,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import (
     LocalDevice,
-    as_told,
+    as_reported,
     cluster_of_devices,
     devices_json,
     nvidia_devices,
@@ -92,9 +92,9 @@ def test_of_the_drivers_cards_of_one_name_the_least_memory_counts():
     node = Node(name="box", device="GeForce-RTX-4060-Ti", count=3)
     cluster = Cluster(name="c", nodes=(node, replace(node, name="b", device="L4")))
     with pytest.warns(UserWarning, match="'box'"):
-        told = as_told(cluster, here)
+        told = as_reported(cluster, here)
     assert [node.memory_gib for node in told.nodes] == [6.0, None]
     more = replace(cluster, nodes=(replace(node, memory_gib=8.0),))
     with pytest.warns(UserWarning, match="'box'") as warned:
-        assert as_told(more, here) == more
+        assert as_reported(more, here) == more
     assert "memory_gib = 8, but" in str(warned[1].message)

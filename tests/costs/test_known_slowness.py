@@ -39,7 +39,7 @@ def test_the_file_gives_back_what_was_written_and_none_is_nothing(tmp_path: Path
     write_slowness(path, SLOW)
     assert read_slowness(path) == SLOW
     assert json.loads(path.read_text())["nodes"] == [{"name": "b", "factor": 2.0}]
-    assert SLOW.of("b") == 2.0 and SLOW.of("a") == 1.0
+    assert SLOW.factor("b") == 2.0 and SLOW.factor("a") == 1.0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hetjax.profiling.found_apart import (
     _MARK,
     MODULE,
     Run,
-    _told,
+    _answer,
     as_found_apart,
     run_here,
 )
@@ -79,6 +79,6 @@ def test_what_cannot_be_measured_is_bad_input(program, limit_s, why, tmp_path: P
 
 def test_the_process_tells_what_it_has(tmp_path: Path):
     run = run_here({"old": {"JAX_NUM_CPU_DEVICES": "3"}})
-    told = _told(KNOWN, run(KNOWN, MODULE, str(tmp_path), 120.0))
+    told = _answer(KNOWN, run(KNOWN, MODULE, str(tmp_path), 120.0))
     assert told["warnings"] == []
     assert 'device = "cpu"' in told["cluster"] and "count = 3" in told["cluster"]

@@ -19,7 +19,7 @@ from hetjax.optimizers.optimizer import NonElementwise, optimizer
 from hetjax.plans.plan import Group, Stage, StageKey, StageMesh
 from hetjax.runtime.execution.checking.checks import disagreements
 from hetjax.runtime.execution.checking.digests import digests, is_finite, whole
-from hetjax.runtime.execution.shares import ToldShare, packed_shares, unpacked_shares
+from hetjax.runtime.execution.shares import HostShare, packed_shares, unpacked_shares
 from hetjax.runtime.execution.updates.groups import CPU, rounds_alike
 from hetjax.training.settings.config import OptimizerConfig
 
@@ -139,7 +139,7 @@ def test_shares_arrive_as_they_were_told(
     groups: list[Group] = [(0, 2), (2, 3), "tied"]
     large = st.integers(0, 2**64 - 1)
     shares = {
-        stage: ToldShare(
+        stage: HostShare(
             squares=data.draw(st.floats(allow_nan=False)),
             is_finite=data.draw(st.booleans()),
             digests={group: data.draw(large) for group in of},

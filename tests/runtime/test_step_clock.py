@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from hetjax.comm.peers import Pace
-from hetjax.runtime.control.told_times import StepTiming
+from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.step_clock import StepClock, WorkerTimes
 from hetjax.runtime.rpc.schema import Trained
@@ -27,7 +27,7 @@ def test_a_step_is_told_by_stage_and_kind_of_action_with_the_next_one():
     taken = []
     for number in range(4):
         runtime.step(number, batch, clock.begin(number))
-        if (found := clock.take(number)) is not None:
+        if (found := clock.pop_finished(number)) is not None:
             taken.append((found.step, found.worked()))
     assert taken and all(step < 3 for step, _ in taken)
     for _, worked in taken:
@@ -53,15 +53,15 @@ def test_waiting_is_not_counted_and_a_step_is_told_once():
     made: Any = jnp.zeros(1)
     sums.enqueued(action(Op.RECV), now_s - 9.0, now_s, made)  # came just now
     sums.enqueued(action(Op.F), now_s - 9.0, now_s, made)  # and could not begin before
-    assert clock.take(5) is None  # it is the step under way
+    assert clock.pop_finished(5) is None  # it is the step under way
     clock.begin(6)
     end_s = time.monotonic() + 60.0
     while not sums.is_whole:
         assert time.monotonic() < end_s
         time.sleep(0.001)
-    found = clock.take(6)
+    found = clock.pop_finished(6)
     assert found is not None and found is sums
-    assert clock.take(6) is None  # once
+    assert clock.pop_finished(6) is None  # once
     [(r, s, kind, seconds)] = found.worked()
     assert (r, s, kind) == (0, 0, "F") and 0 <= seconds < 8.0
 
@@ -86,9 +86,9 @@ def answer(step: int | None, *worked: tuple[int, int, str, float], **sent: float
 
 def test_a_step_counts_if_all_workers_tell_of_it():
     timing = StepTiming()
-    timing.hear({"a": answer(3, (0, 0, "F", 1.0), b=2e-9), "b": answer(3)})
-    found = timing.take()
-    assert found is not None and timing.take() is None
+    timing.record({"a": answer(3, (0, 0, "F", 1.0), b=2e-9), "b": answer(3)})
+    found = timing.pop_times()
+    assert found is not None and timing.pop_times() is None
     assert found.step == 4  # as metrics count
     assert found.parts == {(0, 0, "F"): 1.0} and found.links == {("a", "b"): 2e-9}
     # hosts of one stage: the slower; what cannot be is left out
@@ -96,12 +96,12 @@ def test_a_step_counts_if_all_workers_tell_of_it():
         "n/0": answer(3, (0, 0, "F", 1.0), (0, 0, "B", math.nan)),
         "n/1": answer(3, (0, 0, "F", 2.0), (0, 0, "B", -1.0)),
     }
-    timing.hear(hosts)
-    found = timing.take()
+    timing.record(hosts)
+    found = timing.pop_times()
     assert found is not None and found.parts == {(0, 0, "F"): 2.0}
     for others in (answer(4), answer(None)):
-        timing.hear({"a": answer(3, (0, 0, "F", 1.0)), "b": others})
-        assert timing.take() is None
+        timing.record({"a": answer(3, (0, 0, "F", 1.0)), "b": others})
+        assert timing.pop_times() is None
 
 
 def test_a_link_has_the_pace_of_its_large_messages():
@@ -113,5 +113,5 @@ def test_a_link_has_the_pace_of_its_large_messages():
         ("c", 1 << 10, 1.0),
     ]:
         pace.add(peer, num_bytes, seconds)
-    assert pace.take() == [("b", 2.0 / (4 << 20))]
-    assert pace.take() == []
+    assert pace.pop_s_per_byte() == [("b", 2.0 / (4 << 20))]
+    assert pace.pop_s_per_byte() == []

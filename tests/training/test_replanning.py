@@ -23,14 +23,14 @@ from hetjax.costs.slowness.step_times import StepTimes
 from hetjax.models.named import TypedName, load_named
 from hetjax.plans.plan import Plan, Replica
 from hetjax.plans.plan_files import parse_plan, read_plan
-from hetjax.runtime.control.told_times import StepTiming
+from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
 from hetjax.training.observers.slow_devices import SlowDevices
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.recovered import Recovered
+from hetjax.training.replanning.outcomes import MoveMeasured, Outcome, PlanWeighed
 from hetjax.training.replanning.replanning import Replanning
-from hetjax.training.replanning.told import MoveMeasured, PlanWeighed, Told
 from hetjax.training.replanning.weighing import Errors, Weighed, weigh
 from hetjax.training.replanning.weighing_process import WeighingProcess
 from hetjax.training.session import run
@@ -123,13 +123,13 @@ class Followed:
             start_s=10.0,
         )
         self.replanning.begin(TWO_REPLICAS, PAIR)
-        self.told, self.step = list[Told](), 0
+        self.told, self.step = list[Outcome](), 0
 
     def goes_on(
         self, steps: int, step_s: float, *found: Slowdown, slow: Slowness = SLOW
-    ) -> list[Told]:
+    ) -> list[Outcome]:
         """Train so many steps, the first with these findings; what is said."""
-        told = list[Told]()
+        told = list[Outcome]()
         for n in range(steps):
             self.step += 1
             told += self.replanning.after(
@@ -342,7 +342,7 @@ def trained(
         return answer or found(self)
 
     patched.setattr(SlowDevices, "begin", begin_with)
-    patched.setattr(StepTiming, "take", lambda self: times.take())
+    patched.setattr(StepTiming, "pop_times", lambda self: times.take())
     patched.setattr(WeighingProcess, "found", found_at_last)
     patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     run_dir.parent.mkdir()

@@ -47,7 +47,7 @@ class Tape:
         self._record_driver(patched)
 
     def _record_ports(self, patched: pytest.MonkeyPatch) -> None:
-        ask, take = SocketConnections.ask, SocketConnections._take
+        ask, take = SocketConnections.ask, SocketConnections._handle
         workers = SocketConnections.workers.fget
         assert workers is not None
 
@@ -83,7 +83,7 @@ class Tape:
         patched.setattr(OnThisMachine, "start", started)
         patched.setattr(SocketConnections, "ask", asked)
         patched.setattr(SocketConnections, "workers", property(there))
-        patched.setattr(SocketConnections, "_take", taken)
+        patched.setattr(SocketConnections, "_handle", taken)
 
     def _record_driver(self, patched: pytest.MonkeyPatch) -> None:
         def made(controller: Controller, launcher: Any, config: Any, **others: Any):

@@ -117,7 +117,11 @@ def test_a_throttled_worker_is_named_counted_and_forgiven(
     assert SLOW_FROM < slow["since"] <= slow["step"] < over["since"]
     # the passes themselves, which a busy machine makes long, are not slower
     assert 1.25 < slow["factor"] < 1.2 * FACTOR
-    assert known[0].of("right") == pytest.approx(slow["factor"], rel=0.3)
-    assert known[0].of("left") == read_slowness(run_dir / "slow.json").of("right") == 1
+    assert known[0].factor("right") == pytest.approx(slow["factor"], rel=0.3)
+    assert (
+        known[0].factor("left")
+        == read_slowness(run_dir / "slow.json").factor("right")
+        == 1
+    )
     log = (run_dir / "log.txt").read_text()
     assert "slow: right " in log and "recovered: right as before" in log

@@ -176,7 +176,7 @@ class Lease:
 def acquire(
     store: Store,
     where: str,
-    told: Callable[[str], None] = lambda text: None,
+    report_line: Callable[[str], None] = lambda text: None,
     *,
     held_for: HeldFor = NOBODY,
     check: Callable[[int, Holder], None] = lambda number, holder: None,
@@ -187,16 +187,16 @@ def acquire(
     """Take the lease; raises Held if another process has it, and OSError.
 
     From one that is known to be dead, or gave it back, at once; else once it was not
-    renewed for `lease_s`, from when it was first `seen` on. `told` hears that this has
-    to be waited for. `check` sees the number and the holder of the last lease first,
-    and may raise.
+    renewed for `lease_s`, from when it was first `seen` on. `report_line` gets that
+    this has to be waited for. `check` sees the number and the holder of the last lease
+    first, and may raise.
     """
     last = last_number(store)
     if last:
         holder = holder_of(store, last)
         if holder is not None:
             check(last, holder)
-        _await_end(store, where, last, holder, held_for, lease_s, told, seen)
+        _await_end(store, where, last, holder, held_for, lease_s, report_line, seen)
     number = last + 1
     own = holder_here(held_for)
     try:
@@ -232,7 +232,7 @@ def look(store: Store) -> Sighting:
 def await_end(
     store: Store,
     where: str,
-    told: Callable[[str], None] = lambda text: None,
+    report_line: Callable[[str], None] = lambda text: None,
     *,
     held_for: HeldFor = NOBODY,
     lease_s: float = LEASE_S,
@@ -241,7 +241,7 @@ def await_end(
     last = last_number(store)
     if last:
         holder = holder_of(store, last)
-        _await_end(store, where, last, holder, held_for, lease_s, told)
+        _await_end(store, where, last, holder, held_for, lease_s, report_line)
 
 
 def _await_end(
@@ -251,7 +251,7 @@ def _await_end(
     holder: Holder | None,
     held_for: HeldFor,
     lease_s: float,
-    told: Callable[[str], None],
+    report_line: Callable[[str], None],
     seen: Sighting | None = None,
 ) -> None:
     now = _from(store, last)
@@ -262,7 +262,7 @@ def _await_end(
     seen = seen or Sighting(names=frozenset(now), at_s=time.monotonic())
     left_s = seen.at_s + lease_s - time.monotonic()
     if left_s > 0:
-        told(f"waiting up to {left_s:.3g} s: {where} may be in use by {holder}")
+        report_line(f"waiting up to {left_s:.3g} s: {where} may be in use by {holder}")
     while now == seen.names:
         if time.monotonic() >= seen.at_s + lease_s:
             return
@@ -299,7 +299,7 @@ def _held(store: Store, where: str, number: int) -> LeaseHeld:
 
 
 def holder_of(store: Store, number: int) -> Holder | None:
-    """Who took the lease of this number; None if that cannot be told."""
+    """Who took the lease of this number; None if that cannot be read."""
     try:
         text = store.get_text(_name(number, _HOLDER))
         if text is None:

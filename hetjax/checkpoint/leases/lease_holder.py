@@ -53,9 +53,9 @@ class Holder:
 class HeldFor:
     """The run that a lease is taken for.
 
-    `home` names its directory, so that the directory of one process can be told from a
-    copy of it. One that `succeeds` follows at once on a holder from the same home: the
-    lease on that tells that it is over.
+    `home` names its directory, so that the directory of one process can be
+    distinguished from a copy of it. One that `succeeds` follows at once on a holder
+    from the same home: the lease on that tells that it is over.
     """
 
     run: RunId = UNIDENTIFIED

@@ -117,7 +117,7 @@ class FileStore:
     def remove_old_parts(self) -> None:
         """Remove files of uploads that were killed long ago; others may be running.
 
-        What is long ago is told by the store's clock: ours may be wrong.
+        What is long ago is judged by the store's clock: ours may be wrong.
         """
         with self._part() as probe:
             probe.touch()

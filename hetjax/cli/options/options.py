@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a command line from the fields of a dataclass, with errors in three parts.
 
-Owns the spelling of lists and of what went wrong. Does not own any option nor the
-words around them (the commands' own files).
+Owns the spelling of lists and of what went wrong, and how help leaves out all options
+but the few that most people need. Does not own any option, which are the usual ones,
+nor the words around them (the commands' own files).
 """
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from io import StringIO
 from itertools import dropwhile, takewhile
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 from tyro.constructors import (
@@ -22,7 +31,6 @@ from tyro.constructors import (
 )
 
 from hetjax.cli.options.aliases import in_our_words
-from hetjax.cli.options.short_help import with_help_of
 from hetjax.errors import BadInput
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.presets import PRESETS, Preset, preset
@@ -51,14 +59,15 @@ def parse_options(
     option and for a value of the wrong type. SystemExit after help, which is printed.
     """
     if common and any(word in arguments for word in _SHORT):
-        default, description = with_help_of(default, common, description)
+        default = _with_help_of(default, frozenset(common))
+        description += "\n\nThese are the usual options; --help-all lists them all."
     elif _ALL in arguments:
         arguments = ["--help"]
     options = [option(name) for name in _names(default)]
     arguments = in_our_words(arguments, options)
-    told = StringIO()
+    printed = StringIO()
     try:
-        with redirect_stderr(told):
+        with redirect_stderr(printed):
             config, unknown = tyro.cli(
                 type(default),
                 prog=program,
@@ -72,10 +81,29 @@ def parse_options(
     except SystemExit as ended:
         if not ended.code:
             raise
-        raise _wrong_value(told.getvalue(), program, arguments) from ended
+        raise _wrong_value(printed.getvalue(), program, arguments) from ended
     if unknown:
         raise _unknown(unknown[0], options, program)
     return config
+
+
+def _with_help_of(default: Any, shown: frozenset[str]) -> Any:
+    """The same values in a class of its own, of which Tyro shows these fields."""
+    kind, values, changed = type(default), {}, []
+    types = get_type_hints(kind, include_extras=True)
+    for each in fields(default):
+        name, value = each.name, getattr(default, each.name)
+        inner = {x.partition(".")[2] for x in shown if x.partition(".")[0] == name}
+        if is_dataclass(value) and inner:
+            value = _with_help_of(value, frozenset(inner))
+            changed.append((name, type(value), field(default=value)))
+        elif not inner:
+            hidden = Annotated[types[name], tyro.conf.Suppress]
+            changed.append((name, hidden, field(default=value)))
+        values[name] = value
+    return make_dataclass(
+        kind.__name__, changed, bases=(kind,), frozen=True, kw_only=True
+    )(**values)
 
 
 def preset_first(
@@ -112,12 +140,12 @@ def preset_lines() -> str:
 
 def _names(default: Any) -> Iterator[str]:
     """Dotted names of all fields, those of groups included."""
-    for field in fields(default):
-        value = getattr(default, field.name)
+    for each in fields(default):
+        value = getattr(default, each.name)
         if is_dataclass(value):
-            yield from (f"{field.name}.{name}" for name in _names(value))
+            yield from (f"{each.name}.{name}" for name in _names(value))
         else:
-            yield field.name.removesuffix("_")  # of a name that is Python's own
+            yield each.name.removesuffix("_")  # of a name that is Python's own
 
 
 def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:

@@ -66,7 +66,7 @@ class FileTaker:
         self._answers: dict[int, tuple[Key, np.ndarray]] = {}
         self._lost, self._numbers = "", count()
         ends = dial(at.address, at.own, GIVER, at.secret, at.incarnation, tls=at.tls)
-        self._link = Connection(ends, GIVER, self._hear, self._lose, at.silence_s)
+        self._link = Connection(ends, GIVER, self._on_answer, self._lose, at.silence_s)
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +132,7 @@ class FileTaker:
             raise NotGiven(data.tobytes().decode(errors="replace")[:400])
         return key, data
 
-    def _hear(self, peer: str, key: Key, data: np.ndarray) -> None:
+    def _on_answer(self, peer: str, key: Key, data: np.ndarray) -> None:
         with self._changed:
             self._answers[key[1]] = key, data
             self._changed.notify_all()

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which measurements a prediction learns from.
 
-Owns the choice between what is given and what earlier runs have left. Does not own
-either (`given.py`, `kept.py`) nor the run's own file
+Owns the choice between what is given and what earlier runs have left, and which speed
+of a device the rate of a measured ring is held against. Does not own what is given and
+left (`given.py`, `kept.py`), where a ring's rate is from
+(`costs/measured/nccl_tests.py`), nor the run's own file
 (`training/layout/plan_choice.py`).
 """
 
+from dataclasses import replace
 from pathlib import Path
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.catalogue import canonical_name, catalogue, device_spec
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.speeds import AS_MODELLED
+from hetjax.costs.certainty.beliefs import Observation
 from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
 from hetjax.costs.certainty.given import NONE, read_given
 from hetjax.costs.certainty.kept import Precisions, read_kept
-from hetjax.costs.certainty.sums import observed_ring
+from hetjax.costs.certainty.priors import NOISE_OF_RUN
+from hetjax.costs.measured.nccl_tests import RingMeasurement
+from hetjax.costs.roofline import ring_hop
+from hetjax.errors import BadInput
+
+_BYTES = 1e9  # of a message beside which no latency counts
 
 
 def calibration_from(
@@ -29,4 +40,43 @@ def calibration_from(
     found = read_given(given)
     if isinstance(found, StepCalibration):
         return found
-    return StepCalibration((observed_ring(found, cluster),), source=str(given))
+    return StepCalibration((_observed_ring(found, cluster),), source=str(given))
+
+
+def _observed_ring(ring: RingMeasurement, cluster: Cluster) -> Observation:
+    """Return the time of a long message, beside what is modelled for such devices.
+
+    Their figures are those of the cluster, else of the catalogue. BadInput for devices
+    that neither describes.
+    """
+    speed, bytes_per_s = _modelled(ring, cluster)
+    return Observation(
+        measured_s=_BYTES / ring.bytes_per_s,
+        predicted_s=_BYTES / bytes_per_s,
+        elasticities={(ring.device, speed): 1.0},
+        noise=max(ring.misfit, NOISE_OF_RUN),
+    )
+
+
+def _modelled(ring: RingMeasurement, cluster: Cluster) -> tuple[str, float]:
+    """Which speed decides a ring, and its slowest hop: over a host's card or inside."""
+    spec = device_spec(_node(ring, cluster))
+    inside = ring_hop(spec).bytes_per_s
+    card = spec.network_gbit_per_s * 1e9 / 8
+    if ring.num_hosts == 1 or spec.links_span_hosts or inside <= card:
+        return "links", inside
+    return "network", card
+
+
+def _node(ring: RingMeasurement, cluster: Cluster) -> Node:
+    for node in cluster.nodes:
+        if canonical_name(node.device) == ring.device:
+            return replace(node, speeds=AS_MODELLED)
+    if ring.device not in catalogue():
+        kinds = sorted({canonical_name(node.device) for node in cluster.nodes})
+        raise BadInput(
+            got=f"sums that were measured on {ring.device}",
+            allowed=f"a device of the catalogue, or of the cluster: {', '.join(kinds)}",
+            fix="give --calibration the output of a test on these devices",
+        )
+    return Node(name="measured", device=ring.device, count=ring.num_devices)

@@ -78,7 +78,7 @@ def plan_precisions(
     for _, _, stage in plan.stages():
         precision = stage_precision(stage, cluster.node(stage.node), dtype)
         found.setdefault(stage.node, set()).add(precision)
-    return {node: " and ".join(sorted(told)) for node, told in found.items()}
+    return {node: " and ".join(sorted(names)) for node, names in found.items()}
 
 
 def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
@@ -130,9 +130,9 @@ def ran_as(cluster: Cluster, precisions: Precisions) -> RanAs:
     found: dict[str, set[str]] = {}
     for node in cluster.nodes:
         if node.name in precisions:
-            told = f"{precisions[node.name]} {_modelled(node)}"
-            found.setdefault(canonical_name(node.device), set()).add(told)
-    return {kind: " and ".join(sorted(told)) for kind, told in found.items()}
+            described = f"{precisions[node.name]} {_modelled(node)}"
+            found.setdefault(canonical_name(node.device), set()).add(described)
+    return {kind: " and ".join(sorted(described)) for kind, described in found.items()}
 
 
 def parse_kept(text: str) -> tuple[KeptStep, ...]:
@@ -147,8 +147,8 @@ def kept_json(steps: Iterable[KeptStep]) -> str:
         json.dumps({"ran_as": {**step.ran_as}, "step": step_values(step.observation)})
         for step in steps
     ]
-    told = ",\n".join(rows)
-    return f'{{"version": {VERSION}, "steps": [\n{told}\n]}}\n'
+    lines = ",\n".join(rows)
+    return f'{{"version": {VERSION}, "steps": [\n{lines}\n]}}\n'
 
 
 def _kept(raw: object, where: str) -> KeptStep:
@@ -156,8 +156,8 @@ def _kept(raw: object, where: str) -> KeptStep:
         raw, where=where, required={"ran_as": "a table", "step": "a table"}
     )
     on = {
-        kind: as_kind(told, "a string", where=f"{where}.ran_as")
-        for kind, told in row["ran_as"].items()
+        kind: as_kind(described, "a string", where=f"{where}.ran_as")
+        for kind, described in row["ran_as"].items()
     }
     return KeptStep(on, parse_step(row["step"], f"{where}.step"))
 

@@ -211,7 +211,7 @@ def read_by_devices(
     It reads a matrix either way, so that an operand lies as it was made. Batches of
     matrices it does not where a dim of size 1 is part of what is not contracted: XLA
     then leaves a reshape between product and transpose, and does not fold the latter.
-    With `makers` what is transposed for the product is told in its place.
+    With `makers` what is transposed for the product stands in its place.
     """
     contracted, batch = step.params["dimension_numbers"]
     found = []

@@ -151,12 +151,12 @@ def compiled_stage(
     if not compiled:
         return NOT_COMPILED
     last = key[1] + 1 == len(programs.plan.replicas[key[0]].stages)
-    told = compiled.get(programs.updates(key), {})
+    update = compiled.get(programs.updates(key), {})
     passes = programs.passes(key)
     return CompiledStage(
         workspace_bytes=workspace_of(compiled, passes, last=last, split=split),
-        update_bytes=told.get("UPDATE"),
-        packing_bytes=told.get("PACK"),
+        update_bytes=update.get("UPDATE"),
+        packing_bytes=update.get("PACK"),
     )
 
 
@@ -173,11 +173,11 @@ def workspace_of(
 
 
 def by_program(
-    programs: PlanPrograms, told: Mapping[StageKey, Mapping[str, int]]
+    programs: PlanPrograms, stages: Mapping[StageKey, Mapping[str, int]]
 ) -> CompiledBytes:
-    """Give what is told of stages to the keys of their programs."""
+    """Key the figures of `stages` by their programs."""
     found = NOTHING
-    for key, sizes in told.items():
+    for key, sizes in stages.items():
         own = {
             programs.passes(key): {n: sizes[n] for n in sizes if n not in _UPDATES},
             programs.updates(key): {n: sizes[n] for n in sizes if n in _UPDATES},

@@ -3,7 +3,7 @@
 
 `all_reduce_perf` and its like say on which devices they ran, and then time messages of
 several sizes. RCCL-tests print the same. Owns the reading. Does not own what a rate
-says of a device (`costs/certainty/sums.py`).
+says of a device (`costs/certainty/chosen.py`).
 """
 
 import math
@@ -102,9 +102,9 @@ def _devices(lines: Sequence[str]) -> tuple[str, int, int]:
 def _check_collective(lines: Sequence[str]) -> None:
     """Newer tests say which one it is."""
     for line in lines:
-        told = _STARTING.match(line)
-        if told and not told[1].startswith(_SUMS):
-            raise _bad(told[1], f"one of {', '.join(_SUMS)}")
+        started = _STARTING.match(line)
+        if started and not started[1].startswith(_SUMS):
+            raise _bad(started[1], f"one of {', '.join(_SUMS)}")
 
 
 def _rows(lines: Sequence[str]) -> Iterator[_Row]:

@@ -117,7 +117,7 @@ def _way(cluster: Cluster, source: Place, target: Place) -> tuple[Route, int]:
     link = _link(cluster, a.zone, b.zone)
     if not link:
         raise _unreachable(a, b)
-    # the latency between zones is told from end to end
+    # the latency between zones is given from end to end
     latency_s = max(NETWORK_LATENCY_S, link.latency_ms / 1e3)
     trunks = (*cards_out, f"{a.zone}>{b.zone}", *cards_in)
     return Route(trunks=trunks, latency_s=latency_s), 1

@@ -2,11 +2,11 @@
 """Which device, stage, link or kind of batch has become slow, or differs from peers.
 
 Every series (`series.py`) is held against its own reference, the first steps of a plan;
-an alarm of the sequential test is told as the fewest names that explain it, with how
-many times as long these take since when. Stages with equal work are compared once, as
-soon as there is a reference. What is slow is watched for getting better, or worse. What
-gets faster than it ever was only moves its reference. Owns references and what an alarm
-means. Does not own the test (`sequential.py`) nor the words (`findings.py`).
+an alarm of the sequential test is reported as the fewest names that explain it, with
+how many times as long these take since when. Stages with equal work are compared once,
+as soon as there is a reference. What is slow is watched for getting better, or worse.
+What gets faster than it ever was only moves its reference. Owns references and what an
+alarm means. Does not own the test (`sequential.py`) nor the words (`findings.py`).
 """
 
 import math
@@ -122,7 +122,7 @@ class _OnePlan:
         if len(self._reference) < NUM_FIRST:
             return []
         what = watched(self.lanes, self._reference)
-        if not what.parts:  # a worker that told nothing: try later steps
+        if not what.parts:  # a worker that reported nothing: try later steps
             self._reference = []
             return []
         self._watch = _Watch(what, self._reference)
@@ -172,7 +172,7 @@ class _Watch:
 
     def add(self, times: StepTimes) -> list[Slowdown]:
         if not self._what.has(times):
-            return []  # left out, or only a part of it was told
+            return []  # left out, or only a part of it was reported
         now = series(logs([times], self._what), self._usual, self._what)
         self._recent.append((times.step, now))
         rise_K = now.apart_NK[0] - self._center_K - self._level_K

@@ -77,7 +77,7 @@ def run_subject(lanes: Lanes) -> Subject:
 def replica_subject(lanes: Lanes, keys: frozenset[StageKey], name: str) -> Subject:
     """Return a node if these stages are all that it has, else what they are fed with.
 
-    Whether a node or its batches are slow cannot be told where nothing else works on
+    Whether a node or its batches are slow cannot be known where nothing else works on
     the same batches; of the two that does not last which is of batches.
     """
     nodes = {lanes.by_key[key].node for key in keys}

@@ -35,14 +35,14 @@ _FIX = "remove the file: a run writes its own anew"
 class Slowness:
     """Factors on times, by node and by the workers at the ends of a link.
 
-    >>> Slowness((("l4-0", 1.9),)).of("l4-0")
+    >>> Slowness((("l4-0", 1.9),)).factor("l4-0")
     1.9
     """
 
     nodes: tuple[tuple[str, float], ...] = ()
     links: tuple[tuple[str, str, float], ...] = ()
 
-    def of(self, node: str) -> float:
+    def factor(self, node: str) -> float:
         """The factor of a node; 1 if it is as fast as it should be."""
         return dict(self.nodes).get(node, 1.0)
 
@@ -61,7 +61,7 @@ class Slowness:
         )
 
     def _slower(self, node: Node) -> Node:
-        if (factor := self.of(node.name)) == 1.0:
+        if (factor := self.factor(node.name)) == 1.0:
             return node
         slow: dict[str, float] = dict.fromkeys(_DEVICES, 1 / factor)
         return replace(node, speeds=node.speeds.scaled(slow))

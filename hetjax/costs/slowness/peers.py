@@ -2,7 +2,7 @@
 """Who takes longer than others with equal work.
 
 Owns the comparison, over the steps of a reference. Does not own whose work is equal
-(`step_times.py`) nor what is told (`detector.py`).
+(`step_times.py`) nor what is reported (`detector.py`).
 """
 
 import math

@@ -82,7 +82,7 @@ class WatchedParts:
             return link_subject(self.ends[at - self.run_at - 1])
         replica = [*self.replicas][self.pipelines[at - len(self.parts)]]
         name = f"batches of replica {replica}"
-        return replica_subject(self.lanes, self.lanes.of(replica), name)
+        return replica_subject(self.lanes, self.lanes.of_replica(replica), name)
 
     def has(self, times: StepTimes) -> bool:
         """Whether a step has all parts."""

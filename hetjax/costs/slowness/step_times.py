@@ -56,7 +56,7 @@ class Lanes:
         """The lanes of a node."""
         return frozenset(lane.key for lane in self.lanes if lane.node == node)
 
-    def of(self, replica: int) -> frozenset[StageKey]:
+    def of_replica(self, replica: int) -> frozenset[StageKey]:
         """The lanes of a replica."""
         return frozenset(lane.key for lane in self.lanes if lane.key[0] == replica)
 

@@ -126,12 +126,12 @@ class _Process:
         running = self._running
         assert running is not None
         asked = cast(BinaryIO, running.stdin)
-        told = cast(BinaryIO, running.stdout)
+        output = cast(BinaryIO, running.stdout)
         with suppress(BrokenPipeError):
             asked.write(request.encode() + b"\n")
             asked.flush()
         for number in range(count):
-            line = told.readline(_MOST_ANSWER_BYTES)
+            line = output.readline(_MOST_ANSWER_BYTES)
             if not line.endswith(b"\n"):
                 raise _died(running, number)
             yield json.loads(line)

@@ -124,7 +124,7 @@ class _Speaking:
     def begin(self, blocks: list[str], spans: list[Span]) -> None:
         self._blocks, self._spans = blocks, spans
 
-    def hear(self, said: str) -> None:
+    def add_span(self, said: str) -> None:
         start = sum(map(len, self._blocks))
         self._spans.append((start, start + len(said)))
 
@@ -141,13 +141,13 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_hear")
+        call = self.call_method("_record")
         return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _hear(self, caller: Any) -> str:
+    def _record(self, caller: Any) -> str:
         said = caller()
         speaking: Any = self.environment
-        speaking.speaking.hear(said)
+        speaking.speaking.add_span(said)
         return said
 
 

@@ -338,14 +338,14 @@ class _Turns:
         asks = turn("tool" if calls else "user", "question")
         answered = (*_QUESTION, turn("assistant", "answer"))
         for messages in self._messages[: index + 1], answered:
-            ended = text if messages is not answered else self._of(answered).rstrip()
-            more = self._of([*messages, asks])
+            ended = text if messages is not answered else self._text(answered).rstrip()
+            more = self._text([*messages, asks])
             if more.startswith(ended):
                 size = self._next_token(more, len(ended))
                 return more[len(ended) :][:size]
         return ""
 
-    def _of(self, messages: Sequence[Message]) -> str:
+    def _text(self, messages: Sequence[Message]) -> str:
         try:
             return self._rendered.render(messages)[0]
         except TemplateRefuses:

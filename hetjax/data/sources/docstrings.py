@@ -41,13 +41,13 @@ def docstrings(paths: Sequence[Path]) -> Iterator[str]:
 
 def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[str]]]:
     """Start a process for these files; what is returned waits for its answer."""
-    asked, told = (stack.enter_context(TemporaryFile()) for _ in range(2))
+    asked, answers = (stack.enter_context(TemporaryFile()) for _ in range(2))
     asked.write(json.dumps([*map(str, paths)]).encode())
     asked.seek(0)
     process = subprocess.Popen(
         [sys.executable, "-m", "hetjax.data.sources.docstrings"],
         stdin=asked,
-        stdout=told,
+        stdout=answers,
         start_new_session=True,  # Ctrl-C is the run's to hear
     )
     stack.enter_context(process)
@@ -56,8 +56,8 @@ def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[
     def answer() -> list[list[str]]:
         if process.wait():
             raise ChildProcessError("the reader of docstrings failed: see above")
-        told.seek(0)
-        return json_value(told.read())
+        answers.seek(0)
+        return json_value(answers.read())
 
     return answer
 

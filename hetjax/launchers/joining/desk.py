@@ -96,7 +96,7 @@ class Desk:
         self._nodes: dict[str, Node] = {}
         self.noticed: Callable[[str, float], None] = lambda worker, grace_s: None
         self.follow(cluster)
-        self._callers = Callers(address, self._heard, self._let_in)
+        self._callers = Callers(address, self._identify, self._let_in)
         self.address = self._callers.address
 
     def follow(self, cluster: Cluster) -> None:
@@ -138,7 +138,7 @@ class Desk:
             with suppress(OSError):
                 machine.stream.shutdown(socket.SHUT_WR)
 
-    def _heard(self, found: socket.socket) -> _Caller | None:
+    def _identify(self, found: socket.socket) -> _Caller | None:
         """Who it is that calls, if it is anybody; by a thread of its own."""
         end_s = time.monotonic() + words.JOIN_S
         found.settimeout(words.JOIN_S)
@@ -172,8 +172,8 @@ class Desk:
             return self._refuse(stream, _where(found), _no_hello(str(error)))
 
     def _let_in(self, caller: _Caller, found: socket.socket) -> None:
-        """Let a machine join, if it may, and hear it until it leaves."""
-        told, stream, where = caller.hello, caller.stream, _where(found)
+        """Let a machine join, if it may, and read its messages until it leaves."""
+        hello, stream, where = caller.hello, caller.stream, _where(found)
         try:
             self._check(caller)
             machine = self._joined(caller, where)
@@ -182,64 +182,65 @@ class Desk:
             return found.close()
         try:
             words.keep_alive(stream)
-            machine.send({"welcome": told.worker})
+            machine.send({"welcome": hello.worker})
             while True:
-                self._hear(machine, words.receive(stream))
+                self._on_message(machine, words.receive(stream))
         except OSError:
             pass
         except (ValueError, TypeError, KeyError) as error:
             warnings.warn(
-                f"{where} has joined as {told.worker} and sends what cannot be read "
+                f"{where} has joined as {hello.worker} and sends what cannot be read "
                 f"({type(error).__name__}: {error}): it has to join again",
                 stacklevel=1,
             )
         finally:
             with self._lock:
-                if self._machines.get(told.worker) is machine:
-                    del self._machines[told.worker]
+                if self._machines.get(hello.worker) is machine:
+                    del self._machines[hello.worker]
             found.close()
 
     def _check(self, caller: _Caller) -> None:
         """Raise BadInput unless this worker may be such a machine."""
-        told, token = caller.hello, caller.token
+        hello, token = caller.hello, caller.token
         with self._lock:
             nodes = self._nodes
-        words.check_versions(told.versions)
-        if told.worker not in nodes:
+        words.check_versions(hello.versions)
+        if hello.worker not in nodes:
             raise BadInput(
-                got=f"--node {told.worker}, which the cluster file does not have",
+                got=f"--node {hello.worker}, which the cluster file does not have",
                 allowed=", ".join(nodes),
-                fix=did_you_mean(told.worker, list(nodes)),
+                fix=did_you_mean(hello.worker, list(nodes)),
             )
-        if token.worker != told.worker:
+        if token.worker != hello.worker:
             raise BadInput(
-                got=f"--node {told.worker} with a token of {token.worker}",
+                got=f"--node {hello.worker} with a token of {token.worker}",
                 allowed="the node's own token",
-                fix=f"--node {token.worker}, or the token of {told.worker}",
+                fix=f"--node {token.worker}, or the token of {hello.worker}",
             )
         if (state := self._tokens.state(token)) != "good":
             raise _stale(token.worker, state)
-        if self._model_code and told.allows != self._model_code:
+        if self._model_code and hello.allows != self._model_code:
+            but = f" (but {hello.allows})" if hello.allows else ""
             raise BadInput(
                 got=f"model {self._model_code}, a function, which this machine does "
-                "not allow to be called" + f" (but {told.allows})" * bool(told.allows),
+                f"not allow to be called{but}",
                 allowed="functions that are typed on the machine that calls them",
                 fix=f"if you trust that code: --allow-model-code {self._model_code}",
             )
-        if told.address and not _is_number(told.address):
+        if hello.address and not _is_number(hello.address):
             raise BadInput(
-                got=f"--address {told.address}",
+                got=f"--address {hello.address}",
                 allowed="numbers, at which other machines reach this one: 10.0.0.2",
                 fix="correct it, or leave --address out",
             )
-        self._check_devices(nodes[told.worker], told)
+        self._check_devices(nodes[hello.worker], hello)
 
-    def _check_devices(self, node: Node, told: Hello) -> None:
+    def _check_devices(self, node: Node, hello: Hello) -> None:
         kind = canonical_name(node.device)
-        own = [*of_kind(kind, told.devices)]
+        own = [*of_kind(kind, hello.devices)]
         if self._only_cpu or kind == "cpu" or len(own) >= node.devices_per_host:
             return
-        there = [f"{d.platform} {d.device_kind}" for d in told.devices]
+        there = [f"{d.platform} {d.device_kind}" for d in hello.devices]
         raise BadInput(
             got=f"node {node.name!r} wants {node.devices_per_host} x {node.device} on "
             f"this machine; there are {', '.join(there) or 'no accelerators'}",
@@ -251,27 +252,29 @@ class Desk:
     def _joined(self, caller: _Caller, where: str) -> JoinedMachine:
         """Note that the machine is there, and use its token up; BadInput if it may
         not."""
-        told = caller.hello
+        hello = caller.hello
         machine = JoinedMachine(
-            hello=told,
-            address=told.address or where.rpartition(":")[0],
+            hello=hello,
+            address=hello.address or where.rpartition(":")[0],
             stream=caller.stream,
         )
         with self._lock:
-            there = self._machines.get(told.worker)
+            there = self._machines.get(hello.worker)
             if there is not None:
                 raise NotNow(
-                    got=f"--node {told.worker}, which {there.address} has joined as",
+                    got=f"--node {hello.worker}, which {there.address} has joined as",
                     allowed="one machine for each node",
                     fix="join as another node; if that machine is gone, wait "
                     "half a minute until the run has noticed",
                 )
             if not self._tokens.use(caller.token):
-                raise _stale(told.worker, "used")
-            self._machines[told.worker] = machine
+                raise _stale(hello.worker, "used")
+            self._machines[hello.worker] = machine
         return machine
 
-    def _hear(self, machine: JoinedMachine, message: Mapping[str, object]) -> None:
+    def _on_message(
+        self, machine: JoinedMachine, message: Mapping[str, object]
+    ) -> None:
         """Take in what a machine says of itself, or of the worker that it started."""
         if "notice" in message:
             return self.noticed(machine.hello.worker, float(str(message["notice"])))
@@ -297,7 +300,7 @@ def _stale(worker: str, state: str) -> BadInput:
     return BadInput(
         got=f"a token of {worker} {what}",
         allowed="a token that was not used, as long as it lasts (--join.token-s)",
-        fix="take the token of now from its file, which the run has told of: each "
+        fix="take the token of now from its file, which the run has named: each "
         "start of the run, each join and time write another one",
     )
 
@@ -306,7 +309,7 @@ def _no_token() -> BadInput:
     return BadInput(
         got="a wrong token",
         allowed="the token of now of the node, of this start of the run",
-        fix="take it from its file, which the run has told of",
+        fix="take it from its file, which the run has named",
     )
 
 

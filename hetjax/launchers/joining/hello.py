@@ -61,8 +61,8 @@ class Hello:
     allows: str = ""
 
     def text(self) -> bytes:
-        told = {"form": _FORM, **asdict(self)}
-        return json.dumps(told).encode()
+        fields = {"form": _FORM, **asdict(self)}
+        return json.dumps(fields).encode()
 
 
 def read_hello(data: bytes) -> Hello:
@@ -74,7 +74,7 @@ def read_hello(data: bytes) -> Hello:
             allowed=f"the release of the run: {_spelled(versions_here())}",
             fix="install the same release of hetjax on both machines",
         )
-    told = read_record(
+    fields = read_record(
         raw,
         where="hello",
         required={
@@ -85,12 +85,12 @@ def read_hello(data: bytes) -> Hello:
             "allows": "a string",
         },
     )
-    told["devices"] = tuple(
+    fields["devices"] = tuple(
         LocalDevice(**read_fields(device, LocalDevice, where=f"devices[{i}]"))
-        for i, device in enumerate(told["devices"])
+        for i, device in enumerate(fields["devices"])
     )
-    read_list(told["versions"].values(), "a string", where="versions")
-    return Hello(**told)
+    read_list(fields["versions"].values(), "a string", where="versions")
+    return Hello(**fields)
 
 
 def versions_here() -> dict[str, str]:

@@ -35,7 +35,7 @@ from hetjax.runtime.worker.bootstrap import read_bootstrap
 
 _WORKER = "hetjax.training.worker"  # of a room above: by name
 _END_S = 30.0  # for a worker whose run is over, until it is killed
-_GRACE_S = 30.0  # after a SIGTERM: what Kubernetes gives, unless it is told
+_GRACE_S = 30.0  # after a SIGTERM: what Kubernetes gives by default
 _INTERRUPTED, _TERMINATED = 1, 143  # exit codes
 
 
@@ -82,14 +82,14 @@ def _dialled(joining: Joining) -> TlsStream:
         raise BadInput(
             got=f"{joining.address} shows the certificate {other.found}",
             allowed=f"the run's own, {spelled(joining.fingerprint)}; nothing was sent",
-            fix="see that address and fingerprint are those that the run has told; if "
+            fix="see that address and fingerprint are those that the run printed; if "
             "they are, somebody stands in between",
         ) from other
     except ssl.SSLError as error:
         raise BadInput(
             got=f"{joining.address} does not speak TLS 1.3 ({error.reason or error})",
             allowed="the address at which a run waits for machines",
-            fix="see that --join has the port that the run has told",
+            fix="see that --join has the port that the run printed",
         ) from error
     except OSError as error:
         _unreachable(joining, error)
@@ -135,7 +135,8 @@ def _stopped() -> RunFailed:
 
 
 class _Joined:
-    """What a machine that has joined does: it hears the run on the main thread."""
+    """What a machine that has joined does: it reads the run's messages on the main
+    thread."""
 
     def __init__(
         self, stream: TlsStream, joining: Joining, here: list[LocalDevice]
@@ -171,12 +172,12 @@ class _Joined:
                 signal.signal(number, handler)
 
     def _start(self, message: Mapping[str, Any]) -> None:
-        """Start the worker, with its devices alone and what it is told as input."""
+        """Start the worker, with its devices alone and its bootstrap as input."""
         self._end_child(0.0)
-        told = read_bootstrap(message["bootstrap"])
-        if told.worker != self._joining.worker:
-            raise ValueError(f"told to be {told.worker}")
-        told = replace(told, only_code=self._joining.allows)
+        bootstrap = read_bootstrap(message["bootstrap"])
+        if bootstrap.worker != self._joining.worker:
+            raise ValueError(f"told to be {bootstrap.worker}")
+        bootstrap = replace(bootstrap, only_code=self._joining.allows)
         self._child = child = subprocess.Popen(
             [sys.executable, "-m", _WORKER],
             stdin=subprocess.PIPE,
@@ -186,7 +187,7 @@ class _Joined:
         )
         assert child.stdin is not None
         with suppress(BrokenPipeError):
-            child.stdin.write(f"{told.text()}\n")
+            child.stdin.write(f"{bootstrap.text()}\n")
             child.stdin.close()
         threading.Thread(
             target=self._tell_end, args=(child, message["start"]), daemon=True
@@ -235,5 +236,5 @@ class _Joined:
         if not self._is_leaving:
             self._is_leaving = True
             # not here: what is interrupted may hold the stream
-            told = ({"notice": _GRACE_S},)
-            threading.Thread(target=self._say, args=told, daemon=True).start()
+            notice = ({"notice": _GRACE_S},)
+            threading.Thread(target=self._say, args=notice, daemon=True).start()

@@ -31,9 +31,9 @@ class NodeGroup:
 class JobTerms:
     """What the job asks for besides its nodes.
 
-    Its end is told `notice_s` before the time `limit`, in Slurm's own form; empty: that
-    of the partition. `options` are further ones of sbatch, without dashes, and hold for
-    every component, as `cpus_per_device` do.
+    Its end is announced `notice_s` before the time `limit`, in Slurm's own form; empty:
+    that of the partition. `options` are further ones of sbatch, without dashes, and
+    hold for every component, as `cpus_per_device` do.
     """
 
     limit: str = ""

@@ -5,8 +5,8 @@ Owns which nodes the job has, also one of several components, and the words of `
 Does not own what Slurm prints (`hetjax/cluster/slurm_nodes.py`), the job's script
 (`job_script.py`), nor where a worker is started (`on_machines.py`).
 
-A worker does not hear SIGTERM: Slurm sends it to all that a job has when the job is to
-end, and the controller, which hears it too, saves before the workers go.
+A worker ignores SIGTERM: Slurm sends it to all that a job has when the job is to
+end, and the controller, which gets it too, saves before the workers go.
 """
 
 import os

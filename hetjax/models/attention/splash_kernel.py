@@ -52,7 +52,7 @@ def backward(
     kernel = _kernel(visibility, q_BLNH)
     gradients = partial(splash._splash_attention_bwd, **kernel.kwargs)
 
-    def one(*saved: Any) -> tuple[jax.Array, ...]:
+    def sequence_gradients(*saved: Any) -> tuple[jax.Array, ...]:
         *given, z_NLH, log_total_NL, dz_NLH = saved
         residuals = (*given, None, z_NLH, log_total_NL)  # no sinks
         infos = kernel.dq_mask_info, kernel.dkv_mask_info
@@ -60,7 +60,7 @@ def backward(
 
     heads_first = map(_heads_first, (_scaled(q_BLNH), k_BLKH, v_BLKH))
     rest = _heads_first(z_BLNH), log_total_BNL, _heads_first(dz_BLNH)
-    found = jax.vmap(one)(*heads_first, _segments(documents_BL), *rest)
+    found = jax.vmap(sequence_gradients)(*heads_first, _segments(documents_BL), *rest)
     dq_BLNH, dk_BLKH, dv_BLKH = map(_heads_first, found)
     return _scaled(dq_BLNH), dk_BLKH, dv_BLKH
 

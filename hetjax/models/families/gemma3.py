@@ -20,7 +20,7 @@ from hetjax.models.families.shared.fields import (
 from hetjax.models.families.shared.llama_fields import (
     layer_types,
     read_llama,
-    windows_told,
+    windows_by_layer_types,
     written_llama,
 )
 from hetjax.models.families.shared.rope import read_rope, rope_fields
@@ -65,7 +65,7 @@ def _read(fields: Fields) -> LlamaConfig:
 def _windowed(fields: Fields) -> tuple[bool, ...]:
     pattern, own_pattern = (fields.get(name) for name in _PATTERNS)
     period = pattern or own_pattern or 6
-    return windows_told(fields) or (*(True,) * (period - 1), False)
+    return windows_by_layer_types(fields) or (*(True,) * (period - 1), False)
 
 
 def _rope(fields: Fields) -> dict[str, Any]:

@@ -38,12 +38,12 @@ def _read(fields: Fields) -> LlamaConfig:
 
 def _turns(fields: Fields) -> tuple[bool, ...]:
     num_blocks, interval = fields["num_hidden_layers"], fields.get(_INTERVAL, 4)
-    told = fields.get(_TURNS)
-    if told is None:
+    turns_given = fields.get(_TURNS)
+    if turns_given is None:
         return tuple((block + 1) % interval != 0 for block in range(num_blocks))
-    if len(told) < num_blocks:
+    if len(turns_given) < num_blocks:
         fields.refuse(_TURNS, _KIND[1])
-    return tuple(turns == 1 for turns in told[:num_blocks])
+    return tuple(turns == 1 for turns in turns_given[:num_blocks])
 
 
 def _write(config: LlamaConfig) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of Hugging Face, which may first have to be fetched from its hub.
 
-Owns how a folder is told from a name on the hub, and what of the latter is fetched. The
-library keeps what it has fetched, and goes by HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
+Owns how a folder is distinguished from a name on the hub, and what of the latter is
+fetched. The library keeps what it has fetched, and goes by HF_HOME, HF_TOKEN and
+HF_HUB_OFFLINE.
 """
 
 import re

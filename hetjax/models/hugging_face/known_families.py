@@ -42,8 +42,8 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
     It is that of the plainest family that has all that the model has: of fewest fields.
     BadInput if there is none.
     """
-    told = [_told(family, config) for family in known_families().values()]
-    found = min((fields for fields in told if fields), key=len, default=None)
+    written = [_written_as(family, config) for family in known_families().values()]
+    found = min((fields for fields in written if fields), key=len, default=None)
     if found is None:
         raise BadInput(
             got=f"model {config.name}, which no family of Hugging Face is like",
@@ -53,7 +53,7 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
     return found
 
 
-def _told(family: Family, config: DecoderConfig) -> dict[str, Any] | None:
+def _written_as(family: Family, config: DecoderConfig) -> dict[str, Any] | None:
     """The fields of the model as one of the family, if that has all that it has."""
     if not isinstance(config, family.config):
         return None
@@ -66,10 +66,10 @@ def _told(family: Family, config: DecoderConfig) -> dict[str, Any] | None:
         **own,
     }
     read = family.read(family.fields(fields, config.name))
-    return fields if _told_numbers(read) == _told_numbers(config) else None
+    return fields if _written_numbers(read) == _written_numbers(config) else None
 
 
-def _told_numbers(config: DecoderConfig) -> dict[str, Any]:
+def _written_numbers(config: DecoderConfig) -> dict[str, Any]:
     """What a `config.json` can say; it knows no limit of what an expert takes."""
     if isinstance(config, LlamaConfig) and config.routing is not None:
         routing = replace(config.routing, capacity_factor=None)

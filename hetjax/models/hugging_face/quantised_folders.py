@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of Hugging Face whose weights are quantised: named by their method.
 
-Owns how the method is told: by `quantization_config`, or by names and dtypes of
+Owns how the method is found: by `quantization_config`, or by names and dtypes of
 tensors. Such weights are refused, as they cannot be trained; of the model that they
 were made from hetjax makes its own (`--lora.frozen`). Imports no JAX.
 """
@@ -39,11 +39,11 @@ _OF_8_BITS = re.compile(r"^F8_")
 
 def check_settings(folder: Path, fields: Mapping[str, Any]) -> None:
     """BadInput if the fields of a `config.json` say how its weights are quantised."""
-    told = fields.get(SETTINGS) or fields.get("compression_config")
-    if not told:
+    settings = fields.get(SETTINGS) or fields.get("compression_config")
+    if not settings:
         return
-    method = told.get("quant_method") if isinstance(told, Mapping) else None
-    raise _refused(folder, _method(told, str(method)), f"by its {SETTINGS}")
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    raise _refused(folder, _method(settings, str(method)), f"by its {SETTINGS}")
 
 
 def check_tensors_are_whole(folder: Path, tensors: Iterable[tuple[str, str]]) -> None:
@@ -57,10 +57,10 @@ def check_tensors_are_whole(folder: Path, tensors: Iterable[tuple[str, str]]) ->
             raise _refused(folder, "FP8", f"by its tensor {name} in {dtype}")
 
 
-def _method(told: Any, method: str) -> str:
+def _method(settings: Any, method: str) -> str:
     name = _NAMES.get(method, repr(method))
     if method == "bitsandbytes":
-        bits = "8" if told.get("load_in_8bit") else "4"
+        bits = "8" if settings.get("load_in_8bit") else "4"
         return f"{name} ({bits} bits)"
     return name
 

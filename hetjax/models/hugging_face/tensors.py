@@ -25,7 +25,7 @@ from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.model import Model, abstract_params
 
 _DTYPES = ("BF16", "F16", "F32", "F64")
-_TOLD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_DTYPES_IN_FILES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def check_tensors(tensors: Tensors, wanted: Mapping[str, TensorPart]) -> None:
@@ -124,7 +124,7 @@ class FolderWeights:
     def _is_whole(self, part: TensorPart, shape: tuple[int, ...]) -> bool:
         """Whether the tensor is the parameter as it is, so that no copy is made."""
         is_alone = part.expert is None and part.row.third is None
-        same = self.tensors.dtype(part.name) == _TOLD.get(self.dtype.name)
+        same = self.tensors.dtype(part.name) == _DTYPES_IN_FILES.get(self.dtype.name)
         return is_alone and part.ours == shape and same
 
 

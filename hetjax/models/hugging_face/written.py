@@ -45,7 +45,7 @@ def write_model(
     """Write a model's sizes and weights into a folder that is there.
 
     `fields` are those of its `config.json`, `dtype` is that of the weights; `written`
-    is told of every file and of how many there are.
+    is called for every file, with how many there are.
     """
     files = _files(config, fields["model_type"], DTYPES[dtype].itemsize)
     where: dict[str, str] = {}

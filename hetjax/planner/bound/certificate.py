@@ -2,8 +2,8 @@
 """The certificate of a search: no plan of the request's space simulates faster.
 
 Owns who is in the space, that a bound is held against every plan that the search
-simulated, and that one which some plan contradicts is told as an error. Does not own
-how bounds are proved (`column_generation.py`), nor whether a plan is valid
+simulated, and that one which some plan contradicts is reported as an error. Does not
+own how bounds are proved (`column_generation.py`), nor whether a plan is valid
 (`plans/validation.py`) and fits into memory (`model/evaluator.py`).
 """
 

@@ -24,7 +24,7 @@ class Slack:
     """What stages could do in a step if all others were the fastest there are.
 
     `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The rest
-    is by place, `place_IJ` (-1: no layers), where stages are told apart only if they
+    is by place, `place_IJ` (-1: no layers), where stages are distinguished only if they
     differ, and there by rank S of options, those that hold more microbatches first:
     `option_BSV`, the time that is left, `left_s_BSV`, what one microbatch takes at
     least, `each_s_BSV` (inf: out of memory), and `more_s_BSV`, what the stage adds
@@ -178,7 +178,7 @@ class CompletionQueries:
     per_s_X: Floats
     per_weight_X: Floats
 
-    def take(self, rows: Ints) -> "CompletionQueries":
+    def select(self, rows: Ints) -> "CompletionQueries":
         return CompletionQueries(
             **{f.name: getattr(self, f.name)[rows] for f in fields(self)}
         )
@@ -200,7 +200,7 @@ def least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Floats
     for of_b in np.split(order, np.flatnonzero(np.diff(asked.b_X[order])) + 1):
         for at in range(0, len(of_b), num_rows):
             rows = of_b[at : at + num_rows]
-            found_XFJ = _least_cost(slack, cost_O, asked.take(rows))
+            found_XFJ = _least_cost(slack, cost_O, asked.select(rows))
             most = found_XFJ.shape[1]
             cost_XJF[rows, :, :most] = found_XFJ.swapaxes(1, 2)
             cost_XJF[rows, :, most:num_held] = found_XFJ[:, -1, :, None]

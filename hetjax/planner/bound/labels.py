@@ -20,7 +20,7 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.templates import Form
 
 _PARTS = 4
-_NARROWEST = 1e-6  # relative: as far as times of slowest stages are told apart
+_NARROWEST = 1e-6  # relative: as far as times of slowest stages are distinguished
 _NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of the rest
 
 
@@ -139,7 +139,7 @@ class Labels:
     def __len__(self) -> int:
         return len(self.cost)
 
-    def take(self, rows: Ints | NDArray[np.bool_]) -> "Labels":
+    def select(self, rows: Ints | NDArray[np.bool_]) -> "Labels":
         return Labels(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
@@ -168,8 +168,8 @@ def undominated(labels: Labels, num_groups: int, *, ahead_matters: bool) -> Labe
     segment = np.cumsum(np.logical_or.reduce(changes)) if changes else group
     order = order[_frontier(segment, labels.fill_s[order])]
     if not others:
-        return labels.take(order)
-    return labels.take(_unbeaten(labels, group, others, order))
+        return labels.select(order)
+    return labels.select(_unbeaten(labels, group, others, order))
 
 
 def _frontier(segment: Ints, fill_s: Floats) -> Ints:

@@ -172,16 +172,16 @@ def grown_labels(
     for start in reversed(range(s.p.num_layers)):
         check_deadline()
         near = first_NJ[active.interval, active.start] <= start
-        active, rows = active.take(near), rows[near]
+        active, rows = active.select(near), rows[near]
         labels = _extended(s, active, rows, start)
         if start == 0:
-            return joined(parts), labels.take(_reaches_threshold(s, labels))
+            return joined(parts), labels.select(_reaches_threshold(s, labels))
         labels = undominated(
             labels, len(s.p.members_GM), ahead_matters=not s.p.holds_all
         )
         if beam is not None and len(labels) > beam:
             order = np.argsort(bound_ratios(s, labels), kind="stable")
-            labels = labels.take(order[:beam])
+            labels = labels.select(order[:beam])
         parts.append(labels)
         rows = np.concatenate([rows, num_labels + np.arange(len(labels))])
         active = joined([active, labels])
@@ -219,10 +219,10 @@ def _extended(s: PricingProgram, pool: Labels, pool_rows: Ints, start: int) -> L
     alone = _seen(s, labels, stage_s, none, none)
     near = bound_ratios(s, alone) < 1
     if start == 0:
-        labels = alone.take(near)
+        labels = alone.select(near)
     else:
-        labels = _hopped(s, labels.take(near), stage_s[near], start)
-        labels = labels.take(bound_ratios(s, labels) < 1)
+        labels = _hopped(s, labels.select(near), stage_s[near], start)
+        labels = labels.select(bound_ratios(s, labels) < 1)
     return replace(labels, used_XR=_used(s, labels)) if s.p.scarce else labels
 
 
@@ -243,7 +243,7 @@ def _staged(
         stage_s <= s.most_s_N[n]
     )
     rows, m, stage_s = rows[able], m[able], stage_s[able]
-    old, o = pool.take(rows), p.meshes.first_M[m]
+    old, o = pool.select(rows), p.meshes.first_M[m]
     if p.has_sends:
         long = (start == 0) & (old.ahead >= p.long_from)
         stage_s = stage_s + old.owed_s * np.where(long, p.long_first_factor, 1.0)
@@ -258,7 +258,7 @@ def _staged(
         parent=pool_rows[rows],
     )
     fits = np.all(labels.used_XR <= p.room_R[p.scarce], axis=1)
-    return labels.take(fits), stage_s[fits]
+    return labels.select(fits), stage_s[fits]
 
 
 def _work_cost(s: PricingProgram, old: Labels, o: Ints, start: int) -> Floats | float:
@@ -293,7 +293,7 @@ def _hopped(s: PricingProgram, labels: Labels, stage_s: Floats, start: int) -> L
     num_groups = len(before_G)
     before = np.tile(np.arange(num_groups), len(labels))
     stage_s = np.repeat(stage_s, num_groups)
-    labels = labels.take(np.repeat(np.arange(len(labels)), num_groups))
+    labels = labels.select(np.repeat(np.arange(len(labels)), num_groups))
     o = p.meshes.first_M[labels.mesh]
     at = s.b_N[labels.interval], p.kind_J[start], before_G[before], o
     labels = replace(labels, before=before)

@@ -164,10 +164,10 @@ def _not_measured(
 ) -> str:
     """Say for people which times are not of the profile."""
     missing = sorted(device_kinds(plan, cluster) - profile.devices)
-    told = ""
+    missing_kinds = ""
     if missing:
         spelled = _estimated_in(plan, cluster, profile.devices, dtype)
-        told = f"; {', '.join(missing)} not in it, estimated in {spelled}"
+        missing_kinds = f"; {', '.join(missing)} not in it, estimated in {spelled}"
     kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
     halved = {a.key for p in programs.values() for a in p if a.op is Op.I}
     whole = any(
@@ -182,8 +182,8 @@ def _not_measured(
         for r, s, stage in plan.stages()
     )
     if not whole:
-        return told
-    return f"{told}; B cut in equal halves, profile --halves measures them"
+        return missing_kinds
+    return f"{missing_kinds}; B cut in equal halves, profile --halves measures them"
 
 
 def checked_costs(

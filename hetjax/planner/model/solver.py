@@ -20,11 +20,12 @@ def solve(problem: cp.Problem, **options: Any) -> None:
 
 @cache
 def _silence() -> None:
-    """Let HiGHS say its name where nobody hears it.
+    """Let HiGHS print its banner where nobody sees it.
 
     It does so once in a process, when its first object is first used: by version 1.16
-    as soon as a `Highs` is made, before that can be told not to. The class beneath says
-    nothing until it is given a model. A release made otherwise may say it as before.
+    as soon as a `Highs` is made, before that can be switched off. The class beneath
+    says nothing until it is given a model. A release made otherwise may say it as
+    before.
     """
     with suppress(AttributeError, TypeError):
         first = highspy.Highs.__bases__[0]()

@@ -233,7 +233,7 @@ def _compared(
 
 def _with_times_from(found: Found, profile_path: Path | None) -> Found:
     request, best = found.request, found.best
-    told = times_from(
+    times = times_from(
         best.plan,
         request.cluster,
         request.dtype,
@@ -242,8 +242,8 @@ def _with_times_from(found: Found, profile_path: Path | None) -> Found:
         best.tied,
         request.calibration,
     )
-    told = memory_from(told, best.costs)
-    return replace(found, best=replace(best, times_from=told))
+    times = memory_from(times, best.costs)
+    return replace(found, best=replace(best, times_from=times))
 
 
 def _baselines(request: PlanRequest, questions: Questions) -> Sequence[str]:
@@ -266,13 +266,15 @@ def _what_if(
     first one. Fewer of them where the time is up (`model/deadline.py`)."""
     for n, (name, cluster) in enumerate(clusters):
 
-        def told(line: str, name: str = name) -> None:
+        def report_line(line: str, name: str = name) -> None:
             progress(f"{name}: {line}")
 
         try:
             with deadline(left_s() / (len(clusters) - n)):
                 check_deadline()
-                search = Search(replace(request, cluster=cluster), [Objective()], told)
+                search = Search(
+                    replace(request, cluster=cluster), [Objective()], report_line
+                )
                 search.propose()
                 best = search.found()[0].best
                 step_s, tokens_per_s = best.simulation.step_time_s, best.tokens_per_s

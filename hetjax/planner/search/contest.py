@@ -55,7 +55,7 @@ Judged = Predicted | NoFeasiblePlan | None  # None: there was no time
 def contest(
     request: PlanRequest, begins: Callable[[str], None] = lambda name: None
 ) -> Iterator[tuple[str, Judged]]:
-    """Yield what each of `CONTESTANTS` finds, by name; `begins` is told before it does.
+    """Yield what each of `CONTESTANTS` finds, by name; `begins` is called before.
 
     Each may take an equal share of the time that is left with those still to come, so
     what one does not need is for the others.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding the best plan: templates and copies, places, then the simulator's word.
 
-Owns the order of the search, what is told of it, and that it can end at any time with
-something in hand: once there is a plan, the limit (`model/deadline.py`) is looked at
-before the next. Does not own which plans come first (`first_plans.py`), moves
+Owns the order of the search, what is reported of it, and that it can end at any time
+with something in hand: once there is a plan, the limit (`model/deadline.py`) is looked
+at before the next. Does not own which plans come first (`first_plans.py`), moves
 (`local_search.py`), their evaluation (`model/evaluator.py`) nor what is better
 (`model/objectives.py`).
 """

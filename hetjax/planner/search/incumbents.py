@@ -2,7 +2,7 @@
 """The best plans so far, as simulated: by each objective, and which part of the search
 gave them.
 
-Owns what is kept and when progress is told. Does not own what is better
+Owns what is kept and when progress is reported. Does not own what is better
 (`model/objectives.py`) nor where plans come from (`find.py`).
 """
 
@@ -19,8 +19,8 @@ from hetjax.planner.search.limits import as_fast_as_can_be
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-TellProgress = Callable[[str], None]  # told what is being done, a line at a time
-_WORTH_TELLING = 0.99  # of the step that was told last
+TellProgress = Callable[[str], None]  # gets what is being done, a line at a time
+_WORTH_TELLING = 0.99  # of the step that was reported last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Incumbents:
     best: dict[Objective, Incumbent] = field(default_factory=dict)
     fastest: dict[Objective, Incumbent] = field(default_factory=dict)
     tried: Tried = field(default_factory=dict)
-    told_s: float = float("inf")
+    reported_s: float = float("inf")
 
     def offer(self, plan: Plan, source: str) -> Predicted | None:
         """Simulate the plan, and keep it if it is the best by some objective.
@@ -93,7 +93,7 @@ class Incumbents:
 
     def _aim_at(self, objectives: Sequence[Objective]) -> None:
         """Look for the best by these objectives among what was simulated."""
-        self.objectives, self.told_s = objectives, float("inf")
+        self.objectives, self.reported_s = objectives, float("inf")
         self.best.clear()
         self.fastest.clear()
         for found in self.simulated():
@@ -149,8 +149,8 @@ class Incumbents:
     def _tell(self) -> None:
         """Say how far things are, where there is something new to say."""
         step_s = self.fastest[self.objectives[0]].predicted.simulation.step_time_s
-        if step_s < self.told_s * _WORTH_TELLING or step_s > self.told_s:
-            self.told_s = step_s
+        if step_s < self.reported_s * _WORTH_TELLING or step_s > self.reported_s:
+            self.reported_s = step_s
             self.progress(
                 f"best so far {step_s * 1e3:.4g} ms, of {len(self.evaluate.seen)} plans"
             )

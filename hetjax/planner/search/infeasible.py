@@ -50,7 +50,7 @@ def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan
             fix="raise the limit; without it, plan prints what there is",
         )
     there = ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
-    fixes = (told for told, changed in _changes(request) if feasible(changed))
+    fixes = (fix for fix, changed in _changes(request) if feasible(changed))
     return NoFeasiblePlan(
         got=f"no plan of {request.model.name!r}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens, on {there}: {_binding(request)}",
@@ -99,21 +99,21 @@ def _unpriced(request: PlanRequest) -> list[str]:
 def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     """What to type, and the request that it makes; small changes first."""
     freed, everything = dict(_freedoms(request)), request
-    for told, changed in freed.items():
-        yield told, replace(request, **changed)
+    for fix, changed in freed.items():
+        yield fix, replace(request, **changed)
     away = {} if "optimizer" in request.offloads else _ON_HOSTS
-    for told, changed in away.items():
-        yield told, replace(request, **changed)
+    for fix, changed in away.items():
+        yield fix, replace(request, **changed)
     for changed in freed.values():
         everything = replace(everything, **changed)
     if len(freed) > 1:
         yield "; ".join(freed), everything
-    for told, changed in away.items() if freed else ():
-        freed[told], everything = changed, replace(everything, **changed)
+    for fix, changed in away.items() if freed else ():
+        freed[fix], everything = changed, replace(everything, **changed)
         yield "; ".join(freed), everything
     yield from _more_nodes(request)
-    for told, changed in _more_nodes(everything) if freed else ():
-        yield "; ".join((*freed, told)), changed
+    for fix, changed in _more_nodes(everything) if freed else ():
+        yield "; ".join((*freed, fix)), changed
 
 
 def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,15 +123,15 @@ def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     if 1 not in request.microbatch_sizes:
         sizes = (1, *request.microbatch_sizes)
         typed = " ".join(map(str, sizes))
-        told = f"allow smaller microbatches: --microbatch-sizes {typed}"
-        yield told, {"microbatch_sizes": sizes}
+        fix = f"allow smaller microbatches: --microbatch-sizes {typed}"
+        yield fix, {"microbatch_sizes": sizes}
     most = max(node.count for node in request.cluster.nodes)
     degrees = {2**n for n in range(most.bit_length())}
     if not degrees <= set(request.tensor_degrees):
         degrees = tuple(sorted(degrees.union(request.tensor_degrees)))
         typed = " ".join(map(str, degrees))
-        told = f"allow more tensor parallelism: --tensor {typed}"
-        yield told, {"tensor_degrees": degrees}
+        fix = f"allow more tensor parallelism: --tensor {typed}"
+        yield fix, {"tensor_degrees": degrees}
 
 
 def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

@@ -211,7 +211,7 @@ class _PriceAndBranch:
             raise no_pipelines_do(self.p)
         while best.step_s > low_s * (1 + self.close):
             middle_s = (low_s + best.step_s) / 2
-            better = self._of(self.columns, middle_s)
+            better = self._integer_plan(self.columns, middle_s)
             if better:
                 best = better
             else:
@@ -224,18 +224,18 @@ class _PriceAndBranch:
         is_other_N = [kind_of(self.p, t) not in kinds for t in self.columns.templates]
         others_of = self.columns.rows(np.flatnonzero(is_other_N))
         for slack in _OTHERS_SLACKS:
-            found = self._of(others_of, others[0].step_s * (1 + slack))
+            found = self._integer_plan(others_of, others[0].step_s * (1 + slack))
             if found:
                 return found
         return None
 
     def _at(self, step_s: float) -> UnplacedPlan | None:
         """Return a plan within the step time, None if none was found."""
-        found = self._of(self.columns, step_s)
+        found = self._integer_plan(self.columns, step_s)
         if found or step_s < self.bound.relaxed_s * (1 + _SLACK_OF_SEEN):
             return found
         self._see_more(step_s)
-        return self._of(self.columns, step_s)
+        return self._integer_plan(self.columns, step_s)
 
     def _see_more(self, step_s: float) -> None:
         """Enumerate columns of which integer copies may do it."""
@@ -249,7 +249,7 @@ class _PriceAndBranch:
         self.seen |= {c.template: c for c in found}
         self.columns = stacked([*self.seen.values()])
 
-    def _of(self, columns: Columns, step_s: float) -> UnplacedPlan | None:
+    def _integer_plan(self, columns: Columns, step_s: float) -> UnplacedPlan | None:
         for waiting, duals_R in self._waiting(columns, step_s)[:_MOST_TRIED]:
             copies = solve_integer_master(self.p, waiting, step_s, duals_R)
             if copies:

@@ -80,8 +80,8 @@ def chart(title: str, curves: Sequence[Curve], *, from_zero: bool = False) -> Ch
             if left <= x <= right and x == int(x)
         ],
         y_ticks=[
-            Mark(words=told, percent=round(100 - 100 * (y - low) / (high - low), 3))
-            for y, told in zip(y_marks, _told(y_marks), strict=True)
+            Mark(words=text, percent=round(100 - 100 * (y - low) / (high - low), 3))
+            for y, text in zip(y_marks, _mark_texts(y_marks), strict=True)
         ],
     )
 
@@ -138,7 +138,7 @@ def _drawn(curve: Curve, place) -> DrawnCurve:
     )
 
 
-def _told(values: Sequence[float]) -> list[str]:
+def _mark_texts(values: Sequence[float]) -> list[str]:
     """Marks as text, all with as many digits as their distance asks for."""
     step = values[1] - values[0]
     digits = max(0, -math.floor(math.log10(step) + 1e-9))

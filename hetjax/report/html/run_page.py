@@ -60,7 +60,7 @@ def _subtitle(run: RunRecord) -> Iterator[str]:
 
 def _figures(run: RunRecord) -> Iterator[tuple[str, str | None]]:
     """The headline numbers; None where one is not known."""
-    told = run.values()
+    values = run.values()
     whose = "predicted for the devices" if run.is_simulated else "predicted"
     others = {
         "predicted_step_time_s": (whose, lambda seconds: f"{ms(seconds)} ms"),
@@ -69,8 +69,8 @@ def _figures(run: RunRecord) -> Iterator[tuple[str, str | None]]:
     }
     named = {metric.key: (metric.headline_label, metric.format) for metric in HEADLINES}
     for name, (words, form) in (named | others).items():
-        yield words, None if told[name] is None else form(told[name])
-    yield "recoveries", str(told["recoveries"]) if told["recoveries"] else None
+        yield words, None if values[name] is None else form(values[name])
+    yield "recoveries", str(values["recoveries"]) if values["recoveries"] else None
 
 
 def _charts(run: RunRecord) -> list[Chart]:
@@ -103,16 +103,16 @@ def _step_time(run: RunRecord) -> Iterator[str]:
         yield f"no step time is predicted: {run.why_not_predicted}"
         return
     predicted_s = predicted.simulation.step_time_s
-    told = f"{ms(predicted_s)} ms predicted ({predicted.times_from})"
+    from_model = f"{ms(predicted_s)} ms predicted ({predicted.times_from})"
     if measured_s is None:
-        yield told
+        yield from_model
     elif run.is_simulated:
         yield (
             f"{ms(measured_s)} ms measured on the CPU here, which stands in for the "
-            f"cluster's devices; {told} for those"
+            f"cluster's devices; {from_model} for those"
         )
     else:
-        yield f"{ms(measured_s)} ms measured (median), {told}"
+        yield f"{ms(measured_s)} ms measured (median), {from_model}"
         if run.is_comparable:
             yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
         else:

@@ -23,7 +23,7 @@ from hetjax.report.timeline_bars import (
     Row,
     bars_of,
     grouped,
-    layers_told,
+    layers_label,
     num_grouped,
     rows_of,
 )
@@ -226,7 +226,7 @@ def _devices(rows: Sequence[Row], plan: Plan, top: float) -> Iterator[Label]:
     for row in rows:
         node, devices = row.lane
         for i, device in enumerate(devices):
-            layers = f"layers {layers_told(row, plan)}" if i == 0 else ""
+            layers = f"layers {layers_label(row, plan)}" if i == 0 else ""
             place = _px(top + row.top + i)
             yield Label(words=f"{node}/{device}", top_px=place, quiet=layers)
 

@@ -120,8 +120,8 @@ def _write(axes: Any, box: Box, top: float, width_points: float) -> None:
 
 def _draw_legend(figure: Any, layout: Layout) -> None:
     handles = [
-        patch(told, facecolor=lighter(colour, _LIGHTER), edgecolor=EDGE)
-        for told, colour in layout.legend.items()
+        patch(entry, facecolor=lighter(colour, _LIGHTER), edgecolor=EDGE)
+        for entry, colour in layout.legend.items()
     ]
     if layout.has_idle:
         handles.append(patch("idle", **IDLE))

@@ -32,7 +32,7 @@ from hetjax.report.timeline_bars import (
     Bar,
     Row,
     bars_of,
-    layers_told,
+    layers_label,
     rows_of,
 )
 from hetjax.schedule.simulation.trace import Span
@@ -139,7 +139,7 @@ def _draw_names(axes: Any, rows: list[Row], plan: Plan, step_ms: float) -> None:
             names.append(f"{node}/{device}")
         lines = [row.top + i for i in range(1, len(devices))]
         axes.hlines(lines, 0, step_ms, color="white", linewidth=1.2, zorder=3)
-        shown = layers_told(row, plan)
+        shown = layers_label(row, plan)
         at = step_ms * 1.006, (row.top + row.bottom) / 2
         axes.text(*at, f"layers {shown}", fontsize=7, color=GREY, va="center")
     axes.set_yticks(ticks, names)

@@ -150,8 +150,8 @@ def search_lines(planned: Planned) -> Iterator[str]:
     yield from cost_lines(planned)
     model = ""
     if found.model_time_s is not None and found.model_gap is not None:
-        told = f"{ms(found.model_time_s)} ms (model gap {found.model_gap:.1%}), "
-        model = f"model time {told}"
+        in_model = f"{ms(found.model_time_s)} ms (model gap {found.model_gap:.1%}), "
+        model = f"model time {in_model}"
     yield f"{model}from {found.source} in {found.search_s:.1f} s"
     if planned.left_out:
         yield f"no time was left for: {', '.join(planned.left_out)}"
@@ -168,12 +168,12 @@ def cost_lines(planned: Planned) -> Iterator[str]:
     found, request = planned.found, planned.request
     if planned.objective.wish == "cost":
         yield cost_bound_line(found)
-    told: dict[str, Price] = {}
+    prices: dict[str, Price] = {}
     for node in request.cluster.nodes:
         price = device_price(node, request.usd_per_kwh)
         if price and node.name in found.best.plan.nodes:
-            told[f"{price.basis} price of {canonical_name(node.device)}"] = price
-    for name, price in told.items():
+            prices[f"{price.basis} price of {canonical_name(node.device)}"] = price
+    for name, price in prices.items():
         if price.basis in ("spot", "electricity"):
             yield (
                 f"{name}: {price.usd_per_hour:.4g} USD an hour for one device "
@@ -230,8 +230,8 @@ def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, st
     if isinstance(alone, NoFeasiblePlan):
         rows.append(("hetjax alone", alone, "before it saw the plans of the others"))
     elif alone.best.plan != ours.best.plan and planned.moved is None:
-        told = f"from {alone.source}, before it saw the plans of the others"
-        rows.append(("hetjax alone", alone.best, told))
+        comment = f"from {alone.source}, before it saw the plans of the others"
+        rows.append(("hetjax alone", alone.best, comment))
     for name, judged in planned.baselines.items():
         infeasible = isinstance(judged, NoFeasiblePlan)
         rows.append((name, judged, judged.got.partition(": ")[0] if infeasible else ""))
@@ -244,17 +244,17 @@ def baseline_rows(planned: Planned) -> list[Row]:
 
 
 def planner_row(
-    planned: Planned, name: str, judged: Predicted | NoFeasiblePlan, told: str
+    planned: Planned, name: str, judged: Predicted | NoFeasiblePlan, comment: str
 ) -> Row:
     """Return the row of a plan beside ours, below `BASELINES`."""
     if isinstance(judged, NoFeasiblePlan):
-        return name, "no plan", "", "", "", told
+        return name, "no plan", "", "", "", comment
     step_s = judged.simulation.step_time_s
     change = _comparison(step_s / planned.best.simulation.step_time_s)
     if change != _ALIKE and not _surely_differs(planned, name):
         change = f"{change}, {SAME}"
     size = _size(judged)
-    return name, ms(step_s), "" if name == "hetjax" else change, *size, told
+    return name, ms(step_s), "" if name == "hetjax" else change, *size, comment
 
 
 def _surely_differs(planned: Planned, name: str) -> bool:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.report.layout_rows import alike_replicas
-from hetjax.report.prediction import first_device, lane_name, memory_told
+from hetjax.report.prediction import first_device, lane_name, memory_label
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse
 from hetjax.schedule.simulation.result import Lane, lane_of
 
-_MOST_STAGES = 64  # that are told one by one
+_MOST_STAGES = 64  # that are listed one by one
 
 Row = tuple[str, ...]
 
@@ -53,7 +53,7 @@ class MemoryBar:
 
     @property
     def label(self) -> str:
-        return memory_told(self.use.total_bytes, self.capacity_bytes)
+        return memory_label(self.use.total_bytes, self.capacity_bytes)
 
 
 def stage_header(plan: Plan) -> Row:

@@ -42,8 +42,8 @@ def _with_more(planned: Planned, idle: Idle) -> str:
     if idle.instead is None or idle.worse is None:
         priced = " and has a price" if planned.objective.wish == "cost" else ""
         return f"no plan with more of {idle.kind} was found that fits{priced}{early}"
-    told = _worse(planned, idle.instead, idle.worse)
-    return f"the best plan found with more of {idle.kind}{early} has {told}"
+    figure = _worse(planned, idle.instead, idle.worse)
+    return f"the best plan found with more of {idle.kind}{early} has {figure}"
 
 
 def _worse(planned: Planned, instead: Predicted, worse: float) -> str:

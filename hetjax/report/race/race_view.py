@@ -34,13 +34,13 @@ class RaceView(Protocol):
     """What a race tells those who watch."""
 
     def line_up(self, names: Sequence[str]) -> None:
-        """Hear who takes part."""
+        """Take who takes part."""
 
     def begins(self, name: str) -> None:
-        """Hear that a planner has begun."""
+        """Note that a planner has begun."""
 
     def planned(self, entry: "RaceEntry") -> None:
-        """Hear what it found."""
+        """Take what it found."""
 
 
 class PlainView:

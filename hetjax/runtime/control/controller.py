@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller of a plan's workers: says when, and hears how it went.
+"""The controller of a plan's workers: says when, and collects the answers.
 
 Owns epochs, turns, and the step as its caller sees it. Out of the data path:
 activations, gradients, batches and checkpoints never come here. Does not own how worker
@@ -24,7 +24,7 @@ from hetjax.errors import BadInput
 from hetjax.mesh.multihost import World
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.control.told_times import StepTiming
+from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.runtime.execution.checking.checks import (
     NO_CHECKS,
     Disagreement,
@@ -65,7 +65,7 @@ class Controller:
         self._copying: tuple[int, int] | None = None  # since when, how many
         self._turn = 0
         self.timing, self.predicts_steps = StepTiming(), False  # by the plan's figures
-        self.state_bytes: Mapping[str, int] = {}  # by worker, once they have told
+        self.state_bytes: Mapping[str, int] = {}  # by worker, once they have reported
         self.adopt(plan, nodes)
 
     def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
@@ -116,17 +116,15 @@ class Controller:
 
     def are_compiled(self, workers: Sequence[str]) -> bool:
         """Whether these have done all that they were to compile in the background."""
-        told = self.connections.ask(dict.fromkeys(workers, schema.TellAhead()))
-        return all(answer.is_done for answer in told.values())
+        answers = self.connections.ask(dict.fromkeys(workers, schema.TellAhead()))
+        return all(answer.is_done for answer in answers.values())
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
         """The place of each host of a node with several in their world."""
         several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
-        told = self.connections.ask(
-            {hosts[0]: schema.Coordinate() for hosts in several}
-        )
+        at = self.connections.ask({hosts[0]: schema.Coordinate() for hosts in several})
         return {
-            worker: World(address=told[hosts[0]].address, count=len(hosts), index=index)
+            worker: World(address=at[hosts[0]].address, count=len(hosts), index=index)
             for hosts in several
             for index, worker in enumerate(hosts)
         }
@@ -157,8 +155,8 @@ class Controller:
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
         workers = [*self.workers, *others]
-        told = self.connections.ask(dict.fromkeys(workers, schema.Listen()))
-        at = {worker: told[worker].address for worker in workers}
+        answers = self.connections.ask(dict.fromkeys(workers, schema.Listen()))
+        at = {worker: answers[worker].address for worker in workers}
         joins = {}
         for worker in workers:
             peers = {w: address for w, address in at.items() if w != worker}
@@ -169,18 +167,19 @@ class Controller:
         """Compile the programs of all stages."""
         counts: dict[str, tuple[int, int]] = {}
 
-        def told(worker: str, compiling: schema.Compiling) -> None:
+        def add_progress(worker: str, compiling: schema.Compiling) -> None:
             counts[worker] = compiling.num_done, compiling.num_all
             if progress is not None and len(counts) == len(self.workers):
                 progress(*map(sum, zip(*counts.values(), strict=True)))
 
-        self.connections.ask(dict.fromkeys(self.workers, schema.Compile()), told)
+        requests = dict.fromkeys(self.workers, schema.Compile())
+        self.connections.ask(requests, add_progress)
 
     def compiled_bytes(self) -> dict[StageKey, dict[str, int]]:
         """Temporary bytes of the compiled passes of all stages, as compilers say."""
         found: dict[StageKey, dict[str, int]] = {}
-        for told in self._all(schema.TellCompiled()).values():
-            for r, s, passes in told.stages:
+        for answer in self._all(schema.TellCompiled()).values():
+            for r, s, passes in answer.stages:
                 found.setdefault((r, s), {}).update(passes)
         return found
 
@@ -199,7 +198,7 @@ class Controller:
         """Train on the global batch of this step; returns once all know NORM.
 
         `loss_scale` is for plans with a float16 stage. When the actions of a traced
-        step ran is told by `spans`, how long those of an earlier one by `timing`.
+        step ran is in `spans`, how long those of an earlier one in `timing`.
         """
         request = schema.Train(
             step=number,
@@ -210,10 +209,10 @@ class Controller:
             checks=checks,
             expected_s=self._predicted_step_s(),
         )
-        told = self._all(request)
+        answers = self._all(request)
         self._is_first_step = False
-        self.timing.hear(told)
-        first, *others = (answer.commit for answer in told.values())
+        self.timing.record(answers)
+        first, *others = (answer.commit for answer in answers.values())
         assert all(other == first for other in others), f"they disagree on {number}"
         return first
 
@@ -230,8 +229,8 @@ class Controller:
 
     def check_state(self, digests: bool) -> tuple[bool, tuple[Disagreement, ...]]:
         """Whether all weights are finite, and where holders have unlike ones."""
-        told = self._all(schema.CheckState(digests=digests))
-        found = [stage for answer in told.values() for stage in answer.stages]
+        answers = self._all(schema.CheckState(digests=digests))
+        found = [stage for answer in answers.values() for stage in answer.stages]
         of_stages = {stage.stage: dict(stage.digests) for stage in found}
         return all(stage.is_finite for stage in found), disagreements(of_stages)
 
@@ -257,9 +256,9 @@ class Controller:
         asked_s = time.perf_counter()
         clock_s = self.connections.ask({worker: schema.TellTime()})[worker].now_s
         late_s = (asked_s + time.perf_counter()) / 2 - clock_s
-        told = self.connections.ask({worker: schema.TellSpans()})[worker]
-        actions = parse_program(told.actions)
-        for action, (node, device, *times_s) in zip(actions, told.spans, strict=True):
+        answer = self.connections.ask({worker: schema.TellSpans()})[worker]
+        actions = parse_program(answer.actions)
+        for action, (node, device, *times_s) in zip(actions, answer.spans, strict=True):
             start_s, end_s = times_s
             yield Span(node, device, action, start_s + late_s, end_s + late_s)
 
@@ -267,15 +266,15 @@ class Controller:
         """Mean cross-entropy in nats per token over batches of these numbers."""
         sums, num_tokens = 0.0, 0
         for number in batches:
-            told = self._all(schema.Evaluate(batch=number, turn=self.next_turn()))
-            sums += total_loss(loss for m in told.values() for loss in m.losses)
-            num_tokens += next(iter(told.values())).num_tokens
+            answers = self._all(schema.Evaluate(batch=number, turn=self.next_turn()))
+            sums += total_loss(loss for m in answers.values() for loss in m.losses)
+            num_tokens += next(iter(answers.values())).num_tokens
         return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """logits_V that follow the (last seq_len) tokens, by the first replica."""
-        told = self._all(schema.Predict(tokens=tokens, turn=self.next_turn()))
-        (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
+        answers = self._all(schema.Predict(tokens=tokens, turn=self.next_turn()))
+        (logits_V,) = [m.logits for m in answers.values() if m.logits is not None]
         return np.array(logits_V, np.float32)
 
     def save(
@@ -292,10 +291,10 @@ class Controller:
         of them copy the same steps to the store: those at which none is still copying
         another, and the last.
         """
-        told = self._savers()
-        if any(message.busy for message in told.values()):
+        states = self._savers()
+        if any(message.busy for message in states.values()):
             return False
-        saving = [worker for worker, message in told.items() if message.saves]
+        saving = [worker for worker, message in states.items() if message.saves]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         self._see_to_copies(storage)
         self.attempts[step] = self.new_attempts.new()
@@ -307,7 +306,7 @@ class Controller:
             safe=self.safe,
             best=best(),
             is_stored=len(saving) == 1
-            or not any(message.storing for message in told.values()),
+            or not any(message.storing for message in states.values()),
             expected_s=self.moving_s(),
         )
         self._saving = step, saving
@@ -328,14 +327,14 @@ class Controller:
         now = self.connections.epoch, storage.copies
         if storage.copies == 1 or self._copying == now or self.connections.only:
             return
-        told = self._all(schema.KeepCopies(storage=storage))
+        answers = self._all(schema.KeepCopies(storage=storage))
         found = copy_targets({w: node_of(w) for w in self.workers}, storage.copies)
         if len(next(iter(found.values()))) < storage.copies - 1:
             asked = f"{storage.copies} copies of checkpoints are asked for"
             warnings.warn(f"{asked}, on fewer nodes", stacklevel=2)
         orders = {}
         for worker, others in found.items():
-            to = {file_name(other): told[other].address for other in others}
+            to = {file_name(other): answers[other].address for other in others}
             orders[worker] = schema.SendCopies(to=to)
         self.connections.ask(orders)
         self._copying = now
@@ -347,16 +346,16 @@ class Controller:
 
     def _savers(self) -> dict[str, schema.SavingState]:
         """Ask how saving goes; learn which step all have saved."""
-        told = self._all(schema.TellSaving())
+        states = self._all(schema.TellSaving())
         step, workers = self._saving
         save = step, self.attempts.get(step)
-        if workers and all(w in told and told[w].newest == save for w in workers):
+        if workers and all(w in states and states[w].newest == save for w in workers):
             self.saved, self.safe = step, (step, self.attempts[step])
             self.is_kept = True
         self.is_not_finite = any(
-            w in told and told[w].not_finite == save for w in workers
+            w in states and states[w].not_finite == save for w in workers
         )
-        return told
+        return states
 
     def end(self) -> None:
         """Let the workers finish what they write, and leave.

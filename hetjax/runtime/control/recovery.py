@@ -68,8 +68,8 @@ def finish_step(
     They have all done their part of it, or that one would not know it. None if nobody
     knows any.
     """
-    told = connections.ask(dict.fromkeys(workers, schema.TellReached()))
-    commit, late = committed_step(told)
+    answers = connections.ask(dict.fromkeys(workers, schema.TellReached()))
+    commit, late = committed_step(answers)
     if commit is not None:
         connections.ask(dict.fromkeys(late, schema.FinishStep(commit=commit)))
     return commit
@@ -77,7 +77,7 @@ def finish_step(
 
 def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSnapshot]:
     """The state that these workers have, kept from now on until `restore` is done."""
-    told = controller.connections.ask(dict.fromkeys(workers, schema.HoldState()))
+    answers = controller.connections.ask(dict.fromkeys(workers, schema.HoldState()))
     return [
         PartialSnapshot(
             worker=worker,
@@ -85,7 +85,7 @@ def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSna
             save=(held.at, controller.attempts.get(held.at, "")),
             leaves=frozenset(held.leaves),
         )
-        for worker, held in told.items()
+        for worker, held in answers.items()
         if held.at is not None
     ]
 
@@ -101,8 +101,8 @@ def on_disk(
     `places` gets the folder of each that does not see the run's directory, and "" for
     the others. Raises BadInput where what they hold is of another model.
     """
-    told = connections.ask(dict.fromkeys(workers, schema.FindSaves(storage=storage)))
-    places.update({worker: answer.place for worker, answer in told.items()})
+    answers = connections.ask(dict.fromkeys(workers, schema.FindSaves(storage=storage)))
+    places.update({worker: answer.place for worker, answer in answers.items()})
     return [
         PartialSnapshot(
             worker=worker,
@@ -115,7 +115,7 @@ def on_disk(
             is_trusted=found.is_trusted,
             place=answer.place,
         )
-        for worker, answer in told.items()
+        for worker, answer in answers.items()
         for found in answer.saves
     ]
 
@@ -136,10 +136,10 @@ def restore(
     """
     controller.new_attempts.note(holding.save[1] for holding in held)
     held = _until(most, held)
-    told = controller.connections.ask(
+    answers = controller.connections.ask(
         dict.fromkeys(controller.workers, schema.TellNeeds())
     )
-    leaves = {worker: needs.leaves for worker, needs in told.items()}
+    leaves = {worker: needs.leaves for worker, needs in answers.items()}
     controller.state_bytes = {w: sum(needed.values()) for w, needed in leaves.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
     left = Leftovers(
@@ -152,7 +152,7 @@ def restore(
         _check_same_model(left.held, save, size_bytes)
         lacking = {
             worker: set(leaves[worker])
-            for worker, needs in told.items()
+            for worker, needs in answers.items()
             if needs.at != save[0]
         }
         restored = _rounds(
@@ -225,11 +225,11 @@ def _rounds(
         turn, workers = controller.next_turn(), [*controller.workers, *others]
         orders = _orders(workers, found, save, turn, storage)
         expected_s = _expected_s(found, size_bytes)
-        told = controller.connections.ask(
+        answers = controller.connections.ask(
             {w: replace(order, expected_s=expected_s) for w, order in orders.items()}
         )
-        restored = after_round(restored, told.values())
-        lacking = {w: set(m.missing) for w, m in told.items() if m.missing}
+        restored = after_round(restored, answers.values())
+        lacking = {w: set(m.missing) for w, m in answers.items() if m.missing}
         excluded |= {
             (leaf, found[w][leaf]) for w, some in lacking.items() for leaf in some
         }

@@ -117,11 +117,11 @@ def safe_save(
     return restored.kept if is_found else before
 
 
-def after_round(before: Restored, told: Collection[Collected]) -> Restored:
+def after_round(before: Restored, answers: Collection[Collected]) -> Restored:
     """Add a round: its bytes of all workers, and the time of the slowest."""
     num_bytes, seconds = dict(before.num_bytes), dict(before.seconds)
-    for tier in sorted({tier for collected in told for tier in collected.num_bytes}):
-        some = [collected for collected in told if tier in collected.num_bytes]
+    for tier in sorted({tier for collected in answers for tier in collected.num_bytes}):
+        some = [collected for collected in answers if tier in collected.num_bytes]
         num_bytes[tier] = num_bytes.get(tier, 0) + sum(c.num_bytes[tier] for c in some)
         took_s = max(collected.seconds[tier] for collected in some)
         seconds[tier] = seconds.get(tier, 0.0) + took_s

@@ -36,8 +36,8 @@ def take_over(
     if plan is None:
         return None
     controller.reroute(plan, [worker for worker in built_for if worker in workers])
-    told = connections.ask(dict.fromkeys(controller.workers, schema.TellReached()))
-    at, *others = {reached.at for reached in told.values()}
+    answers = connections.ask(dict.fromkeys(controller.workers, schema.TellReached()))
+    at, *others = {reached.at for reached in answers.values()}
     if at is None or others:
         return None
     controller.connect(transport)

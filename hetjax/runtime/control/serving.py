@@ -22,9 +22,9 @@ def row_losses(
         targets=array_text(targets_GL),
         turn=controller.next_turn(),
     )
-    told = controller.connections.ask(dict.fromkeys(controller.workers, request))
+    answers = controller.connections.ask(dict.fromkeys(controller.workers, request))
     losses_G = np.full(len(inputs_GL), np.nan)
-    for first, losses in (rows for m in told.values() for rows in m.losses):
+    for first, losses in (rows for m in answers.values() for rows in m.losses):
         losses_G[first : first + len(losses)] = losses
     return losses_G
 
@@ -32,6 +32,6 @@ def row_losses(
 def logits_after(controller: Controller, piece: TextPiece) -> np.ndarray:
     """logits_V (fp32) of what follows a piece of a text."""
     request = GoOn(piece=piece, turn=controller.next_turn())
-    told = controller.connections.ask(dict.fromkeys(controller.workers, request))
-    (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
+    answers = controller.connections.ask(dict.fromkeys(controller.workers, request))
+    (logits_V,) = [m.logits for m in answers.values() if m.logits is not None]
     return text_array(logits_V, np.float32)[0]

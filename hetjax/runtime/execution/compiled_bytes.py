@@ -23,10 +23,10 @@ def temp_bytes(program: Compiled) -> int | None:
     said = compiled.memory_analysis()
     if said is None:
         return None
-    told = said.temp_size_in_bytes
+    size = said.temp_size_in_bytes
     if not _is_for_tpu(compiled):
-        return told
-    return min(told, (told + live_bytes(program)) // 2)
+        return size
+    return min(size, (size + live_bytes(program)) // 2)
 
 
 def live_bytes(program: Compiled) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What XLA is told: to compute during collectives, and to give the same bits again.
+"""What XLA is asked: to compute during collectives, and to give the same bits again.
 
 Owns the options of the compilers for GPUs and TPUs that are off by default: those that
 the compiled schedule shows to be of use (`docs/how/compiled.md`), and what a

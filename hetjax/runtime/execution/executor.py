@@ -55,7 +55,7 @@ class BatchFeed:
 
 
 class ActionObserver(Protocol):
-    """Told of every action that was enqueued, with an array that it made."""
+    """Called after every action that was enqueued, with an array that it made."""
 
     def enqueued(
         self, action: Action, start_s: float, end_s: float, made: Any

@@ -31,8 +31,8 @@ from hetjax.runtime.execution.checking.checks import (
 )
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.shares import (
+    HostShare,
     StageShare,
-    ToldShare,
     packed_shares,
     unpacked_shares,
 )
@@ -91,10 +91,10 @@ class GradientSync(ABC):
         self._commit = commit
 
     def _come_to(
-        self, told: Mapping[StageKey, ToldShare], losses: Mapping[StageKey, float]
+        self, shares: Mapping[StageKey, HostShare], losses: Mapping[StageKey, float]
     ) -> StepCommit:
         """The commit of all stages, which are added in their order."""
-        ordered = [told[stage].squares for stage in sorted(told)]
+        ordered = [shares[stage].squares for stage in sorted(shares)]
         scale = self._loss_scale or 1.0
         found = float(np.sum(ordered, dtype=np.float64)) / scale**2
         return StepCommit(
@@ -105,8 +105,8 @@ class GradientSync(ABC):
             loss_scale=self._loss_scale,
             most_loss=self._checks.most_loss,
             skips_spikes=self._checks.skips_spikes,
-            is_finite=all(share.is_finite for share in told.values()),
-            disagreements=disagreements({s: t.digests for s, t in told.items()}),
+            is_finite=all(share.is_finite for share in shares.values()),
+            disagreements=disagreements({s: t.digests for s, t in shares.items()}),
         )
 
     @abstractmethod
@@ -144,8 +144,8 @@ class LocalSync(GradientSync):
         """Waits for the devices once all stages have posted."""
         if self._commit is None and len(self._shares) == self._num_stages:
             losses = jax.device_get(self._losses())
-            told = {stage: share.read() for stage, share in self._shares.items()}
-            self._commit = self._come_to(told, losses)
+            shares = {stage: share.read() for stage, share in self._shares.items()}
+            self._commit = self._come_to(shares, losses)
         return self._commit
 
     def attend(self) -> None:
@@ -291,11 +291,11 @@ class PeerSync(GradientSync):
         for worker in self._members.workers if own else ():
             if worker != peers.own:
                 peers.send(worker, key, [np.frombuffer(own, np.uint8)])
-        told = [
+        packed = [
             own if worker == peers.own else peers.mailbox.receive(worker, key).tobytes()
             for worker in dict.fromkeys(map(leader, self._members.members))
         ]
-        shares, of_last = unpacked_shares(told, [*self._holders])
+        shares, of_last = unpacked_shares(packed, [*self._holders])
         self._commit = self._come_to(shares, of_last)
         peers.mailbox.touch()
 

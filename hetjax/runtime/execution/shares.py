@@ -34,14 +34,14 @@ class StageShare:
     groups: Sequence[Group] = ()
     digests: Sequence[jax.Array] = ()
 
-    def read(self) -> "ToldShare":
+    def read(self) -> "HostShare":
         """Wait for the devices."""
         arrays = self.squares, self.is_finite, *self.digests
         for array in arrays:
             array.copy_to_host_async()
         squares, is_finite, *digests = map(value_here, arrays)
         found = [digest for some in digests for digest in whole(some)]
-        return ToldShare(
+        return HostShare(
             squares=float(squares),
             is_finite=bool(is_finite),
             digests=dict(zip(self.groups, found, strict=True)),
@@ -49,7 +49,7 @@ class StageShare:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToldShare:
+class HostShare:
     """The same on the host."""
 
     squares: float
@@ -58,27 +58,27 @@ class ToldShare:
 
 
 def packed_shares(
-    shares: Mapping[StageKey, ToldShare],
+    shares: Mapping[StageKey, HostShare],
     losses: Mapping[StageKey, float],
     numbers: Mapping[Group, int],
 ) -> bytes:
     """The shares of stages, with the losses of last stages among them, as bytes."""
     parts = list[bytes]()
-    for stage, told in shares.items():
-        is_last, digests = stage in losses, told.digests.items()
-        own = told.squares, told.is_finite, is_last, losses.get(stage, 0.0)
+    for stage, share in shares.items():
+        is_last, digests = stage in losses, share.digests.items()
+        own = share.squares, share.is_finite, is_last, losses.get(stage, 0.0)
         parts.append(_SHARE.pack(*stage, *own, len(digests)))
         parts += [_DIGEST.pack(numbers[group], digest) for group, digest in digests]
     return b"".join(parts)
 
 
 def unpacked_shares(
-    told: Iterable[bytes], groups: Sequence[Group]
-) -> tuple[dict[StageKey, ToldShare], dict[StageKey, float]]:
+    packed: Iterable[bytes], groups: Sequence[Group]
+) -> tuple[dict[StageKey, HostShare], dict[StageKey, float]]:
     """What several workers have packed, by stage; `groups` in the order of numbers."""
-    shares: dict[StageKey, ToldShare] = {}
+    shares: dict[StageKey, HostShare] = {}
     losses: dict[StageKey, float] = {}
-    for data in told:
+    for data in packed:
         at = 0
         while at < len(data):
             *stage, squares, is_finite, is_last, loss, count = _SHARE.unpack_from(
@@ -87,7 +87,7 @@ def unpacked_shares(
             start = at + _SHARE.size
             at = start + count * _DIGEST.size
             digests = _DIGEST.iter_unpack(data[start:at])
-            shares[tuple(stage)] = ToldShare(
+            shares[tuple(stage)] = HostShare(
                 squares=squares,
                 is_finite=is_finite,
                 digests={groups[number]: digest for number, digest in digests},

@@ -365,7 +365,7 @@ class StageRuntime(Stages):
         """Enqueue all up to UPDATE on what has no value, since other hosts may have.
 
         A program that spans hosts waits for all of them: what only some were given to
-        do before they heard of the loss would meet the next step on the others.
+        do before they learnt of the loss would meet the next step on the others.
         """
         assert self._joined is not None and isinstance(
             self._joined.transport, SocketTransport

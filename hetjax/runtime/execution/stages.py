@@ -215,13 +215,13 @@ class Stages:
             if with_digests:
                 groups, digests = state.checks.digests(state.masters)
             found = [d for some in digests for d in whole(value_here(some))]
-            told = StageNumbers(
+            numbers = StageNumbers(
                 stage=stage,
                 is_finite=bool(value_here(is_finite)),
                 digests=tuple(zip(groups, found, strict=True)),
             )
             if leads(state.programs.mesh):
-                yield told
+                yield numbers
 
     def skip(self) -> None:
         """Go on to the next step with the weights as they are."""

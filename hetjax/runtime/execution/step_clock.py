@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long each stage worked in a step, by kind of action; nobody waits for it.
 
-Owns the sums, and that they are told only when they are whole: of a step that is over
+Owns the sums, and that they are given only when they are whole: of a step that is over
 while the next one runs. Waiting for others is no work: receiving, sums and NORM are
 watched for when they end, and not counted. Does not own when an action ran
 (`action_watch.py`) nor what the sums are for (`hetjax/costs/slowness/`).
@@ -20,10 +20,10 @@ from hetjax.schedule.programs.action import Action, Op
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTimes:
-    """What a worker tells of a step that is over.
+    """What a worker reports of a step that is over.
 
     `worked` has replica, stage, kind of action and seconds, `sent` the seconds per byte
-    of large messages to peers since it last told.
+    of large messages to peers since its last report.
     """
 
     step: int
@@ -88,10 +88,11 @@ class StepClock:
         self._begun = [*self._begun[-1:], sums]
         return sums
 
-    def take(self, before: int) -> StepSums | None:
+    def pop_finished(self, before: int) -> StepSums | None:
         """Return the last step before this one, once, if all of it has run.
 
-        Its UPDATE runs into the next step, which is why a step is never told at once.
+        Its UPDATE runs into the next step, which is why a step is never reported at
+        once.
         """
         over = [sums for sums in self._begun if sums.step < before]
         self._begun = [sums for sums in self._begun if sums.step >= before]

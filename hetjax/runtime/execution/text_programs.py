@@ -37,14 +37,14 @@ def of_size(programs: StagePrograms, num_rows: int, length: int) -> StageProgram
 class TextPrograms:
     """Programs of a stage for texts of up to `num_positions`, by length of a piece.
 
-    `begin` is for the first piece, `go_on` for those after it, which needs that one
+    `begin` is for the first piece, `decode` for those after it, which needs that one
     has begun. The last stage gives logits_V of the first text after position `at` of
     the piece, others the residual stream.
     """
 
     num_positions: int
     _begin: dict[int, Compiled] = field(default_factory=dict)
-    _go_on: dict[int, Compiled] = field(default_factory=dict)
+    _decode: dict[int, Compiled] = field(default_factory=dict)
     _kept: Any = None  # abstract, as it is laid out
 
     def begin(self, programs: StagePrograms) -> Compiled:
@@ -57,14 +57,14 @@ class TextPrograms:
     def decode(self, programs: StagePrograms) -> Compiled:
         """(params, x, at, kept, start) -> (y, kept); what is kept is donated."""
         length = programs.tokens_shape[1]
-        if length not in self._go_on:
+        if length not in self._decode:
             inputs = (*_inputs(programs), self._kept, _position(programs))
             out = (_out(programs), shardings(self._kept))
             function = partial(_went_on, programs.function)
-            self._go_on[length] = programs.compiled(
+            self._decode[length] = programs.compiled(
                 function, inputs, donate=(3,), out=out
             )
-        return self._go_on[length]
+        return self._decode[length]
 
     def _beginning(self, programs: StagePrograms) -> Compiled:
         function = partial(_begun, programs.function, self.num_positions)

@@ -13,7 +13,7 @@ class Limit:
     """How long a controller waits for a worker to do `what`.
 
     Generous, as it only has to end what would never end: a worker that is gone, or
-    stopped, is told of by other means (`hetjax/comm/heart.py`).
+    stopped, is reported by other means (`hetjax/comm/heart.py`).
     """
 
     seconds: float
@@ -52,7 +52,7 @@ class Request(Message, Generic[A]):
     """What a worker is asked; it answers with an `A`, or tells of trouble.
 
     It may take so many `minutes` to do `what`, before it counts as lost; less, where
-    it is told or known how long that should take (`limits.py`).
+    the caller says, or it is known, how long that should take (`limits.py`).
     """
 
     expected_s: float | None = None

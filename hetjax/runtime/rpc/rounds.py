@@ -236,7 +236,7 @@ def _taken_for_lost(event: TakenForLost, state: Rounds, now_s: float) -> Reactio
 
 
 @react.register
-def _heard(event: Heard, state: Rounds, now_s: float) -> Reaction:
+def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
     if state.there.get(event.worker) != event.incarnation:
         return state, ()
     if event.number < state.number:
@@ -365,16 +365,16 @@ def _without(state: Rounds, worker: str, reason: str) -> Rounds:
 
 def _refusal(message: Message, asked: AnyRequest | None) -> str | None:
     """Why a message does not follow from what the worker was asked."""
-    told = type(message).__name__
+    name = type(message).__name__
     if asked is None:
-        return f"{told} answers what was not asked"
+        return f"{name} answers what was not asked"
     if message.epoch != asked.epoch:
-        return f"{told} is of epoch {message.epoch}, not {asked.epoch}"
+        return f"{name} is of epoch {message.epoch}, not {asked.epoch}"
     if isinstance(message, (answer_of(type(asked)), *_EXCUSES)):
         return None
     if isinstance(message, schema.Compiling) and isinstance(asked, schema.Compile):
         return None
-    return f"{told} does not answer {type(asked).__name__}"
+    return f"{name} does not answer {type(asked).__name__}"
 
 
 _EXCUSES = schema.Lost, schema.RequestRefused, schema.RequestFailed

@@ -58,8 +58,8 @@ class WorkerLost(ConnectionError):
     ) -> None:
         super().__init__(f"worker {worker!r} {reason}")
         self.worker, self.reason, self.reports = worker, reason, dict(reports or {})
-        told = self.reports.get(worker)
-        self.has_failed = has_failed or isinstance(told, schema.RequestFailed)
+        report = self.reports.get(worker)
+        self.has_failed = has_failed or isinstance(report, schema.RequestFailed)
 
 
 class WorkerConnections(Protocol):
@@ -106,21 +106,22 @@ class WorkerConnections(Protocol):
 
 
 class ControllerConnection:
-    """A worker's connection to its controller, which is `heard` with every request."""
+    """A worker's connection to its controller; calls `on_request` with every
+    request."""
 
     def __init__(
         self,
         address: str,
         own: str,
         secret: bytes,
-        heard: Callable[[int, AnyRequest], None],
+        on_request: Callable[[int, AnyRequest], None],
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
         incarnation: int = 0,
         tls: Tls | None = None,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
-            heard(key[1], decode(data, schema.Request))
+            on_request(key[1], decode(data, schema.Request))
 
         found = dial(address, own, CONTROLLER, secret, incarnation, tls=tls)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
@@ -138,7 +139,7 @@ class SocketConnections:
     """A controller's sockets to its workers, by name.
 
     What has come is taken in on the controller's own thread, one event after the other;
-    `record` hears of each, with the time and what was done about it.
+    `record` is called with each, the time and what was done about it.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class SocketConnections:
         begun_s = time.monotonic()
         while not self.have_called(workers, begun_s, alive):
             self._interrupt()
-            self._take_next(_CALL_S)
+            self._handle_next(_CALL_S)
 
     def have_called(
         self, workers: Sequence[str], begun_s: float, alive: Callable[[], None]
@@ -224,11 +225,11 @@ class SocketConnections:
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
         self._catch_up()
         self._finished, self._progress = None, progress
-        self._take(rounds.Asked(asked))
+        self._handle(rounds.Asked(asked))
         while self._finished is None:
             self._interrupt()
-            self._take_next(_LOOK_S)
-            self._take(rounds.TimePassed())
+            self._handle_next(_LOOK_S)
+            self._handle(rounds.TimePassed())
         return answers_of(self._finished, what)
 
     def lose(self, worker: str, reason: str) -> None:
@@ -245,14 +246,14 @@ class SocketConnections:
     def _catch_up(self) -> None:
         """Take in all that has come."""
         while not self._events.empty():
-            self._take(self._events.get())
+            self._handle(self._events.get())
 
-    def _take_next(self, limit_s: float) -> None:
+    def _handle_next(self, limit_s: float) -> None:
         """Take in what comes next, unless nothing does for so long."""
         with suppress(queue.Empty):
-            self._take(self._events.get(timeout=limit_s))
+            self._handle(self._events.get(timeout=limit_s))
 
-    def _take(self, event: "rounds.Event | _Arrival") -> None:
+    def _handle(self, event: "rounds.Event | _Arrival") -> None:
         if isinstance(event, _Arrival):
             self._connect(event.ends, event.called.worker, event.called.incarnation)
             event = event.called

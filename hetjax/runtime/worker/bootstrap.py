@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process is told by whoever starts it, before it can call anybody.
+"""What a worker process is given by whoever starts it, before it can call anybody.
 
 Owns these words and their form on a pipe. Does not own who says them
 (`launchers/bootstraps.py`).
@@ -16,7 +16,7 @@ from hetjax.files.parsing import json_value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerBootstrap:
-    """Where a worker stands: what it is told by whoever starts it.
+    """Where a worker stands: what it is given by whoever starts it.
 
     `listen` is the address at which its peers reach it (port 0: any). One that
     `watches` tells of notices that its machine is about to go. `incarnation` is greater

@@ -56,7 +56,7 @@ class HostGroup:
             leave_world()
 
     def begin(self, number: int, request: type[Message]) -> None:
-        """Remember what is to be answered next, as soon as it has been heard."""
+        """Remember what is to be answered next, as soon as it has arrived."""
         self._answering = number, request
 
     def done(self, lost: str | None, close: Callable[[], None]) -> None:

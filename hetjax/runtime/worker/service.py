@@ -30,7 +30,7 @@ from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema, serving_schema
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Json, Message
-from hetjax.runtime.worker.background import Background
+from hetjax.runtime.worker.background import Background, Warmer
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.checkpoint_folder import CheckpointFolder
 from hetjax.runtime.worker.duties import Progress, begun, committed, done, rerouted
@@ -41,7 +41,6 @@ from hetjax.runtime.worker.state_inventory import (
     from_leaves,
     leaf_bytes,
 )
-from hetjax.runtime.worker.warmer import Warmer
 from hetjax.schedule.programs.action import format_program
 
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
@@ -70,7 +69,7 @@ class WorkerService:
     """A worker: `answer` does what it is asked.
 
     `make` makes what it works on, `warm` compiles the same ahead. One that has no
-    `bootstrap` is alone. `tell` hears how far compiling is.
+    `bootstrap` is alone. `tell` is called as programs are compiled.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class WorkerService:
         return schema.Ahead(is_done=self._warmer.is_done)
 
     def _listen(self, request: schema.Listen) -> schema.Address:
-        own = self._told
+        own = self._own
         self.peers = Peers(
             own.worker,
             own.listen,
@@ -161,7 +160,7 @@ class WorkerService:
         assert self.peers is not None, "listen first"
         self.peers.connect(request.addresses, _CONNECT_S)
         if request.transport == "transfer" and self._server is None:
-            self._server = PullServer(self._told.host, self._told.secret)
+            self._server = PullServer(self._own.host, self._own.secret)
         server = self._server if request.transport == "transfer" else None
         self._runtime.join(self.peers, request.epoch, server)
 
@@ -202,9 +201,9 @@ class WorkerService:
 
     def _trained(self, step: int, commit: StepCommit) -> schema.Trained:
         """The answer, with what is known by now of a step before it."""
-        if (timed := self._clock.take(step)) is None:
+        if (timed := self._clock.pop_finished(step)) is None:
             return schema.Trained(commit=commit)
-        sent = [] if self.peers is None else self.peers.pace.take()
+        sent = [] if self.peers is None else self.peers.pace.pop_s_per_byte()
         times = WorkerTimes(step=timed.step, worked=timed.worked(), sent=sent)
         return schema.Trained(commit=commit, times=times)
 
@@ -308,7 +307,7 @@ class WorkerService:
         found = self._serving_stages.row_losses(request.turn, inputs_GL, targets_GL)
         return serving_schema.Scored(losses=found)
 
-    def _go_on(self, request: serving_schema.GoOn) -> serving_schema.Continued:
+    def _continue_text(self, request: serving_schema.GoOn) -> serving_schema.Continued:
         found_V = self._serving_stages.next_logits(request.turn, request.piece)
         text = None if found_V is None else serving_schema.array_text(found_V)
         return serving_schema.Continued(logits=text)
@@ -317,7 +316,7 @@ class WorkerService:
         return self._folder.state(self._runtime.saves)
 
     def _keep_copies(self, request: schema.KeepCopies) -> schema.Address:
-        address = self._folder.keep_copies(request.storage, self._told)
+        address = self._folder.keep_copies(request.storage, self._own)
         return schema.Address(address=address)
 
     def _send_copies(self, request: schema.SendCopies) -> None:
@@ -330,7 +329,7 @@ class WorkerService:
         self._folder.wait()
 
     @property
-    def _told(self) -> WorkerBootstrap:
+    def _own(self) -> WorkerBootstrap:
         assert self._bootstrap is not None, "a worker without a bootstrap has no peers"
         return self._bootstrap
 
@@ -372,7 +371,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Evaluate: WorkerService._evaluate,
     schema.Predict: WorkerService._predict,
     serving_schema.Score: WorkerService._score,
-    serving_schema.GoOn: WorkerService._go_on,
+    serving_schema.GoOn: WorkerService._continue_text,
     schema.TellSaving: WorkerService._saving_state,
     schema.KeepCopies: WorkerService._keep_copies,
     schema.SendCopies: WorkerService._send_copies,

@@ -53,7 +53,8 @@ def serve(
     """Do as the controller says until it ends the connection.
 
     `make` makes what the worker works on; `warm` compiles its programs, as may be asked
-    ahead of it. What `watching` hears is passed on at once, whatever goes on meanwhile.
+    ahead of it. Notices of `watching` are passed on at once, whatever goes on
+    meanwhile.
     """
     try:
         server = WorkerServer(bootstrap, make, warm)
@@ -88,7 +89,7 @@ class WorkerServer:
             bootstrap.controller,
             bootstrap.worker,
             bootstrap.secret,
-            self._hear,
+            self._on_request,
             self._end,
             bootstrap.silence_s,
             bootstrap.incarnation,
@@ -104,7 +105,7 @@ class WorkerServer:
             is_over = isinstance(self._now.request, schema.Leave)
             if is_over:
                 host_group.leave()
-            self._take(Answered(answer))
+            self._handle(Answered(answer))
             host_group.done(_lost_in(answer, own), self._connection.close)
         self._connection.close()
 
@@ -119,13 +120,13 @@ class WorkerServer:
         """Warnings are the controller's to show."""
         self._connection.send(0, schema.Warned(text=str(message)))
 
-    def _hear(self, number: int, request: AnyRequest) -> None:
+    def _on_request(self, number: int, request: AnyRequest) -> None:
         """Called by another thread: breaking off cannot wait for the step's end."""
         if not isinstance(request, schema.BreakOff):
             self._service.host_group.begin(number, type(request))
-        self._take(Requested(number, request))
+        self._handle(Requested(number, request))
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """Let what follows be done, in the order in which it comes."""
         with self._lock:
             self._duties, actions = react(event, self._duties)
@@ -152,7 +153,7 @@ class WorkerServer:
         self._service.host_group.break_off()
 
     def _end(self, reason: str) -> None:
-        self._take(ControllerGone(reason))
+        self._handle(ControllerGone(reason))
 
     def _die(self, reason: str) -> None:
         with suppress(OSError):  # a full disk under the log must not keep us here

@@ -188,7 +188,7 @@ def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
 
 
 def _give(order: CollectLeaves, inventory: StateInventory, peers: Peers) -> None:
-    """Send all that is asked for; what goes wrong is told to who waits here."""
+    """Send all that is asked for; errors reach whoever waits here."""
     try:
         for worker, tier, leaves in order.give:
             for leaf in leaves:

@@ -64,7 +64,7 @@ def _pairs(
 
 
 def _has_ring(pairs: Iterable[tuple[int, int]]) -> bool:
-    """Whether a worker can hear of one that it sends to by way of others."""
+    """Whether a worker can get news of one that it sends to by way of others."""
     group: dict[int, int] = {}
 
     def root(worker: int) -> int:
@@ -84,8 +84,9 @@ def _has_ring(pairs: Iterable[tuple[int, int]]) -> bool:
 class _Worker:
     """One worker on its way; `clock` counts the actions that it knows to be done.
 
-    `gossip`: whether it tells others what it has heard itself. `unsure` has by receiver
-    the messages that may not have been received, each with the index of its RECV.
+    `gossip`: whether it passes on to others what it has learnt itself. `unsure` has by
+    receiver the messages that may not have been received, each with the index of its
+    RECV.
     """
 
     number: int

@@ -85,7 +85,7 @@ _Step = tuple[Action, float, _Channel | None, _Channel | None]
 
 
 class _Meetings:
-    """The collectives of one step; `waiting` are those to be told when one is done."""
+    """The collectives of one step; `waiting` are called when one is done."""
 
     def __init__(self, programs: _Programs) -> None:
         met = [a for program in programs.values() for a in program]

@@ -17,7 +17,7 @@ from itertools import count
 
 from hetjax.costs.costs import Route
 
-Arrive = Callable[[float], None]  # told, once it is known, when a message arrives
+Arrive = Callable[[float], None]  # called with when a message arrives
 
 
 class Traffic:

@@ -52,7 +52,7 @@ def home_of(run_dir: Path) -> str:
 def _check_is_no_copy(
     run_dir: Path,
     held_for: HeldFor,
-    told: Callable[[str], None],
+    report_line: Callable[[str], None],
     takes_over: bool,
     number: int,
     holder: Holder,
@@ -82,7 +82,7 @@ def _check_is_no_copy(
             f"checkpoint (--adopt {held_for.run}), and do not use the other any more",
         )
     try:
-        await_end(there, f"{what}, which", told, held_for=held_for)
+        await_end(there, f"{what}, which", report_line, held_for=held_for)
     except LeaseHeld as held:
         fix = f"wait for it or stop it, and go on there (--run-dir {path})"
         raise LeaseHeld(got=held.got, allowed=held.allowed, fix=fix) from held
@@ -100,8 +100,9 @@ def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
 class Leases:
     """What a run holds until `stack` is closed; raises LeaseHeld, and as stores do.
 
-    `told` hears of a lease that may be over, and has to be waited for. IsCopy is raised
-    for the copy of a directory in which the run went on, unless it `takes_over`.
+    `report_line` gets a line for a lease that may be over, and has to be waited for.
+    IsCopy is raised for the copy of a directory in which the run went on, unless it
+    `takes_over`.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Leases:
         run_dir: Path,
         storage: CheckpointStorage,
         stack: ExitStack,
-        told: Callable[[str], None],
+        report_line: Callable[[str], None],
         run: RunId = UNIDENTIFIED,
         takes_over: bool = False,
     ) -> None:
@@ -117,17 +118,23 @@ class Leases:
         held_for = HeldFor(run=run, home=home_of(run_dir))
         with usable(run_dir):
             where = f"run directory {str(run_dir)!r}"
-            copied = partial(_check_is_no_copy, run_dir, held_for, told, takes_over)
+            copied = partial(
+                _check_is_no_copy, run_dir, held_for, report_line, takes_over
+            )
             own = lease_folder(self._folder)
             seen = None if is_free(own) else _look_at_store(storage)
-            self._run = acquire(own, where, told, held_for=held_for, check=copied)
+            self._run = acquire(
+                own, where, report_line, held_for=held_for, check=copied
+            )
         self._home = held_for.home
         stack.callback(self._leave_nothing, run_dir / CONFIG)
         stack.enter_context(self._run)
         self._store: Lease | None = None
         if (store := storage.store()) is not None:
             where = f"checkpoint store {store}"
-            self._store = acquire(store, where, told, held_for=held_for, seen=seen)
+            self._store = acquire(
+                store, where, report_line, held_for=held_for, seen=seen
+            )
             stack.enter_context(self._store)
         self._looked_s = time.monotonic()
 

@@ -63,17 +63,19 @@ def identify(
     claim: Claim,
     storage: CheckpointStorage,
     found: Sequence[PartialSnapshot],
-    told: Callable[[str], None],
+    report_line: Callable[[str], None],
 ) -> RunIdentity:
     """Which run a start is of, by the saves that were found; raises OtherRun.
 
-    `told` hears of one that the run directory does not know of.
+    `report_line` gets a line for one that the run directory does not know of.
     """
     trusted = [one for one in found if one.is_trusted]
     decision = decide(claim, saved_runs(trusted, partial(_place_of, storage)))
     _refuse_unread(decision.run, storage, found)
     if decision.adopted is not None:
-        told(f"this is {named(decision.run.id)}: going on with {decision.adopted}")
+        report_line(
+            f"this is {named(decision.run.id)}: going on with {decision.adopted}"
+        )
     return decision.run
 
 

@@ -56,16 +56,16 @@ def _lasting(storage: CheckpointStorage) -> str:
     )
 
 
-def told_apart(run_dir: Path) -> Mapping[str, str]:
+def folders_apart(run_dir: Path) -> Mapping[str, str]:
     """Folders by worker as they were recorded last; none where all see it."""
-    return {} if not (told := _told(run_dir)) else told[-1]
+    return {} if not (recorded := _recorded_folders(run_dir)) else recorded[-1]
 
 
 def was_ever_apart(run_dir: Path) -> bool:
     """Whether there may be state that nobody sees who sees the directory."""
-    return any(_told(run_dir))
+    return any(_recorded_folders(run_dir))
 
 
-def _told(run_dir: Path) -> list[Mapping[str, str]]:
+def _recorded_folders(run_dir: Path) -> list[Mapping[str, str]]:
     lines = read_journal(run_dir / EVENTS)
     return [line["folders"] for line in lines if line["event"] == APART]

@@ -25,7 +25,7 @@ def was_removed(run_dir: Path, run: RunIdentity) -> bool:
             return True
         found = read_identity(run_dir)
     except (BadInput, OSError):  # whoever changes the file, or a disk that is away
-        return False  # is heard of where the directory is used next
+        return False  # is reported where the directory is used next
     if found is None or found.id == run.id:
         return False
     raise _replaced(run_dir, run, named(found.id))

@@ -46,7 +46,7 @@ COMPILED_DETERMINISTIC = "compiled_deterministic.json"  # and of deterministic o
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
-LOG, LOGS = "log.txt", "logs"  # what people are told; what workers print
+LOG, LOGS = "log.txt", "logs"  # what people see; what workers print
 JOINS = "join"  # what machines join with: a certificate, tokens
 _LOCK, LEASE = ".lock", ".lease"
 # What may be there before config.json: a start writes some, and may have been killed

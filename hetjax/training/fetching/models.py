@@ -63,7 +63,7 @@ def model_sources(config: RunConfig) -> list[tuple[ModelSource, dict[str, Path]]
         prefix = f"models/{number}/"
         paths = {path.name: path} if path.is_file() else dict(_files_in(path))
         stats = {name: path.stat() for name, path in paths.items()}
-        told = [(n, s.st_size, s.st_mtime_ns) for n, s in sorted(stats.items())]
+        sizes = [(n, s.st_size, s.st_mtime_ns) for n, s in sorted(stats.items())]
         real = path.resolve()
         source = ModelSource(
             name=name,
@@ -71,7 +71,7 @@ def model_sources(config: RunConfig) -> list[tuple[ModelSource, dict[str, Path]]
             place=[real.parent.name, real.name] if path.is_file() else [real.name],
             is_file=path.is_file(),
             files={name: stat.st_size for name, stat in stats.items()},
-            stamp=sha256(f"{real} {told}".encode()).hexdigest()[:16],
+            stamp=sha256(f"{real} {sizes}".encode()).hexdigest()[:16],
         )
         found.append((source, {prefix + name: p for name, p in paths.items()}))
     return found

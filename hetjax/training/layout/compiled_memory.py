@@ -101,14 +101,14 @@ def _found(
     model: Model,
     plan: Plan,
     cluster: Cluster,
-    told: dict[StageKey, dict[str, int]],
+    sizes_by_stage: dict[StageKey, dict[str, int]],
 ) -> CompiledBytes:
     """The figures by program; none of CPUs that stand in for other devices."""
     devices = stage_devices(plan, cluster)
     init = optimizer(config.optimizer, config.steps).init
     real = {
         key: sizes
-        for key, sizes in told.items()
+        for key, sizes in sizes_by_stage.items()
         if devices[key] == "cpu" or not is_virtual(config)
     }
     return by_program(PlanPrograms.from_plan(plan, model, devices, init), real)

@@ -22,7 +22,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.discovery import assign_devices, device_name
 from hetjax.cluster.local_devices import (
     LocalDevice,
-    as_told,
+    as_reported,
     cluster_of_devices,
     is_one_kind,
 )
@@ -186,7 +186,7 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
         )
     if _wants_accelerators(config, cluster):
         check_accelerator_usable()  # workers look again, but only when they are there
-        cluster = as_told(cluster, here) if asked else cluster
+        cluster = as_reported(cluster, here) if asked else cluster
         run = run_here(worker_environments(cluster, here, os.environ))
         cluster = as_found_apart(cluster, run, config.data.cache_dir)
         _check_share()
@@ -221,7 +221,7 @@ def share_of_gpus(config: RunConfig, cluster: Cluster) -> float | None:
 
 
 def _check_share() -> None:
-    """Warn where JAX is told to take less of a GPU than plans count on."""
+    """Warn where JAX is set to take less of a GPU than plans count on."""
     share = gpu_share(os.environ)
     if share < GPU_ALLOCATOR_FRACTION:
         warnings.warn(

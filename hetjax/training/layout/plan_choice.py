@@ -77,8 +77,8 @@ def choose_plan(
     """Take the one given, else --plan, else the run's for the same cluster, else the
     preset's, else plan.
 
-    `progress` is told how planning goes. BadInput if the plan does not fit the cluster,
-    the model or the settings, NoFeasiblePlan if it does not fit into memory.
+    `progress` gets lines on how planning goes. BadInput if the plan does not fit the
+    cluster, the model or the settings, NoFeasiblePlan if it does not fit into memory.
     """
     choice = (
         _given(config, model, given)
@@ -363,7 +363,7 @@ def optimizer_init(config: RunConfig) -> OptimizerInit:
 
 
 def _how(config: RunConfig) -> tuple[object, ...]:
-    """What the planner is told; another value than before asks for its plan."""
+    """What the planner is given; another value than before asks for its plan."""
     return config.planner, config.microbatch_size, config.profile, config.offload
 
 

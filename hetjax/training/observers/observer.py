@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of observers: what they may hear of a run, one record at a time.
+"""The protocol of observers: what they get of a run, one record at a time.
 
 Owns `Observer` and which record goes to which of its methods. Does not own the records
 (`records.py`), nor the thread that an observer works on (`dispatch.py`).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run watches how long its stages take: who is slow, and is told of and kept.
+"""A run watches how long its stages take: who is slow, which is reported and kept.
 
 Owns which steps are timed, when the detector begins anew, and what is kept for the next
 plan. Does not own the detector (`hetjax/costs/slowness/`), who measures
@@ -20,7 +20,7 @@ from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.known import Slowness, slowness, write_slowness
 from hetjax.costs.slowness.step_times import StepTimes, lanes_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control.told_times import StepTiming
+from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.training.settings.config import RunConfig
 
 _MOST_SHARE = 0.01  # of a step, that watching may cost
@@ -45,7 +45,8 @@ def watches(config: RunConfig) -> bool:
 
 @dataclass(kw_only=True)
 class SlowDevices:
-    """Takes the times of steps; `changed` hears when the next plan should be another.
+    """Takes the times of steps; `changed` is called when the next plan should be
+    another.
 
     `timing` has what workers tell, `path` is where what is slow is kept while it is.
     """
@@ -67,7 +68,7 @@ class SlowDevices:
         self._num_actions = sum(by_node) if self.is_one_process else max(by_node)
         self._every = 1
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """After a recovery by the same plan: the next steps are not like others."""
         self._detector.leave_out_some()
 
@@ -76,11 +77,11 @@ class SlowDevices:
         self.timing.is_wanted = self.is_on and step % self._every == 0
 
     def after(self, step_time_s: float) -> list[Slowdown]:
-        """Hear how long a step took all in all, and what was told with it of an earlier
+        """Take how long a step took all in all, and what came with it of an earlier
         one; return what is clear by now and was not before."""
         cost_s = self._num_actions * _ACTION_S
         self._every = max(1, math.ceil(cost_s / (_MOST_SHARE * step_time_s)))
-        times = self.timing.take()
+        times = self.timing.pop_times()
         return [] if times is None else self.add(times)
 
     def add(self, times: StepTimes) -> list[Slowdown]:

@@ -135,17 +135,18 @@ class ComparedStep:
         if self.predicted is None or self._binds is None:
             return f"{measured}; none is predicted: {self.why}"
         predicted_s = self.predicted.simulation.step_time_s
-        told, times_from = f"{ms(predicted_s)} ms predicted", self.predicted.times_from
+        predicted = f"{ms(predicted_s)} ms predicted"
+        times_from = self.predicted.times_from
         if self.is_simulated:
             return (
-                f"{measured} on the CPU here, {told} for the devices that it "
+                f"{measured} on the CPU here, {predicted} for the devices that it "
                 f"simulates; {largest_term(self._binds)}"
             )
         if self.is_cpu_guessed:
-            return f"{measured}, {told}; {CPU_GUESS}"
+            return f"{measured}, {predicted}; {CPU_GUESS}"
         off = self.measured_s / predicted_s
         line = (
-            f"{measured}, {told} ({off - 1:+.1%}; {times_from}); "
+            f"{measured}, {predicted} ({off - 1:+.1%}; {times_from}); "
             f"{largest_term(self._binds)}"
         )
         estimated = times_from.startswith("estimated")

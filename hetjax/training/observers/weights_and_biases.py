@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights & Biases: a run there for the run here, which resumes with it.
 
-Owns what it is told, and its name. Does not own where it is kept, nor whether anything
+Owns what it is given, and its name. Does not own where it is kept, nor whether anything
 is sent: that is for the variables of wandb, WANDB_PROJECT, WANDB_MODE and others.
 """
 

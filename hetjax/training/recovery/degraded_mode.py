@@ -45,7 +45,7 @@ class DegradedMode:
         self._controller, self._launcher, self._config = controller, launcher, config
         self._since: _Since | None = None
         self._prepared_s: float | None = None  # since what is missing compiles
-        self._is_whole = True  # so the workers have been told
+        self._is_whole = True  # so the workers know
         self._aside = set[str]()  # workers whose state is not that of the run
         self.commit: StepCommit | None = None  # of a step that was broken off
 

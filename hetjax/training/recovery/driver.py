@@ -6,7 +6,7 @@ finished by all, the lost ones are started again or, if their node is gone, anot
 is made, and everybody gets what it lacks from the nearest place that has it. The same
 where nodes come or leave in good order. Does not own who starts workers
 (`launchers/launcher.py`), who holds what (`hetjax/runtime/control/recovery.py`), nor
-the loop, which hears of `RolledBack`.
+the loop, which gets `RolledBack`.
 """
 
 import warnings

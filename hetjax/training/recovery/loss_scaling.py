@@ -76,8 +76,8 @@ class LossScaling:
     def on_restored(self, restored: Restored) -> None:
         """Follow a restored state; what workers had in memory has the present scale."""
         if _NAME in restored.host:
-            told = read_fields(restored.host[_NAME], LossScale, where=_NAME)
-            self.now = LossScale(**told)
+            fields = read_fields(restored.host[_NAME], LossScale, where=_NAME)
+            self.now = LossScale(**fields)
         elif restored.host or not restored.step:
             self.now = LossScale(self._first, restored.step)
 

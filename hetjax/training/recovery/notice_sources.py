@@ -158,7 +158,7 @@ CLOUDS: Mapping[str, Cloud] = {
 
 
 def operator(run_dir: Path) -> Looks:
-    """Look for the file that `ask_to_leave` writes; it is gone when it is heard."""
+    """Look for the file that `ask_to_leave` writes; it is removed when it is read."""
     path, taken = run_dir / REQUEST, run_dir / f".{REQUEST}.heard"
     while True:
         notice = None
@@ -201,9 +201,9 @@ def _node(text: str) -> str | None:
 
 
 def _spot_notice(text: str, date: str) -> Notice | None:
-    told = _table(text)
-    if told.get("action") in ("terminate", "stop", "hibernate"):
-        return Notice(source="AWS", grace_s=_grace_s(told.get("time"), date))
+    action = _table(text)
+    if action.get("action") in ("terminate", "stop", "hibernate"):
+        return Notice(source="AWS", grace_s=_grace_s(action.get("time"), date))
     warnings.warn(f"AWS: no known action in {text[:80]!r}, ignored", stacklevel=1)
     return None
 
@@ -252,7 +252,7 @@ def _now(date: str) -> datetime:
 def _table(text: str) -> dict[str, Any]:
     """The JSON object in the text, an empty one if there is none."""
     with suppress(ValueError):
-        return told if isinstance(told := json_value(text), dict) else {}
+        return found if isinstance(found := json_value(text), dict) else {}
     return {}
 
 

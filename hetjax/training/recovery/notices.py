@@ -28,19 +28,19 @@ from hetjax.training.recovery.notice_sources import (
 
 
 class Watch:
-    """Within `with`, calls `heard` for each notice, from a thread of its own.
+    """Within `with`, calls `on_notice` for each notice, from a thread of its own.
 
     Listens to an operator where `run_dir` is given, and to `sources`, looks with the
-    seconds between them: those of `clouds` by default. Nothing is heard after `with`.
+    seconds between them: those of `clouds` by default. None comes after `with`.
     """
 
     def __init__(
         self,
-        heard: Callable[[Notice], None],
+        on_notice: Callable[[Notice], None],
         run_dir: Path | None,
         sources: Mapping[Looks, float] | None = None,
     ) -> None:
-        self._heard, self._over = heard, threading.Event()
+        self._on_notice, self._over = on_notice, threading.Event()
         self._every_s = {} if run_dir is None else {operator(run_dir): 0.5}
         self._every_s |= clouds(os.environ) if sources is None else sources
         self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
@@ -65,7 +65,7 @@ class Watch:
                 del due_s[looks]
                 continue
             if notice is not None and not self._over.is_set():
-                self._heard(notice)
+                self._on_notice(notice)
             due_s[looks] = time.monotonic() + self._every_s[looks]
 
 

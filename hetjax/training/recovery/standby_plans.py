@@ -71,7 +71,7 @@ class StandbyPlans:
         return known.result()
 
     def found(self, cluster: Cluster, plan: Plan) -> list[tuple[Cluster, Plan]]:
-        """What has been foreseen from here and was not told yet."""
+        """What has been foreseen from here and was not reported yet."""
         if (cluster, plan) != self._now:
             self.close()
             self._now, self._since_s = (cluster, plan), time.monotonic()
@@ -119,7 +119,7 @@ def plan_or_warn(
         return replan(cluster, current)
     except (BadInput, NoFeasiblePlan) as none:
         names = ", ".join(node.name for node in cluster.nodes)
-        # told of whoever asked: of one place Python tells the same thing once
+        # a place of whoever asked: Python shows a warning once for each place
         warnings.warn(f"no plan for {names} alone ({none.got}){then}", stacklevel=3)
         return None
 

@@ -35,7 +35,7 @@ class SurvivingState:
         self, controller: Controller, config: DriverConfig, leave: Callable[[str], bool]
     ) -> None:
         self._controller, self._config, self._leave = controller, config, leave
-        self._storage, self._told = config.storage, dict[str, str]()
+        self._storage, self._places = config.storage, dict[str, str]()
         self._unasked: set[str] = set()  # workers whose disk is another run's
 
     @property
@@ -44,7 +44,7 @@ class SurvivingState:
 
     def places(self) -> dict[str, str]:
         """By worker the folder of those who do not see the run's directory."""
-        return {worker: place for worker, place in self._told.items() if place}
+        return {worker: place for worker, place in self._places.items() if place}
 
     def held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         """In memory and on the disks of these workers; memory is kept from now on."""
@@ -124,7 +124,7 @@ class SurvivingState:
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         asked = [worker for worker in workers if worker not in self._unasked]
         connections = self._controller.connections
-        return recovery.on_disk(connections, asked, self.storage, self._told)
+        return recovery.on_disk(connections, asked, self.storage, self._places)
 
     def _is_ours(self, one: PartialSnapshot) -> bool:
         return one.is_trusted and is_ours(self.storage.run, one.run)

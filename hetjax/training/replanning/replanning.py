@@ -5,8 +5,8 @@ another plan is weighed, and the run says so or moves.
 Owns when a plan is weighed, what a move is taken to cost and how long it has to pay,
 and what is measured after it. A plan is weighed once for each thing that was found, and
 after a move only what is found from then on counts. Does not own the odds
-(`costs/certainty/worth_moving.py`), the weighing (`weighing.py`), the words (`told.py`)
-nor the move (`training/recovery/driver.py`).
+(`costs/certainty/worth_moving.py`), the weighing (`weighing.py`), the words
+(`outcomes.py`) nor the move (`training/recovery/driver.py`).
 """
 
 from collections import deque
@@ -23,7 +23,12 @@ from hetjax.costs.slowness.findings import Slowdown
 from hetjax.costs.slowness.known import Slowness
 from hetjax.plans.plan import Plan
 from hetjax.training.recovery.recovered import Recovered, Rerouted
-from hetjax.training.replanning.told import MoveMeasured, PlanWeighed, Told, Verdict
+from hetjax.training.replanning.outcomes import (
+    MoveMeasured,
+    Outcome,
+    PlanWeighed,
+    Verdict,
+)
 from hetjax.training.replanning.weighing import Errors, Weighed
 
 _KEPT, NUM_MEASURED = 64, 16  # steps before a move, and after it
@@ -87,7 +92,7 @@ class Replanning:
         num_left: int,
         found: Sequence[Slowdown] = (),
         slow: Slowness | None = None,
-    ) -> list[Told]:
+    ) -> list[Outcome]:
         """Take a step, what was found with it, and what is slow since; say what is
         clear by now. `num_left` steps are to come."""
         if self.weighs is None:
@@ -120,7 +125,7 @@ class Replanning:
         """What a step takes since something has changed."""
         return median(self._times_s() or [time_s for _, time_s in self._steps] or [0.0])
 
-    def _decided(self, step: int, num_left: int) -> list[Told]:
+    def _decided(self, step: int, num_left: int) -> list[Outcome]:
         """Say, or move, once the other plan is there."""
         weighed = self._weighing.found() if self._weighing else None
         if weighed is None or self._now is None:
@@ -136,7 +141,7 @@ class Replanning:
         verdict: Verdict = "stay"
         if move.is_worth_it:
             verdict = "move" if moves else "say"
-        told = PlanWeighed(
+        outcome = PlanWeighed(
             step=step,
             verdict=verdict,
             move=move,
@@ -145,9 +150,9 @@ class Replanning:
             kept=self.keep(weighed.plan) if verdict == "say" else "",
         )
         if verdict == "move" and self.move_to is not None:
-            self._asked = told, self._times_s()
+            self._asked = outcome, self._times_s()
             self.move_to(weighed.plan)
-        return [told]
+        return [outcome]
 
     def _num_steps(self, step: int, num_left: int) -> int:
         """How many steps a move has to pay within.
@@ -166,7 +171,7 @@ class Replanning:
         sigma = _LIKE_A_MOVE if self._pauses_s else _LIKE_THE_START
         return lognormal(max(like_s, _LEAST_S) + move_s, sigma**2)
 
-    def _measured(self, step: int) -> list[Told]:
+    def _measured(self, step: int) -> list[Outcome]:
         """What the move has gained, once there are steps enough."""
         if self._measuring is None or len(self._steps) < NUM_MEASURED:
             return []

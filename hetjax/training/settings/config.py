@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run is told: one frozen tree of settings.
+"""The settings of a training run: one frozen tree.
 
 Owns the settings and their help texts (shown by `--help`). Does not own which values
 are allowed (`checks.py`), how they are written and read (`values.py`),
@@ -130,7 +130,7 @@ class RunConfig:
     loss_scale_growth_interval: int = 2_000
     """Good steps after which that is doubled; a bad one is skipped, and halves it."""
     on_spike: Literal["warn", "skip", "rollback"] = "warn"
-    """What a loss far beyond the usual does. warn: is told of; skip: its step changes
+    """What a loss far beyond the usual does. warn: is reported; skip: its step changes
     no weights; rollback: back to the newest checkpoint, without the batches since."""
     spike_factor: float = 2.0
     """How many times the median of the losses before it a loss is, to be a spike."""

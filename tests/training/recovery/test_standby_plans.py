@@ -18,7 +18,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import read_plan
-from hetjax.runtime.worker.service import Warmer
+from hetjax.runtime.worker.background import Warmer
 from hetjax.training.layout.plan_choice import next_plan
 from hetjax.training.layout.planning_process import Planning
 from hetjax.training.recovery.standby_plans import StandbyPlans, likely

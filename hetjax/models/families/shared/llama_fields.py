@@ -71,8 +71,8 @@ def read_biases(fields: Fields) -> dict[str, Any]:
 
 def written_biases(config: LlamaConfig) -> dict[str, Any]:
     """The same fields, none where there are none."""
-    told = {"attention_bias": config.biases == "all", "mlp_bias": config.mlp_biases}
-    return {name: True for name, has_some in told.items() if has_some}
+    biases = {"attention_bias": config.biases == "all", "mlp_bias": config.mlp_biases}
+    return {name: True for name, has_some in biases.items() if has_some}
 
 
 def read_windows(fields: Fields, otherwise: Windows) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def read_windows(fields: Fields, otherwise: Windows) -> dict[str, Any]:
         return {}
     return {
         "window": fields["sliding_window"],
-        "windowed": windows_told(fields) or otherwise,
+        "windowed": windows_by_layer_types(fields) or otherwise,
     }
 
 
-def windows_told(fields: Fields) -> Windows:
-    """Which blocks have a window, where each is told; else nothing."""
+def windows_by_layer_types(fields: Fields) -> Windows:
+    """Which blocks have a window by `layer_types`; nothing without that."""
     kinds = fields.get("layer_types", ())
     if kinds and len(kinds) != fields["num_hidden_layers"]:
         fields.refuse("layer_types", "one kind for each of num_hidden_layers")

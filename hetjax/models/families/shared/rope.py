@@ -21,25 +21,25 @@ def rope_fields(fields: Fields) -> Fields:
     return fields.part(names[0] if fields.get(names[0]) else names[1])
 
 
-def read_rope(told: Fields, theta: float | None) -> tuple[float, RopeScaling | None]:
+def read_rope(fields: Fields, theta: float | None) -> tuple[float, RopeScaling | None]:
     """The base of the rotation, and its scaling; Gemma's by kind are taken apart."""
-    base: float = told.get("rope_theta") or theta or _THETA
-    kinds = told.get("rope_type"), told.get("type")
+    base: float = fields.get("rope_theta") or theta or _THETA
+    kinds = fields.get("rope_type"), fields.get("type")
     kind = kinds[0] or kinds[1] or "default"
     if kind == "default":
         return base, None
     if kind == "linear":
-        return base, RopeScaling(kind="linear", factor=told["factor"])
+        return base, RopeScaling(kind="linear", factor=fields["factor"])
     if kind == "llama3":
         return base, RopeScaling(
             kind="llama3",
-            factor=told["factor"],
-            low_turns=told["low_freq_factor"],
-            high_turns=told["high_freq_factor"],
-            original_positions=told["original_max_position_embeddings"],
+            factor=fields["factor"],
+            low_turns=fields["low_freq_factor"],
+            high_turns=fields["high_freq_factor"],
+            original_positions=fields["original_max_position_embeddings"],
         )
     raise BadInput(
-        got=f"model {told.name!r}: rope_type {kind!r}",
+        got=f"model {fields.name!r}: rope_type {kind!r}",
         allowed="default, linear, llama3",
         fix="give a model with one of these, or remove the scaling from its "
         "config.json if your sequences are not longer than its first training's",
@@ -48,19 +48,19 @@ def read_rope(told: Fields, theta: float | None) -> tuple[float, RopeScaling | N
 
 def written_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     """The fields, in the words of both."""
-    told: dict[str, Any] | None = None
+    written: dict[str, Any] | None = None
     if scaling is not None:
-        told = {"rope_type": scaling.kind, "factor": scaling.factor}
+        written = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling is not None and scaling.kind == "llama3":
-        told = {
-            **(told or {}),
+        written = {
+            **(written or {}),
             "low_freq_factor": scaling.low_turns,
             "high_freq_factor": scaling.high_turns,
             "original_max_position_embeddings": scaling.original_positions,
         }
-    parameters = {"rope_theta": theta, **(told or {"rope_type": "default"})}
+    parameters = {"rope_theta": theta, **(written or {"rope_type": "default"})}
     return {
         "rope_theta": theta,
-        "rope_scaling": told,
+        "rope_scaling": written,
         "rope_parameters": parameters,
     }

@@ -90,7 +90,7 @@ def search_problem(
     Of the stages' gradient sums, which take as long as over `num_replicas` and such
     `holders` of layers (`hops.py`), what is not hidden by earlier stages is added to a
     step. If that is 1, plans have one replica,
-    else stages have room to pack gradients, unless told that there is no `packing`.
+    else stages have room to pack gradients, unless there is no `packing`.
     Programs of several layers need more than those of one; how much is known roughly,
     and `tight` leaves it out, so that nothing that fits is missed.
     BadInput if nothing is known of any device at any of the microbatch sizes.

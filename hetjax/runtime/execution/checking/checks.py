@@ -56,12 +56,12 @@ class StageNumbers:
     digests: Sequence[tuple[Group, int]]
 
 
-def disagreements(told: Mapping[StageKey, Digests]) -> tuple[Disagreement, ...]:
-    """The groups of which two holders have told unlike digests, the same for whoever
-    is told the same."""
+def disagreements(digests: Mapping[StageKey, Digests]) -> tuple[Disagreement, ...]:
+    """The groups of which two holders report unlike digests; whoever has the same
+    reports gets the same."""
     by_group: dict[Group, dict[StageKey, int]] = {}
-    for stage in sorted(told):
-        for group, digest in told[stage].items():
+    for stage in sorted(digests):
+        for group, digest in digests[stage].items():
             by_group.setdefault(group, {})[stage] = digest
     return tuple(
         Disagreement(group=group, holders=tuple(of), odd=_odd(of))

@@ -52,37 +52,37 @@ def updated_by_leaf(
 def scaled(rule: Rule, scale: jax.Array) -> Rule:
     """The step of a unit's leaf whose gradients are still to be scaled."""
 
-    def one(params: Any, state: Any, grads: Any) -> Any:
+    def scaled_step(params: Any, state: Any, grads: Any) -> Any:
         grads = jax.tree.map(lambda g: g * scale, grads)
         # what is read is read before anything is written, so that both can be in place;
         # and data movement stays out of the rule's kernels, which would otherwise be
         # fused with it, and rounded, differently on unlike meshes
         return rule(*jax.lax.optimization_barrier((params, state, grads)))
 
-    return one
+    return scaled_step
 
 
 def in_eight_bits(rule: Rule, stack: BlockStack) -> Rule:
     """The rule where moments are held as codes."""
     parameters = stack.trained()
 
-    def one(params: Any, state: Any, grads: Any) -> Any:
+    def step_on_codes(params: Any, state: Any, grads: Any) -> Any:
         # codes in kernels of their own, which round the same on all meshes
         seen = jax.lax.optimization_barrier(eight_bits.seen(state))
         params, state = jax.lax.optimization_barrier(rule(params, seen, grads))
         held = eight_bits.held(state, parameters)
         return jax.lax.optimization_barrier((params, held))
 
-    return one
+    return step_on_codes
 
 
-def in_turn(one: Rule, params: Any, state: Any, grads: Any) -> Any:
+def in_turn(rule: Rule, params: Any, state: Any, grads: Any) -> Any:
     """The updates of a stack's units, one after another and in place."""
 
     def step(unit: jax.Array, held: Any) -> Any:
         take = partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
         put = partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
-        own = one(*jax.tree.map(take, (*held, grads)))
+        own = rule(*jax.tree.map(take, (*held, grads)))
         return jax.tree.map(put, held, own)
 
     (gradient,) = grads.values()
@@ -95,10 +95,10 @@ def _part(state: Any, leaf: str, leaves: Any) -> Any:
     def by_leaf(node: Any) -> bool:
         return isinstance(node, dict) and node.keys() <= leaves
 
-    def of(node: Any) -> Any:
+    def of_leaf(node: Any) -> Any:
         return {k: v for k, v in node.items() if k == leaf} if by_leaf(node) else node
 
-    return jax.tree.map(of, state, is_leaf=by_leaf)
+    return jax.tree.map(of_leaf, state, is_leaf=by_leaf)
 
 
 def _joined(whole: Any, parts: list[Any]) -> Any:

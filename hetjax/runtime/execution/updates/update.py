@@ -376,19 +376,19 @@ def _rule(
         return optax.apply_updates(params, updates), state
 
 
-def _at_once(one: Rule, whole: NamedSharding | None) -> Rule:
+def _at_once(rule: Rule, whole: NamedSharding | None) -> Rule:
     """The step of all units; no more than one of them is whole at once."""
     if whole is None:
-        return jax.vmap(one)
-    return lambda *given: jax.lax.map(lambda unit: one(*unit), given)
+        return jax.vmap(rule)
+    return lambda *given: jax.lax.map(lambda unit: rule(*unit), given)
 
 
 def _seeing_all(rule: Rule, whole: NamedSharding) -> Rule:
     """The rule for arrays that are made whole for it, one unit's at a time."""
     lying = partial(jax.lax.with_sharding_constraint, shardings=whole)
 
-    def one(*given: Any) -> Any:
+    def on_whole_arrays(*given: Any) -> Any:
         made = rule(*jax.lax.optimization_barrier(jax.tree.map(lying, given)))
         return jax.lax.optimization_barrier(jax.tree.map(lying, made))
 
-    return one
+    return on_whole_arrays

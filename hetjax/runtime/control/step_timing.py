@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers tell of the times of a step, put together.
+"""What workers report of the times of a step, put together.
 
-Owns that a step counts only if all tell of the same one, in numbers that can be. Does
+Owns that a step counts only if all report the same one, in numbers that can be. Does
 not own how they measure (`hetjax/runtime/execution/step_clock.py`).
 """
 
@@ -13,28 +13,28 @@ from hetjax.runtime.rpc.schema import Trained
 
 
 class StepTiming:
-    """Whether the next steps are timed, and what was heard of earlier ones."""
+    """Whether the next steps are timed, and the times of an earlier one."""
 
     def __init__(self) -> None:
         self.is_wanted = False
-        self._heard: StepTimes | None = None
+        self._times: StepTimes | None = None
 
-    def hear(self, told: Mapping[str, Trained]) -> None:
+    def record(self, answers: Mapping[str, Trained]) -> None:
         """Take the answers of all workers to a step."""
-        self._heard = told_times(told)
+        self._times = joined_times(answers)
 
-    def take(self) -> StepTimes | None:
-        """Return what was heard with the last step, once."""
-        found, self._heard = self._heard, None
+    def pop_times(self) -> StepTimes | None:
+        """Return what came with the last step, once."""
+        found, self._times = self._times, None
         return found
 
 
-def told_times(told: Mapping[str, Trained]) -> StepTimes | None:
+def joined_times(answers: Mapping[str, Trained]) -> StepTimes | None:
     """Return the times of a step, counted from 1; None where there are none.
 
     Of a stage on several hosts that of the slowest counts.
     """
-    of_worker = {worker: answer.times for worker, answer in told.items()}
+    of_worker = {worker: answer.times for worker, answer in answers.items()}
     [step, *others] = {times and times.step for times in of_worker.values()}
     if others or step is None:
         return None

@@ -96,7 +96,7 @@ class MoveMeasured:
         )
 
 
-Told = PlanWeighed | MoveMeasured
+Outcome = PlanWeighed | MoveMeasured
 
 
 def _rounded(interval: CredibleInterval) -> list[float]:

@@ -16,18 +16,18 @@ from hetjax.cluster.cluster import Node
 _ROUNDED = 0.05  # "24" for 23.7 GiB is no mistake
 
 
-def with_told_memory(node: Node, told_gib: Collection[float]) -> Node:
+def with_reported_memory(node: Node, reported_gib: Collection[float]) -> Node:
     """Return the node with the least memory that its cards tell of, if it says none.
 
     The catalogue's stays where the least is nearly that. Warns of cards that have
     unlike memory, and of a node that says more than a card has. Cards that say nothing
-    are left out of `told_gib`.
+    are left out of `reported_gib`.
     """
-    if not told_gib:
+    if not reported_gib:
         return node
-    least_gib = min(told_gib)
-    if max(told_gib) > (1 + _ROUNDED) * least_gib:
-        sizes = " and ".join(f"{gib:.4g}" for gib in sorted({*told_gib}))
+    least_gib = min(reported_gib)
+    if max(reported_gib) > (1 + _ROUNDED) * least_gib:
+        sizes = " and ".join(f"{gib:.4g}" for gib in sorted({*reported_gib}))
         warnings.warn(
             f"node {node.name!r}: its {node.device} have {sizes} GiB: "
             f"{least_gib:.4g} counts for each",
