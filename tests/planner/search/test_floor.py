@@ -113,7 +113,9 @@ def test_parts_are_kinds_zones_and_classes_each_once():
     assert parts_alone(alone) == parts_without(alone) == []
 
 
-@pytest.mark.parametrize("limit_s", [0.0, 0.05])
+@pytest.mark.parametrize(
+    "limit_s", [0.0, pytest.param(0.05, marks=pytest.mark.nightly)]
+)
 def test_without_time_the_fastest_kind_is_planned_all_the_same(limit_s: float):
     nodes = (
         Node(name="new", device="H100-80GB-HBM3", count=8),
