@@ -81,6 +81,10 @@ class Mailbox:
             self._lost = self._lost or PeerLost(peer, reason)
             self.touch()
 
+    @property
+    def has_lost(self) -> bool:
+        return self._lost is not None
+
     def check(self) -> None:
         """Raise PeerLost if a peer is gone."""
         if (lost := self._lost) is not None:
@@ -142,16 +146,27 @@ class Peers:
     def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
         """Connect to all peers by name; of two workers the first in order calls.
 
-        Raises PeerLost naming one that did not come, or could not be reached.
+        Raises PeerLost naming one that did not come or could not be reached, and as
+        soon as any is lost.
         """
         for peer, address in addresses.items():
             if self.own < peer:
                 self._add(self._dial(peer, address), peer)
         with self._joined:
-            there = lambda: addresses.keys() <= self.links.keys()  # noqa: E731
-            if not self._joined.wait_for(there, timeout_s):
+            over = lambda: (  # noqa: E731
+                self.mailbox.has_lost or addresses.keys() <= self.links.keys()
+            )
+            in_time = self._joined.wait_for(over, timeout_s)
+            self.mailbox.check()
+            if not in_time:
                 missing = min(addresses.keys() - self.links.keys())
                 raise PeerLost(missing, f"did not connect within {timeout_s:g} s")
+
+    def lose(self, peer: str, reason: str) -> None:
+        """Let all who wait, now or later, know that a peer is gone."""
+        self.mailbox.lose(peer, reason)
+        with self._joined:
+            self._joined.notify_all()
 
     def send(self, peer: str, key: Key, parts: Sequence[np.ndarray]) -> None:
         """Send a message; returns at once."""
@@ -201,4 +216,4 @@ class Peers:
 
     def _lose(self, number: int, peer: str, reason: str) -> None:
         if self._admitted[peer] == number:
-            self.mailbox.lose(peer, reason)
+            self.lose(peer, reason)

@@ -149,7 +149,7 @@ class WorkerServer:
                 print(f"told to break off: {request.reason}", file=sys.stderr)
                 faulthandler.dump_traceback(sys.stderr)
         if self._service.peers is not None:
-            self._service.peers.mailbox.lose(request.worker, request.reason)
+            self._service.peers.lose(request.worker, request.reason)
         self._service.host_group.break_off()
 
     def _end(self, reason: str) -> None:
