@@ -73,7 +73,7 @@ def row(seed: int) -> dict[str, Any]:
 
 
 def _certified_s(request: PlanRequest) -> float:
-    """What people are told: with cuts of the network, and devices that never wait."""
+    """The bound that `plan` prints, which counts cuts of the network, too."""
     step_s = proved(request).step_s
     assert step_s is not None
     return step_s

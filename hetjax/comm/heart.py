@@ -33,7 +33,7 @@ from contextlib import suppress
 from hashlib import blake2b
 
 Silent = Callable[[str], None]  # why it is taken for lost
-Codes = tuple[bytes, bytes]  # keys of what is sent, and of what is received
+Codes = tuple[bytes, bytes]  # the key for frames that are sent, and for those received
 
 _KEY_BYTES = 32
 # number, time of silence (0: watch it no more), whether there are keys, both

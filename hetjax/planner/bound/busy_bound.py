@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step time in which devices that never wait could do the batch.
 
-Owns the linear program of what is computed where, whatever pipelines there are, and how
-its duals prove a bound. Does not own what a limit on work stands for (`cut_bound.py`).
+Owns the linear program that shares layers and sequences out among devices, without
+regard to pipelines, and the bound that its duals prove. Does not own what a limit on
+work stands for (`cut_bound.py`).
 
     y_P       share of the batch, of the layers of one kind under one option
     busy_PC   seconds of a device of each class in a step, if y_P is 1
@@ -112,9 +113,7 @@ class _Work:
 
 
 def _work(p: Problem) -> _Work:
-    kinds = [int(kind) for kind in p.kind_J[1:]]
-    first_K = np.array([kinds.index(kind) for kind in range(1 + max(kinds))])
-    count_K = np.bincount(kinds)
+    _, first_K, count_K = np.unique(p.kind_J[1:], return_index=True, return_counts=True)
     each_s_BOL = p.layer_s_BOL / np.array(p.microbatch_sizes)[:, None, None]
     seconds_OK = each_s_BOL.min(axis=0)[:, first_K] * count_K * p.global_batch
     o_P, kind_P = np.nonzero(np.isfinite(seconds_OK))

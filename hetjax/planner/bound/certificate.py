@@ -129,7 +129,7 @@ def proved(
         busy_s = _busy_s(request, p, parts)
         if space == "interleaved":
             return LowerBound(step_s=busy_s)
-        found_s = _least_step_s(request, p, longest_s + early_s, parts)
+        found_s = _least_step_s(request, p, busy_s, longest_s + early_s, parts)
         return LowerBound(step_s=max(found_s - early_s, busy_s))
     found: list[float] = []
     problems: list[NoFeasiblePlan] = []
@@ -137,7 +137,8 @@ def proved(
         p = bound_problem(request, request.degrees, num_replicas=num_replicas)
         try:
             least_s = min(found, default=math.inf)  # of both the lesser counts
-            found.append(_least_step_s(request, p, longest_s, enough_s=least_s))
+            busy_s = _busy_s(request, p)
+            found.append(_least_step_s(request, p, busy_s, longest_s, enough_s=least_s))
         except NoFeasiblePlan as problem:
             problems.append(problem)
     if not found:
@@ -148,6 +149,7 @@ def proved(
 def _least_step_s(
     request: PlanRequest,
     p: Problem,
+    busy_s: float,
     longest_s: float,
     parts: int = 1,
     enough_s: float = math.inf,
@@ -155,12 +157,12 @@ def _least_step_s(
     bound = lower_bound(
         p, "prefix", quick=request.is_large, longest_s=longest_s, enough_s=enough_s
     )
-    best_s = max(bound.step_s, _busy_s(request, p, parts))
+    best_s = max(bound.step_s, busy_s)
     within = partial(bound_within, bound)
     return bound_by_cuts(request, p, best_s, within, parts=parts, enough_s=enough_s)
 
 
-def _busy_s(request: PlanRequest, p: Problem, parts: int) -> float:
+def _busy_s(request: PlanRequest, p: Problem, parts: int = 1) -> float:
     """The bound of devices that never wait, whatever pipelines there are."""
     return bound_by_cuts(request, p, busy_bound_s(p), busy_bound_s, parts=parts)
 

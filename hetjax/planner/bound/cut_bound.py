@@ -79,6 +79,6 @@ def _share_U(request: PlanRequest, p: Problem) -> Floats:
     elements_L = trained_elements(request.model)
     kinds = tuple(int(kind) for kind in p.kind_J[1:])
     _, counts_KU = merged_ranges(kinds)
-    firsts = [kinds.index(kind) for kind in range(len(counts_KU))]
-    share_K = np.array([elements_L[at] / sum(elements_L) for at in firsts])
+    _, first_K = np.unique(kinds, return_index=True)
+    share_K = np.array([elements_L[at] / sum(elements_L) for at in first_K])
     return share_K @ counts_KU
