@@ -13,9 +13,13 @@ import highspy
 
 
 def solve(problem: cp.Problem, **options: Any) -> None:
-    """Solve it; the problem then has its status and values."""
+    """Solve it; the problem then has its status and values.
+
+    Never from the solution of a solve before: which of several optima is found would
+    depend on what else this process has planned.
+    """
     _silence()
-    problem.solve(solver=cp.HIGHS, **options)
+    problem.solve(solver=cp.HIGHS, warm_start=False, **options)
 
 
 @cache
