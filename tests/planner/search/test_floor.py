@@ -64,8 +64,11 @@ def names(parts: list[PlanRequest]) -> list[set[str]]:
     return [{node.name for node in part.cluster.nodes} for part in parts]
 
 
+SEEDS = (10, *range(10), 11)  # 10: three nodes are of two kinds in two halls
+
+
 @pytest.mark.parametrize(
-    ("seed", "num_nodes"), rows_drawn(product(range(12), (3, 10)), short=1)
+    ("seed", "num_nodes"), rows_drawn(product(SEEDS, (3, 10)), short=1)
 )
 def test_no_part_is_faster_than_the_whole(seed: int, num_nodes: int):
     rng = random.Random(1000 * num_nodes + seed)
