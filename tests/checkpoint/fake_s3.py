@@ -48,8 +48,13 @@ class Object:
 
 class _Refused(Exception):
     def __init__(self, status: int, code: str = "No", message: str = "no") -> None:
-        body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
-        self.reply = _xml(body, status)
+        self.reply = refused(status, code, message)
+
+
+def refused(status: int, code: str, message: str = "no") -> Reply:
+    """The answer to a request that is not done."""
+    body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return _xml(body, status)
 
 
 class FakeS3(FaultyServer):

@@ -16,7 +16,7 @@ from hetjax.checkpoint.stores import s3 as s3_module
 from hetjax.checkpoint.stores import s3_login
 from hetjax.checkpoint.stores.store import Conflict, CorruptData, Store
 from hetjax.errors import BadInput
-from tests.checkpoint.fake_s3 import SECRET, FakeS3
+from tests.checkpoint.fake_s3 import SECRET, FakeS3, refused
 from tests.checkpoint.faulty_server import Fault
 from tests.checkpoint.test_store import file_of, first_times
 
@@ -150,9 +150,29 @@ def test_a_bucket_that_refuses_is_bad_input(s3: FakeS3, status: int, method: str
     assert "s3:PutObject" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        ("InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"),
+        ("SignatureDoesNotMatch", "check AWS_ACCESS_KEY_ID"),
+        ("ExpiredToken", "log in again"),
+        ("AccessDenied", "s3:PutObject"),
+    ],
+)
+def test_a_refusal_says_what_would_help(
+    s3: FakeS3, monkeypatch: pytest.MonkeyPatch, code: str, fix: str
+):
+    monkeypatch.setattr(s3, "refusal", lambda status: refused(status, code))
+    s3.fault = lambda *_: 403
+    with pytest.raises(BadInput, match=f"403 {code}") as caught:
+        opened(s3)
+    assert fix in caught.value.fix
+
+
 def test_a_bucket_that_is_not_there_is_bad_input(s3: FakeS3):
-    with pytest.raises(BadInput, match="no bucket 'other'"):
+    with pytest.raises(BadInput, match="no bucket 'other'") as caught:
         opened(s3, "s3://other/run")
+    assert f"aws s3 mb s3://other --endpoint-url {s3.url}" in caught.value.fix
 
 
 def test_a_bucket_of_another_region_is_bad_input(s3: FakeS3):

@@ -23,6 +23,27 @@ from hetjax.checkpoint.stores.store import (
 from hetjax.errors import BadInput
 
 _WRITABLE = ".writable"
+_MAY_NOT = (
+    "credentials that may create, read, list and delete objects there",
+    "allow s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject and "
+    "s3:DeleteObject on its objects, or set another AWS_PROFILE",
+)
+_UNKNOWN = (
+    "an access key of this server and the secret that belongs to it",
+    "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile",
+)
+_EXPIRED = ("credentials that are valid now", "log in again, as with `aws sso login`")
+# What is allowed and what to type, by S3's code for the refusal
+_REFUSALS = {
+    "RequestTimeTooSkewed": (
+        "a clock that is right by some minutes",
+        "set the clock: `timedatectl set-ntp true`",
+    ),
+    "InvalidAccessKeyId": _UNKNOWN,
+    "SignatureDoesNotMatch": _UNKNOWN,
+    "ExpiredToken": _EXPIRED,
+    "InvalidToken": _EXPIRED,
+}
 
 
 def open_bucket(
@@ -36,7 +57,7 @@ def open_bucket(
     login = find_login(url)
     store = TimeLimitedStore(S3Store(bucket, prefix.strip("/"), login, limit, endpoint))
     if is_tried:
-        with _refusals_explained(url, bucket, login.region):
+        with _refusals_explained(url, bucket, login.region, endpoint):
             store.names(_WRITABLE)
             _check_creates_once(store)
     return store
@@ -59,14 +80,17 @@ def _check_creates_once(store: Store) -> None:
 
 
 @contextmanager
-def _refusals_explained(url: str, bucket: str, region: str) -> Iterator[None]:
+def _refusals_explained(
+    url: str, bucket: str, region: str, endpoint: str | None
+) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         raise BadInput(
             got=f"checkpoint store {url}, but there is no bucket {bucket!r}",
             allowed="a bucket that exists",
-            fix=f"check its name, or type `aws s3 mb s3://{bucket}`",
+            fix=f"check its name, or type `aws s3 mb s3://{bucket}"
+            + (f" --endpoint-url {endpoint}`" if endpoint else "`"),
         ) from error
     except WrongRegion as error:
         raise BadInput(
@@ -76,16 +100,12 @@ def _refusals_explained(url: str, bucket: str, region: str) -> Iterator[None]:
             f"{bucket}` says which it is",
         ) from error
     except AccessDenied as error:
-        is_skewed = "RequestTimeTooSkewed" in str(error)
+        code = str(error).rpartition(" ")[2]
+        allowed, fix = _REFUSALS.get(code, _MAY_NOT)
         raise BadInput(
             got=f"checkpoint store {url} refuses these credentials ({error})",
-            allowed="a clock that is right by some minutes"
-            if is_skewed
-            else "credentials that may create, read, list and delete objects there",
-            fix="set the clock: `timedatectl set-ntp true`"
-            if is_skewed
-            else "allow s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject "
-            "and s3:DeleteObject on its objects, or set another AWS_PROFILE",
+            allowed=allowed,
+            fix=fix,
         ) from error
     except InsecureEndpoint as error:
         raise BadInput(
