@@ -2,7 +2,7 @@
 """A run without a shared directory, killed in every place: does it end as a whole one?
 
     python -m experiments.recovery.apart [--kills 20] [--seed 0] [--steps 300]
-        [--folder runs/apart] [--keep store|copies]
+        [--folder runs/apart] [--keep copies|store|ceph]
 
 Trains preset `tiny` on two machines, each a mount namespace that sees neither the run
 directory nor text, cache and weights of the controller (`tests/launchers/apart.py`),
@@ -16,7 +16,8 @@ killed, whatever the run does then:
     all         everything at once but for the disks, then the same command again
 
 With `--keep copies` parts of checkpoints are on both machines (the default of such a
-run), with `--keep store` in a store, of which a folder that all see stands for one. In
+run), with `--keep store` in a store, of which a folder that all see stands for one, with
+`--keep ceph` in a bucket of a real server (`experiments/stores/own_ceph.py`). In
 the end all losses must be those of an uninterrupted run on machines that share all, to
 1e-5. Prints a line for each kill, and one JSON object.
 """
@@ -32,12 +33,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import isclose
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 
+from experiments.stores.own_ceph import BUCKET, URL, own_ceph
+from hetjax.checkpoint.storage import open_store
 from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import named_config
@@ -55,12 +60,17 @@ _WORKER, _PAUSE_S, _LONGEST_S = "hetjax.training.worker", (0.0, 4.0), 900.0
 _TRAINS_AGAIN = 0.97  # of looks, twice a second
 
 
+class _Store(NamedTuple):
+    url: str
+    endpoint: str | None
+
+
 class Site:
     """The folders of one experiment, and its programs."""
 
-    def __init__(self, folder: Path, steps: int, keep: str) -> None:
-        self.folder, self.run_dir = folder, folder / "run"
-        self._steps, self._keep = steps, keep
+    def __init__(self, folder: Path, steps: int, store: _Store | None) -> None:
+        self.folder, self.run_dir, self.store = folder, folder / "run", store
+        self._steps = steps
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.programs = fake_programs.written(folder)
@@ -110,9 +120,11 @@ class Site:
             )
 
     def start_apart(self) -> subprocess.Popen[bytes]:
-        kept = []
-        if self._keep == "store":
-            kept = ["--checkpoint.cloud", (self.folder / "store").as_uri()]
+        kept: list[str] = []
+        if self.store:
+            kept += ["--checkpoint.cloud", self.store.url]
+        if self.store and self.store.endpoint:
+            kept += ["--checkpoint.endpoint", self.store.endpoint]
         hosts = ["--launcher", "ssh", "--hosts", f"{self.folder}/hosts.toml"]
         return self.start(self.run_dir, *hosts, *kept)
 
@@ -164,8 +176,10 @@ def _killed(pid: int) -> bool:
 def may_lose_a_disk(site: Site) -> bool:
     """Whether another disk or the store has all of the newest checkpoint: whoever loses
     a second disk before the next one has lost the run, as is said in the manual."""
-    if site._keep == "store":
-        return any((site.folder / "store").glob("step_*/COMMIT"))
+    if site.store:
+        url, endpoint = site.store
+        names = open_store(url, is_tried=False, endpoint=endpoint).names("")
+        return any(name.endswith("/COMMIT") for name in names)
     saved = [site.machines.saved(address) for address in HOSTS.values()]
     return bool(saved[0]) and saved[0][-2:] == saved[1][-2:]
 
@@ -196,13 +210,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--folder", type=Path, default=Path("runs/apart"))
-    parser.add_argument("--keep", choices=("store", "copies"), default="copies")
+    parser.add_argument("--keep", choices=("copies", "store", "ceph"), default="copies")
     asked = parser.parse_args()
+    with ExitStack() as stack:
+        if asked.keep == "ceph":
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            stack.enter_context(own_ceph(folder))
+        sys.exit(_all_runs(asked))
+
+
+def _all_runs(asked: argparse.Namespace) -> bool:
+    """Whether a run went wrong."""
     chance, kills, runs = random.Random(asked.seed), Counter[str](), 0
     wrong: list[str] = []
     whole: list[tuple[int, float]] = []
+    folder = asked.folder.absolute()
     while kills.total() < asked.kills:
-        site = Site(asked.folder.absolute(), asked.steps, asked.keep)
+        store = {
+            "copies": None,
+            "store": _Store((folder / "store").as_uri(), None),
+            "ceph": _Store(f"s3://{BUCKET}/run-{runs}", URL),
+        }[asked.keep]
+        site = Site(folder, asked.steps, store)
         if not whole:
             alone = site.start(site.folder / "whole", "--launcher", "processes")
             assert alone.wait() == 0, "the run without kills"
@@ -218,7 +247,7 @@ def main() -> None:
         if wrong:
             break
     print(json.dumps({"kills": kills, "runs": runs, "wrong": wrong}))
-    sys.exit(bool(wrong))
+    return bool(wrong)
 
 
 def _one_run(site: Site, chance: random.Random, most: int, kills: Counter[str]) -> int:

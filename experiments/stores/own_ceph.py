@@ -15,14 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.checkpoint.fake_s3 import ENVIRONMENT, KEY, SECRET
+from tests.checkpoint.test_fake_s3 import ask
+
 BUCKET = "bucket"
 URL = "http://127.0.0.1:17203"
-KEY, SECRET = "AKIAOWNCEPH", "the secret of the user that it makes"
-ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": KEY,
-    "AWS_SECRET_ACCESS_KEY": SECRET,
-    "AWS_REGION": "us-east-1",
-}
 _READY_S = 60.0
 _MONITOR = "[v2:127.0.0.1:17201,v1:127.0.0.1:17202]"
 _CONF = """[global]
@@ -77,6 +74,12 @@ def own_ceph(folder: Path) -> Iterator[str]:
         os.environ.update(before)
 
 
+def add_user(name: str, key: str, secret: str) -> None:
+    """Let somebody log in, who owns nothing yet."""
+    words = ["--uid", name, "--display-name", name, "--access-key", key]
+    _run("radosgw-admin", "user", "create", *words, "--secret-key", secret)
+
+
 def _write(folder: Path) -> None:
     for name in ("mon", "osd", "mgr", "gateway"):
         (folder / name).mkdir(parents=True)
@@ -103,15 +106,7 @@ def _start(folder: Path) -> None:
         if time.monotonic() > end_s:
             raise TimeoutError(f"no gateway: {folder}/client.gateway.log")
         time.sleep(0.5)
-    words = ["--uid", "owner", "--display-name", "owner"]
-    _run(
-        "radosgw-admin",
-        "user",
-        "create",
-        *words,
-        f"--access-key={KEY}",
-        f"--secret-key={SECRET}",
-    )
+    add_user("owner", KEY, SECRET)
 
 
 def _answers() -> bool:
@@ -123,9 +118,8 @@ def _answers() -> bool:
 
 
 def _make_bucket() -> None:
-    from tests.checkpoint.s3_requests import ask
-
-    assert ask(URL, "PUT", "", bucket=BUCKET, login=(KEY, SECRET))[0] == 200
+    status, body, _ = ask(URL, "PUT", "", bucket=BUCKET)
+    assert status == 200, body
 
 
 def _run(*words: str) -> None:

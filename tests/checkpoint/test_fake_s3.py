@@ -96,15 +96,6 @@ def test_an_object_is_created_once(urls: dict[str, str]):
     assert both(urls, "GET", "once")[1] == b"other"
 
 
-def test_an_object_is_replaced_only_if_it_is_the_one(urls: dict[str, str]):
-    etag = both(urls, "PUT", "again", b"data")[2]["etag"]
-    assert both(urls, "PUT", "again", b"x", {"If-Match": '"0123"'})[0] == 412
-    assert both(urls, "PUT", "again", b"newer", {"If-Match": etag})[0] == 200
-    assert both(urls, "PUT", "again", b"late", {"If-Match": etag})[0] == 412
-    assert both(urls, "PUT", "nobody", b"x", {"If-Match": etag})[0] == 404
-    assert both(urls, "GET", "again")[1] == b"newer"
-
-
 @pytest.mark.parametrize("key", ["plain", ODD])
 def test_contents_and_metadata_come_back(urls: dict[str, str], key: str):
     assert both(urls, "PUT", key, b"data", MARK)[0] == 200
