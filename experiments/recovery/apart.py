@@ -16,10 +16,11 @@ killed, whatever the run does then:
     all         everything at once but for the disks, then the same command again
 
 With `--keep copies` parts of checkpoints are on both machines (the default of such a
-run), with `--keep store` in a store, of which a folder that all see stands for one, with
-`--keep ceph` in a bucket of a real server (`experiments/stores/own_ceph.py`). In
-the end all losses must be those of an uninterrupted run on machines that share all, to
-1e-5. Prints a line for each kill, and one JSON object.
+run), with `--keep store` in a folder that all see and that stands for a store, with
+`--keep ceph` in a bucket of a real server (`experiments/stores/own_ceph.py`), whose
+login is in the home of each machine. In the end all losses must be those of an
+uninterrupted run on machines that share all, to 1e-5. Prints a line for each kill, and
+one JSON object.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.stores.own_ceph import BUCKET, URL, own_ceph
+from experiments.stores.own_ceph import BUCKET, URL, own_ceph, write_profile
 from hetjax.checkpoint.storage import open_store
 from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.written import write_model
@@ -74,6 +75,8 @@ class Site:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.programs = fake_programs.written(folder)
+        if store and store.endpoint:
+            write_profile(folder / "home")
         self.weights, self.text = folder / "weights", folder / "text.txt"
         self.text.write_text((Path(__file__).parents[2] / "LICENSE").read_text())
         rng, config = np.random.default_rng(0), named_config("tiny")
@@ -111,6 +114,8 @@ class Site:
     def start(self, run_dir: Path, *launcher: str) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(self.programs), os.environ["PATH"]])
         own = {"PATH": path, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+        if self.store and self.store.endpoint:
+            own["HOME"] = str(self.folder / "home")  # all that reaches a machine by ssh
         with (self.folder / f"{run_dir.name}.said").open("ab") as said:
             return subprocess.Popen(
                 self.command(run_dir, *launcher),

@@ -35,7 +35,7 @@ _SMALL = ("--seq-len", "32", "--global-batch", "8", "--evaluation.sample-tokens"
 
 def main() -> None:
     """Print what each of them gave."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="A store on Ceph.")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.absolute()
     folder.mkdir(parents=True)

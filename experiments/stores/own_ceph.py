@@ -80,6 +80,13 @@ def add_user(name: str, key: str, secret: str) -> None:
     _run("radosgw-admin", "user", "create", *words, "--secret-key", secret)
 
 
+def write_profile(home: Path) -> None:
+    """Let programs with this home log in as the owner of the bucket."""
+    (home / ".aws").mkdir(parents=True)
+    login = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    (home / ".aws" / "credentials").write_text(f"[default]\n{login}")
+
+
 def _write(folder: Path) -> None:
     for name in ("mon", "osd", "mgr", "gateway"):
         (folder / name).mkdir(parents=True)

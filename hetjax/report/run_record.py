@@ -15,10 +15,12 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
+from hetjax.report.certainty import how_sure_lines
 from hetjax.report.colours import TIME
 from hetjax.report.journals import move_line, slow_line
 from hetjax.report.metrics import HEADLINES, Metric
 from hetjax.report.prediction import guesses_a_cpu
+from hetjax.schedule.certainty import Certainty
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import Span
 
@@ -33,9 +35,9 @@ class RunRecord:
 
     `settings` are those of `config.json` by dotted name, `metrics` and `events` the
     lines of the journals. `predicted` is a step by the plan of now, None for the reason
-    in `why_not_predicted`. `is_simulated`: devices were simulated, so that measured
-    times are not theirs. `usd_per_hour` is the price of the nodes in use, if known;
-    `traced` is what `trace.json` has.
+    in `why_not_predicted`; `certainty` is how sure that is. `is_simulated`: devices
+    were simulated, so that measured times are not theirs. `usd_per_hour` is the price
+    of the nodes in use, if known; `traced` is what `trace.json` has.
     """
 
     run_dir: Path
@@ -45,6 +47,7 @@ class RunRecord:
     metrics: Sequence[Line]
     events: Sequence[Line]
     predicted: Predicted | None
+    certainty: Certainty | None = None
     why_not_predicted: str
     is_simulated: bool
     usd_per_hour: float | None
@@ -56,6 +59,13 @@ class RunRecord:
         if self.predicted is None or self.is_simulated:
             return False
         return not guesses_a_cpu(self.predicted, self.cluster)
+
+    @property
+    def how_sure(self) -> list[str]:
+        """How sure the predicted step is, in lines; none where it is but a guess."""
+        if self.certainty is None or not (self.is_simulated or self.is_comparable):
+            return []
+        return [*how_sure_lines(self.certainty)]
 
     @cached_property
     def steps(self) -> list[Line]:

@@ -47,6 +47,7 @@ class RunReport:
             predicted_s = values["predicted_step_time_s"]
             beside = "" if predicted_s is None else f", {ms(predicted_s)} ms predicted"
             lines.append(f"step time {ms(values['step_time_s'])} ms{beside}")
+            lines += self.record.how_sure
         return "\n".join([*lines, *self.record.slow, *self.record.moves])
 
     def _repr_html_(self) -> str:

@@ -19,8 +19,8 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
+from hetjax.report.prediction import SimulatedStep
 from hetjax.report.progress import Display
-from hetjax.schedule.predicted import Predicted
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import Journal
 from hetjax.training.directory.leases import Leases
@@ -44,7 +44,7 @@ from hetjax.training.settings.run_settings import PASSING
 from hetjax.training.settings.values import flat_values
 from hetjax.training.start import Start, describe, with_other_plan
 
-Predict = Callable[[Plan, Cluster], Predicted]
+Predict = Callable[[Plan, Cluster], SimulatedStep]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

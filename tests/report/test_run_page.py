@@ -18,6 +18,7 @@ from hetjax.report.metrics import ms
 from hetjax.report.prediction import predicted_spans
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
+from hetjax.schedule.certainty import certainty_of
 from hetjax.schedule.predicted import Predicted
 from tests.report.html_page import Page, assert_needs_nothing_else
 from tests.report.test_plan_rows import cluster, predicted, two_stages
@@ -238,9 +239,12 @@ def test_the_speed_of_a_cpu_that_nobody_measured_is_not_held_against_it(
     (east, west) = CLUSTER.nodes
     guessed = replace(east, device="cpu", peak_tflops=None)
     estimated = replace(step, times_from="estimated from the device catalogue")
-    of = record(steps(5), EVENTS, estimated)
+    sure = certainty_of(step, CLUSTER, lambda there: predicted(there, PLAN).costs)
+    of = replace(record(steps(5), EVENTS, estimated), certainty=sure)
+    assert any(word.startswith("how sure: ") for word in Page(run_page(of)).words)
     of = replace(of, cluster=replace(CLUSTER, nodes=(guessed, west)))
     page = Page(run_page(of))
+    assert not any("how sure" in word for word in page.words)
     assert any("cannot know how fast this CPU is" in word for word in page.words)
     assert not any("times what was predicted" in word for word in page.words)
     assert "target" not in {path.attributes["class"] for path in page.all("path")}

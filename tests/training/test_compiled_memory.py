@@ -104,7 +104,7 @@ def test_a_run_keeps_what_the_compiler_says_and_costs_use_it(
     assert {*found} <= {*told}
     assert {size for each in compiled.values() for size in each.values()} <= {*told}
     # by the plan's next prediction, and by every plan that is made for this run
-    predicted = predict_step(preset.config, MODEL, two_stages(), TWO)
+    predicted = predict_step(preset.config, MODEL, two_stages(), TWO).predicted
     assert predicted.times_from.endswith("; workspace measured by the compiler")
 
 

@@ -40,7 +40,7 @@ def settings(directory: Path, name: str = "run", **changes: Any) -> RunConfig:
 def learn(config: RunConfig, times: float = 3.0) -> float:
     """Let the run measure two steps that take so many times as long as modelled."""
     plain = replace(config, simulate=True, run_dir=config.run_dir / "nowhere")
-    usual_s = predict_step(plain, MODEL, ONE_STAGE, CLUSTER).simulation.step_time_s
+    usual_s = predict_step(plain, MODEL, ONE_STAGE, CLUSTER).step_time_s
     for _ in range(2):
         learn_step(config, MODEL, ONE_STAGE, CLUSTER, times * usual_s)
     return times * usual_s
@@ -69,7 +69,7 @@ def test_the_next_prediction_and_the_next_run_know_it(tmp_path: Path):
     assert "steps of earlier runs, before that" in str(step)
     following = predict_step(
         settings(tmp_path, "next"), MODEL, ONE_STAGE, CLUSTER
-    ).simulation.step_time_s
+    ).step_time_s
     assert following == pytest.approx(step.step_time_s, rel=1e-6)
     usual = simulated(calibration="none")
     assert usual.step_time_s == before.step_time_s

@@ -51,6 +51,9 @@ def test_a_run_leaves_a_report_where_it_stops_and_where_it_ends(
     assert report.values()["predicted_step_time_s"] == pytest.approx(
         predicted.step_time_s, rel=0.5
     )
+    how_sure = report.record.how_sure
+    assert how_sure[0].startswith("how sure: 90% of such steps take ")
+    assert {*how_sure} <= {*str(report).splitlines()} & {*Page(html).words}
     report.save(tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == html
 

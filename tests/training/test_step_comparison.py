@@ -51,7 +51,13 @@ def test_workers_are_predicted_as_simulate_predicts_them(tmp_path: Path):
         TWO_REPLICAS, model=MODEL, cluster=cluster, dtype=config.dtype, quiet=True
     )
     # but for the optimizer's counters, of which simulate knows nothing without a run
-    assert found.simulation.step_time_s == pytest.approx(wanted.step_time_s, rel=1e-6)
+    assert found.step_time_s == pytest.approx(wanted.step_time_s, rel=1e-6)
+    sure, as_simulated = found.certainty, wanted.certainty
+    assert sure is not None and as_simulated is not None
+    assert sure.basis == as_simulated.basis
+    for end in ("low", "high"):
+        of_run, other = (getattr(x.interval, end) for x in (sure, as_simulated))
+        assert of_run == pytest.approx(other, rel=1e-6)
 
 
 def refuse(plan: Plan, cluster: Cluster) -> NoReturn:
@@ -91,7 +97,7 @@ def test_estimates_that_are_far_off_come_with_advice(
         is_simulated=False,
     )
     comparison.begin(TWO_REPLICAS, cluster)
-    step_s = measured_s * found.simulation.step_time_s
+    step_s = measured_s * found.step_time_s
     told: list[ComparedStep | None] = [comparison.add(step_s) for _ in range(3)]
     percent = f"{measured_s - 1:+.1%}"
     assert percent in str(told[2])
@@ -104,14 +110,16 @@ def test_what_a_run_measured_is_predicted_from_then_on(tmp_path: Path):
     config = replace(preset.config, run_dir=tmp_path)
     cluster = hetjax.load_cluster(SIX)
     before = predict_step(config, MODEL, TWO_REPLICAS, cluster)
-    measured_s = 3 * before.simulation.step_time_s
+    measured_s = 3 * before.step_time_s
     learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
     after = predict_step(config, MODEL, TWO_REPLICAS, cluster)
-    assert after.simulation.step_time_s == pytest.approx(measured_s, rel=0.15)
-    assert after.times_from.startswith("at speeds learnt from 1 measured steps")
+    assert after.step_time_s == pytest.approx(measured_s, rel=0.15)
+    assert after.predicted.times_from.startswith(
+        "at speeds learnt from 1 measured steps"
+    )
     learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
     again = predict_step(config, MODEL, TWO_REPLICAS, cluster)
-    assert again.simulation.step_time_s == pytest.approx(measured_s, rel=0.03)
+    assert again.step_time_s == pytest.approx(measured_s, rel=0.03)
     file = tmp_path / "calibration.json"
     step = hetjax.simulate_plan(
         TWO_REPLICAS,
@@ -134,11 +142,9 @@ def test_what_a_slow_node_takes_is_not_learnt_as_the_speed_of_its_kind(tmp_path:
     file = tmp_path / "slow.json"
     write_slowness(file, slowness({"h20-0": 4.0}, {}))
     slow = predict_step(config, MODEL, TWO_REPLICAS, cluster)
-    measured_s = slow.simulation.step_time_s
-    assert measured_s > 2 * usual.simulation.step_time_s
+    measured_s = slow.step_time_s
+    assert measured_s > 2 * usual.step_time_s
     learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
     file.unlink()  # as before
     found = predict_step(config, MODEL, TWO_REPLICAS, cluster)
-    assert found.simulation.step_time_s == pytest.approx(
-        usual.simulation.step_time_s, rel=1e-3
-    )
+    assert found.step_time_s == pytest.approx(usual.step_time_s, rel=1e-3)

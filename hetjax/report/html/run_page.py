@@ -117,6 +117,7 @@ def _step_time(run: RunRecord) -> Iterator[str]:
             yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
         else:
             yield CPU_GUESS
+    yield from run.how_sure
     yield f"by the prediction {binding_line(binding(predicted))}"
     yield from run.slow
     yield from run.moves

@@ -17,10 +17,10 @@ from hetjax.files.parsing import json_value, parsed
 from hetjax.files.reading import read_text
 from hetjax.models.named import allowed_name
 from hetjax.plans.plan import Plan
+from hetjax.report.prediction import SimulatedStep
 from hetjax.report.progress import Display
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
-from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import Span, traced_spans
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
@@ -29,7 +29,7 @@ from hetjax.training.observers.step_comparison import predict_step
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.values import flat_values
 
-Predict = Callable[[Plan, Cluster], Predicted]
+Predict = Callable[[Plan, Cluster], SimulatedStep]
 
 
 def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> RunReport:
@@ -54,7 +54,7 @@ def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> Ru
     name = allowed_name(found.config.model, allow_model_code)
     config = replace(found.config, model=name)
 
-    def predict(plan: Plan, cluster: Cluster) -> Predicted:
+    def predict(plan: Plan, cluster: Cluster) -> SimulatedStep:
         return predict_step(config, run_model(config), plan, cluster)
 
     return _report(path, found, predict)
@@ -83,9 +83,9 @@ def _previous(path: Path) -> Previous:
 
 
 def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
-    predicted, why, price = None, "", None
+    step, why, price = None, "", None
     try:
-        predicted = predict(found.plan, found.cluster)
+        step = predict(found.plan, found.cluster)
     except (BadInput, NoFeasiblePlan) as bad:
         why = bad.got
     with suppress(BadInput):  # of a device that nobody describes
@@ -98,7 +98,8 @@ def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
             plan=found.plan,
             metrics=read_journal(path / rundir.METRICS),
             events=read_journal(path / rundir.EVENTS),
-            predicted=predicted,
+            predicted=step and step.predicted,
+            certainty=step and step.certainty,
             why_not_predicted=why,
             is_simulated=found.config.simulate,
             usd_per_hour=price,

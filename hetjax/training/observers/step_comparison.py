@@ -8,7 +8,7 @@ Owns which steps count, and the words. Does not own the prediction
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import median
 from typing import Any
 
@@ -24,8 +24,13 @@ from hetjax.planner.model.costing import checked_costs, memory_from, times_from
 from hetjax.plans.plan import Plan
 from hetjax.report.metrics import ms
 from hetjax.report.plans.binding import Binding, binding, largest_term
-from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu
-from hetjax.schedule.certainty import CostsOn, learnt
+from hetjax.report.prediction import (
+    CPU_GUESS,
+    SimulatedStep,
+    check_finite,
+    guesses_a_cpu,
+)
+from hetjax.schedule.certainty import Certainty, CostsOn, certainty_of, learnt
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 from hetjax.training.directory.rundir import CALIBRATION
@@ -44,13 +49,26 @@ _FAR_OFF = 1.25
 
 def predict_step(
     config: RunConfig, model: Model, plan: Plan, cluster: Cluster
-) -> Predicted:
-    """Predict a step of the run with this plan.
+) -> SimulatedStep:
+    """Predict a step of the run with this plan, at the speeds learnt so far.
 
     BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
-    slow = read_run_slowness(config)
-    return predict_with_costs(config, model, plan, cluster, slow)[0]
+    slow, seen = read_run_slowness(config), read_run_calibration(config, cluster)
+    profile, _ = read_run_profile(config, model)
+    predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
+
+    @cache
+    def surely() -> Certainty:
+        return certainty_of(
+            predicted,
+            slow.applied(seen.applied(cluster)),
+            costs_on,
+            measured=frozenset() if profile is None else profile.devices,
+            calibration=seen,
+        )
+
+    return SimulatedStep(predicted, surely)
 
 
 def learn_step(
@@ -159,7 +177,7 @@ class ComparedStep:
 class StepComparison:
     """Compares once for each plan, after its third step."""
 
-    predict: Callable[[Plan, Cluster], Predicted]
+    predict: Callable[[Plan, Cluster], SimulatedStep]
     learn: Callable[[Plan, Cluster, float], None]
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None
@@ -179,7 +197,7 @@ class StepComparison:
         measured_s = median(self._times_s[1:])
         (plan, cluster), self._plan = self._plan, None
         try:
-            found = self.predict(plan, cluster)
+            found = self.predict(plan, cluster).predicted
         except (BadInput, NoFeasiblePlan) as bad:
             return ComparedStep(measured_s=measured_s, why=bad.got)
         if not self.is_simulated:
