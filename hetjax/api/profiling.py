@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hetjax.api.narrowing import narrowing_lines
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
@@ -62,7 +63,9 @@ def measure_profile(
         profile = measure_model(config, chosen, model, quiet=quiet)
     else:
         profile = import_sailor(config, model, Path(sailor), device)
-    return MeasuredProfile(profile=profile, path=config.output)
+    is_real = sailor is not None or not config.simulate
+    sure = narrowing_lines(profile, config.output, model) if is_real else ()
+    return MeasuredProfile(profile=profile, path=config.output, how_sure=tuple(sure))
 
 
 def measure_model(

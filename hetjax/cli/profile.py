@@ -60,6 +60,9 @@ def profile(arguments: Sequence[str]) -> None:
     elif options.sailor is not None:
         print(measured)
         print(f"profile written to {options.output}")
+    else:
+        for line in measured.how_sure:  # the table stands above already
+            print(line)
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:

@@ -20,6 +20,8 @@ _HEADER = (*_KEYS, *(f"{name} ms" for name in TIMES))
 class MeasuredProfile:
     """What layers and links took; the file is there for `find_plan` to read.
 
+    `how_sure` are lines that say how much surer predictions are by it.
+
     >>> profile = Profile(
     ...     model="tiny", seq_len=64, dtype="float32", layers=("head",), measurements=()
     ... )
@@ -29,6 +31,7 @@ class MeasuredProfile:
 
     profile: Profile
     path: Path
+    how_sure: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -53,11 +56,11 @@ class MeasuredProfile:
             )
             for row in rows
         ]
-        return "\n".join([self.title, *lines, *_links(self.profile)])
+        return "\n".join([self.title, *lines, *_links(self.profile), *self.how_sure])
 
     def _repr_html_(self) -> str:
         profile = self.profile
-        notes = _links(profile)
+        notes = [*_links(profile), *self.how_sure]
         return html_table(_HEADER, _rows(profile), title=self.title, notes=notes)
 
 
