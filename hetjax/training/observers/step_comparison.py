@@ -8,12 +8,12 @@ Owns which steps count, and the words. Does not own the prediction
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.certainty.calibration import write_calibration
+from hetjax.costs.certainty.calibration import StepCalibration, write_calibration
 from hetjax.costs.certainty.kept import keep, plan_precisions
 from hetjax.costs.costs import Costs
 from hetjax.costs.slowness.known import Slowness
@@ -54,21 +54,8 @@ def predict_step(
 
     BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
-    slow, seen = read_run_slowness(config), read_run_calibration(config, cluster)
-    profile, _ = read_run_profile(config, model)
-    predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
-
-    @cache
-    def surely() -> Certainty:
-        return certainty_of(
-            predicted,
-            slow.applied(seen.applied(cluster)),
-            costs_on,
-            measured=frozenset() if profile is None else profile.devices,
-            calibration=seen,
-        )
-
-    return SimulatedStep(predicted, surely)
+    found = predict_at(config, model, plan, cluster, read_run_slowness(config))
+    return SimulatedStep(found.predicted, lambda: found.certainty)
 
 
 def learn_step(
@@ -79,20 +66,48 @@ def learn_step(
 
     Raises as `predict_step` does, and OSError where it cannot be kept.
     """
-    seen, slow = read_run_calibration(config, cluster), read_run_slowness(config)
-    predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
+    slow = read_run_slowness(config)
+    at = predict_at(config, model, plan, cluster, slow)
     # what is slow now must not be learnt as the speed of its kind
-    found = learnt(predicted, slow.applied(cluster), costs_on, seen, measured_s)
+    found = learnt(
+        at.predicted, slow.applied(cluster), at.costs_on, at.calibration, measured_s
+    )
     write_calibration(config.run_dir / CALIBRATION, found)
     if not config.simulate:
         precisions = plan_precisions(plan, cluster, config.dtype)
         keep(found.observations[-1], cluster, precisions)
 
 
-def predict_with_costs(
+@dataclass(frozen=True, kw_only=True)
+class RunPrediction:
+    """A predicted step of a run, and what it was predicted from.
+
+    `cluster` has the speeds that the run has learnt, and what is slow is slow in it;
+    `measured` are kinds of device in the run's profile.
+    """
+
+    predicted: Predicted
+    cluster: Cluster
+    costs_on: CostsOn
+    calibration: StepCalibration
+    measured: frozenset[str]
+
+    @cached_property
+    def certainty(self) -> Certainty:
+        """How sure it is, which takes more simulations."""
+        return certainty_of(
+            self.predicted,
+            self.cluster,
+            self.costs_on,
+            measured=self.measured,
+            calibration=self.calibration,
+        )
+
+
+def predict_at(
     config: RunConfig, model: Model, plan: Plan, cluster: Cluster, slow: Slowness
-) -> tuple[Predicted, CostsOn]:
-    """Predict a step at the speeds that the run has learnt so far; its costs at any.
+) -> RunPrediction:
+    """Predict a step at the speeds that the run has learnt so far, with what is slow.
 
     Raises as `predict_step` does.
     """
@@ -121,7 +136,13 @@ def predict_with_costs(
     source = times_from(plan, cluster, config.dtype, profile, path, tied, seen)
     predicted = predict(plan, costs, tied, times_from=memory_from(source, costs))
     check_finite(predicted)
-    return predicted, costs_on
+    return RunPrediction(
+        predicted=predicted,
+        cluster=cluster,
+        costs_on=costs_on,
+        calibration=seen,
+        measured=frozenset() if profile is None else profile.devices,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

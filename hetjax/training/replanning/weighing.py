@@ -16,15 +16,11 @@ from hetjax.costs.certainty.beliefs import CredibleInterval
 from hetjax.costs.slowness.known import Slowness
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
-from hetjax.schedule.certainty import Certainty, CostsOn, certainty_of
+from hetjax.schedule.certainty import Certainty, CostsOn
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulated import simulated
-from hetjax.training.layout.plan_choice import (
-    read_run_calibration,
-    read_run_profile,
-    searched_again,
-)
-from hetjax.training.observers.step_comparison import predict_with_costs
+from hetjax.training.layout.plan_choice import searched_again
+from hetjax.training.observers.step_comparison import predict_at
 from hetjax.training.settings.config import RunConfig
 
 # of the logarithm of a factor: what is slow at its work of now is so at other work, but
@@ -94,19 +90,11 @@ class _Weighing:
         slow: Slowness,
         plan: Plan,
     ) -> None:
-        profile, _ = read_run_profile(config, model)
-        calibration = read_run_calibration(config, cluster)
-        predicted, costs_on = predict_with_costs(config, model, plan, cluster, slow)
-        self._predicted: Predicted = predicted
-        self._costs_on: CostsOn = costs_on
-        self._slow, self._usual = slow, calibration.applied(cluster)
-        self.certainty: Certainty = certainty_of(
-            predicted,
-            slow.applied(self._usual),
-            costs_on,
-            measured=frozenset() if profile is None else profile.devices,
-            calibration=calibration,
-        )
+        found = predict_at(config, model, plan, cluster, slow)
+        self._predicted: Predicted = found.predicted
+        self._costs_on: CostsOn = found.costs_on
+        self._slow, self._usual = slow, found.calibration.applied(cluster)
+        self.certainty: Certainty = found.certainty
 
     @property
     def step_s(self) -> float:
