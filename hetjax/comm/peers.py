@@ -81,10 +81,6 @@ class Mailbox:
             self._lost = self._lost or PeerLost(peer, reason)
             self.touch()
 
-    @property
-    def has_lost(self) -> bool:
-        return self._lost is not None
-
     def check(self) -> None:
         """Raise PeerLost if a peer is gone."""
         if (lost := self._lost) is not None:
@@ -152,13 +148,13 @@ class Peers:
         for peer, address in addresses.items():
             if self.own < peer:
                 self._add(self._dial(peer, address), peer)
-        with self._joined:
-            over = lambda: (  # noqa: E731
-                self.mailbox.has_lost or addresses.keys() <= self.links.keys()
-            )
-            in_time = self._joined.wait_for(over, timeout_s)
+
+        def are_there() -> bool:
             self.mailbox.check()
-            if not in_time:
+            return addresses.keys() <= self.links.keys()
+
+        with self._joined:
+            if not self._joined.wait_for(are_there, timeout_s):
                 missing = min(addresses.keys() - self.links.keys())
                 raise PeerLost(missing, f"did not connect within {timeout_s:g} s")
 
