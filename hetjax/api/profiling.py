@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring a model's layers: `measure_profile`.
 
-Owns the public function. Does not own the choices (`training/settings/presets.py`) nor
-the measuring (`hetjax/profiling/`).
+Owns the public function, and the step that is predicted with and without a profile to
+say how much surer predictions are by it. Does not own the choices
+(`training/settings/presets.py`), the measuring (`hetjax/profiling/`) nor the words.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetjax.api.narrowing import narrowing_lines
-from hetjax.costs.measured.layer_profile import Profile
+from hetjax.api.simulating import simulate_plan
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.certainty.beliefs import CredibleInterval
+from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.errors import BadInput
-from hetjax.models.model import Model
+from hetjax.models.model import Model, tensor_sizes
 from hetjax.models.named import load_named
 from hetjax.optimizers.optimizer import optimizer
+from hetjax.plans.even import even_plan
 from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.imported import import_sailor
 from hetjax.profiling.measuring import check_choices
 from hetjax.profiling.measuring import measure_profile as measured
+from hetjax.report.certainty import narrowing_line
 from hetjax.report.measured import MeasuredProfile
 from hetjax.training.layout.hardware import choose_hardware
 from hetjax.training.settings.presets import Preset, profile_config
 from hetjax.training.settings.presets import preset as preset_of
+
+_ROOMY_GIB = 2.0**20  # a step is predicted though the whole model may not fit
 
 
 def measure_profile(
@@ -81,3 +90,48 @@ def measure_model(
     )
     there, rule = choose_hardware(run, preset), optimizer(run.optimizer, run.steps)
     return measured(config, model, there.cluster, there.devices, rule, quiet=quiet)
+
+
+def narrowing_lines(profile: Profile, path: Path, model: Model) -> Iterator[str]:
+    """Yield how much surer predictions are by a profile, for each kind of device whose
+    steps can be predicted without it, too."""
+    for kind in sorted(profile.devices):
+        first = next(m for m in profile.measurements if m.device == kind)
+        with suppress(BadInput):  # the catalogue does not describe it
+            yield narrowing_line(
+                kind,
+                _interval(first, profile, model, path),
+                _interval(first, profile, model, None),
+            )
+
+
+def _interval(
+    first: Measurement, profile: Profile, model: Model, file: Path | None
+) -> CredibleInterval:
+    """That of a step of one microbatch on as many devices as it was timed on."""
+    node = Node(
+        name="alone", device=first.device, count=first.tensor, memory_gib=_ROOMY_GIB
+    )
+    cluster = Cluster(name="alone", nodes=(node,))
+    plan = even_plan(
+        cluster,
+        model=model.name,
+        num_layers=len(model.layers),
+        seq_len=profile.seq_len,
+        global_batch=first.microbatch_size,
+        microbatch_size=first.microbatch_size,
+        tensor=first.tensor,
+        tensor_sizes=tensor_sizes(model),
+        remat=first.remat,
+    )
+    step = simulate_plan(
+        plan,
+        model=model,
+        cluster=cluster,
+        profile=file,
+        calibration="none",
+        dtype=profile.dtype,
+        quiet=True,
+    )
+    assert step.certainty is not None
+    return step.certainty.interval

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How sure a prediction is, in words and as values.
 
-Owns the lines "how sure" and "calibration", and the keys of JSON. Does not own the
-interval (`schedule/certainty.py`).
+Owns the lines "how sure", of a step and of a profile, and "calibration", and the keys
+of JSON. Does not own the interval (`schedule/certainty.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,6 +27,17 @@ def how_sure_lines(certainty: Certainty) -> Iterator[str]:
     )
     if certainty.calibration.observations:
         yield calibration_line(certainty.calibration)
+
+
+def narrowing_line(
+    kind: str, by_profile: CredibleInterval, without: CredibleInterval
+) -> str:
+    """Return how much surer steps on a kind of device are by a profile."""
+    return (
+        f"how sure: {by_profile.level:.0%} of steps on one {kind} within a factor of "
+        f"{by_profile.factor:.2f} of their prediction with this profile, "
+        f"{without.factor:.2f} without"
+    )
 
 
 def calibration_line(calibration: StepCalibration) -> str:

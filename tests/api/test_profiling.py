@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hetjax
-from hetjax.api.narrowing import narrowing_lines
+from hetjax.api.profiling import narrowing_lines
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.measured.layer_profile import Profile, read_profile
 from hetjax.models.presets import model_preset
