@@ -19,16 +19,15 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from experiments.launchers.trial import losses, wait_for_step
 from experiments.stores.own_ceph import BUCKET, add_user, own_ceph
-from hetjax.training.directory.journal import read_journal
-from hetjax.training.directory.rundir import METRICS
 from tests.checkpoint import test_fake_s3
 from tests.checkpoint.fake_s3 import FakeS3
 
+_HETJAX = (sys.executable, "-m", "hetjax")
 _TEXT = "licence.txt"
 _SMALL = ("--seq-len", "32", "--global-batch", "8", "--evaluation.sample-tokens", "0")
 
@@ -116,11 +115,10 @@ def two(folder: Path, url: str) -> None:
     """A second run while the first one trains."""
     kept = ["--checkpoint.cloud", f"s3://{BUCKET}/two", "--checkpoint.endpoint", url]
     kept += ["--checkpoint.every", "5"]
-    words = train_words(folder / "one", 10_000, *kept)
+    words = [*_HETJAX, *train_words(folder / "one", 10_000), *kept]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as one:
         try:
-            while one.poll() is None and not (folder / "one" / METRICS).exists():
-                time.sleep(0.1)
+            wait_for_step(folder / "one", 1)
             second = train(folder / "other", 10_000, *kept)
         finally:
             one.kill()
@@ -128,32 +126,17 @@ def two(folder: Path, url: str) -> None:
 
 
 def train(run_dir: Path, steps: int, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        train_words(run_dir, steps, *options), capture_output=True, text=True
-    )
+    return hetjax(*train_words(run_dir, steps), *options)
 
 
-def train_words(run_dir: Path, steps: int, *options: str) -> list[str]:
-    words = [sys.executable, "-m", "hetjax", "train", "tiny", "--steps", str(steps)]
-    words += [
-        *_SMALL,
-        "--data.path",
-        str(run_dir.parent / _TEXT),
-        "--run-dir",
-        str(run_dir),
-    ]
-    return [*words, *options]
-
-
-def losses(run_dir: Path) -> dict[int, float]:
-    """Training losses by step."""
-    lines = read_journal(run_dir / METRICS)
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+def train_words(run_dir: Path, steps: int) -> list[str]:
+    words = ["train", "tiny", "--steps", str(steps), "--run-dir", str(run_dir)]
+    return [*words, *_SMALL, "--data.path", str(run_dir.parent / _TEXT)]
 
 
 def hetjax(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hetjax", *words],
+        [*_HETJAX, *words],
         capture_output=True,
         text=True,
         env=os.environ | environment,

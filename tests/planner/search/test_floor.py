@@ -18,6 +18,7 @@ from hetjax.planner.search.first.floor import floor
 from hetjax.planner.search.first.parts import parts_alone, parts_without
 from tests.short_runs import rows_drawn
 
+SEEDS = (10, *range(10), 11)  # 10: three nodes are of two kinds in two halls
 KINDS = ("A100-SXM4-40GB", "V100-PCIE-32GB", "T4", "H20")
 
 
@@ -62,9 +63,6 @@ def step_s(request: PlanRequest) -> float:
 
 def names(parts: list[PlanRequest]) -> list[set[str]]:
     return [{node.name for node in part.cluster.nodes} for part in parts]
-
-
-SEEDS = (10, *range(10), 11)  # 10: three nodes are of two kinds in two halls
 
 
 @pytest.mark.parametrize(
