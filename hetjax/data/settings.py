@@ -20,25 +20,25 @@ class DataConfig:
     """The text to learn from."""
 
     path: Path | None = None
-    """A .txt, .jsonl, .json, .csv or .parquet file (all but the last also .gz or .zst)
-    or a folder of such files; None: documentation that is installed here."""
+    """A .txt, .jsonl, .json, .csv or .parquet file (.gz and .zst, too, except for
+    .parquet) or a folder of such files; None: documentation that is installed here."""
     mixture: str | None = None
-    """Several of them in place of --data.path, each with its share of the sequences:
-    FILE=0.7,FILE=0.3 (shares of their sum)."""
+    """Several files or folders instead of --data.path, each with its weight in the
+    sequences: FILE=0.7,FILE=0.3."""
     column: str = TEXT_COLUMN
     """Field of rows, or column of Parquet and CSV files, with the text or messages."""
     format: Format | None = None
-    """What rows are; None: what their fields say, and the log says what was seen."""
+    """Format of the rows; None: recognised from their fields, and logged."""
     validation: Path | None = None
-    """Such a file or folder to validate with; None: about 1 % of the text is held out,
-    of small ones 100 kB, but at most 10 %."""
+    """File or folder to validate with; None: hold out about 1 % of the text, or 100 kB
+    of a small text, but at most 10 %."""
     tokenizer: Path | None = None
-    """Hugging Face folder with the tokenizer; None: one is trained on the text."""
+    """Hugging Face folder with the tokenizer; None: train one on the text."""
     pack: bool | None = None
-    """Whether documents share sequences without seeing each other; None: rows with a
-    prompt or messages do, texts are cut into sequences as they follow each other."""
+    """Whether documents share sequences without attending to each other. None: yes for
+    rows with a prompt or messages; other text is cut into sequences as it comes."""
     cache_dir: Path = Path("~/.cache/hetjax")
-    """Where tokenised text and compiled programs are kept; all runs share it."""
+    """Where all runs keep tokenised text and compiled programs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

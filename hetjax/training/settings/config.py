@@ -21,73 +21,75 @@ from hetjax.plans.precision import Dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """Validation loss and a sampled text; also before the first step and at the end."""
+    """Validation loss and sampled text; also before the first step and at the end."""
 
     every: int = 500
     """Steps between evaluations; 0: only before the first and after the last."""
     num_batches: int = 8
-    """How many global batches of validation text, always the same ones."""
+    """Global batches of validation text per evaluation, always the same ones."""
     prompt: str = ""
-    """Start of the sampled text; empty: the start of a document."""
+    """Start of the sampled text; if empty, the start of a document."""
     sample_tokens: int = 48
     """Length of the sampled text in tokens; 0: none."""
     temperature: float = 0.8
-    """Temperature of the sampled text; 0 takes the likeliest token."""
+    """Temperature of the sampled text; 0 always takes the most likely token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """State on disk, written while training goes on, and always after the last step."""
+    """State on disk, written while training continues, always after the last step."""
 
     every: int = 500
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep: int = 2
-    """How many checkpoints are kept: the newest, and beside them the best of those at
-    which the run was evaluated."""
+    """How many of the newest checkpoints to keep. The run also keeps the one with the
+    lowest validation loss."""
     local: Path | None = None
-    """Folder for checkpoints on each worker's own machine; {worker} in it is replaced
-    by the worker's name. None: the run directory; on machines that do not see that, a
-    folder of the run in ~/.local/state/hetjax."""
+    """Folder for checkpoints on each worker's machine; {worker} in the path stands for
+    the worker's name. None: the run directory, or, on machines that do not see it, a
+    folder in ~/.local/state/hetjax."""
     copies: int | None = None
-    """How many nodes keep each slice on their disks, where these are their own. None:
-    2 where machines do not see the run directory and there is no store, else 1."""
+    """How many nodes keep each slice, if nodes have disks of their own. None: 2 if
+    machines do not see the run directory and there is no store, otherwise 1."""
     cloud: str | None = None
-    """Store to copy checkpoints to while training goes on: gs://BUCKET/PREFIX,
-    s3://BUCKET/PREFIX or file:///FOLDER. A run that ends waits for the last copy, an
-    hour at most."""
+    """Store to copy checkpoints to while training continues: gs://BUCKET/PREFIX,
+    s3://BUCKET/PREFIX or file:///FOLDER. At its end a run waits for the last copy, for
+    at most an hour."""
     endpoint: str | None = None
-    """Server that speaks S3, for --checkpoint.cloud s3://...: https://HOST:PORT, or
-    http:// where nobody else is on the network. None: AWS."""
+    """S3-compatible server for --checkpoint.cloud s3://...: https://HOST:PORT, or
+    http:// on a private network. None: AWS."""
     upload_mbit_per_s: float | None = None
-    """Limit on what copying may take of a worker's network; None: no limit."""
+    """Bandwidth limit for each worker's copies to the store; None: no limit."""
     key_file: Path | None = None
-    """File of 32 or more random bytes on every machine, which checkpoints are signed
-    with: others are refused. None: whoever may write where they are is trusted."""
+    """File of at least 32 random bytes, the same on every machine, to sign checkpoints
+    with; the run refuses checkpoints without its signature. None: the run trusts
+    everyone who can write to its folders and its store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsConfig:
-    """Encryption of what workers and their controller send each other, by TLS 1.3."""
+    """Encryption of all messages between workers and their controller, by TLS 1.3."""
 
     cert: Path | None = None
-    """Certificate of the machine, a PEM file; under the same path on all of them."""
+    """The machine's certificate, a PEM file; the same path on every machine."""
     key: Path | None = None
-    """Its key, a PEM file."""
+    """The certificate's key, a PEM file."""
     ca: Path | None = None
-    """Certificate of the authority that has signed all of them, a PEM file."""
+    """Certificate of the authority that signed every machine's certificate, a PEM
+    file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinConfig:
-    """How machines join a run by themselves; with --launcher join."""
+    """How machines join a run; with --launcher join."""
 
     address: str | None = None
-    """Address of this machine at which they call, HOST:PORT; port 0: any."""
+    """This machine's address for machines that join, HOST:PORT; port 0: a free one."""
     wait_s: float = 1800.0
-    """Seconds that the run waits at its start for nodes as which none has joined; then
-    it goes on without those."""
+    """Seconds to wait at the start for every node to join; the run then starts without
+    the missing ones."""
     token_s: float = 3600.0
-    """Seconds for which a token to join with lasts, unless it is used before."""
+    """Seconds until an unused join token expires."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,18 +102,20 @@ class RunConfig:
     """
 
     model: str
-    """A preset of models; a folder or config.json of Hugging Face, or a TOML file with
-    its fields; or a function that gives a model, package.module:function."""
+    """The model: a preset; a Hugging Face folder or config.json, or a TOML file with
+    the same fields; or a function that returns a model, package.module:function."""
     run_dir: Path
-    """Directory of the run: settings, metrics, checkpoints; resumed if it is there."""
+    """Directory of the run: settings, metrics, checkpoints. A run that it already holds
+    is resumed."""
     steps: int
-    """Steps in all; raising it later stretches the learning-rate schedule."""
+    """Steps in total; raising it later stretches the learning-rate schedule."""
     adopt: str | None = None
-    """Run whose checkpoints are in the folders or the store, to go on with it in this
-    directory; errors name it. None: only one with all settings equal."""
+    """Identity of a run whose checkpoints are in the folders or the store, to resume
+    it in this directory; error messages name it. None: resume only a run whose settings
+    are all equal."""
     init: str | None = None
-    """Weights to begin with: a folder of Hugging Face, or OWNER/MODEL on its hub; None:
-    random ones."""
+    """Initial weights: a Hugging Face folder, or OWNER/MODEL on the hub; None: random
+    weights."""
     seed: int = 0
     """Seed of the initial weights and of the order of the text."""
     seq_len: int
@@ -119,84 +123,92 @@ class RunConfig:
     global_batch: int
     """Sequences per step, over all replicas."""
     dtype: Dtype = "best"
-    """Precision of computation; best: each device's. Weights are kept in float32."""
+    """Precision of computation; best: the best that each device has. Weights are kept
+    in float32."""
     attention: Attention = "best"
-    """How attention is computed; best: by each device's own kernel, if it has one."""
+    """How to compute attention; best: with each device's own kernel, if it has one."""
     deterministic: bool = False
-    """Let GPUs compute the same bits again each time, on cards of one kind; a step took
-    12.8 % longer on an H200. CPUs and TPUs do so in any case."""
+    """Make GPUs of one kind compute the same bits every time; on an H200 a step took
+    12.8 % longer. CPUs and TPUs always do."""
     loss_scale_init: float = 2.0**8
-    """What gradients of the sum over tokens are multiplied by at first for float16."""
+    """Initial loss scale for float16, a factor on gradients of the sum over tokens."""
     loss_scale_growth_interval: int = 2_000
-    """Good steps after which that is doubled; a bad one is skipped, and halves it."""
+    """Good steps until the loss scale doubles; an overflow skips its step and halves
+    it."""
     on_spike: Literal["warn", "skip", "rollback"] = "warn"
-    """What a loss far beyond the usual does. warn: is reported; skip: its step changes
-    no weights; rollback: back to the newest checkpoint, without the batches since."""
+    """What to do when the loss spikes. warn: report it; skip: leave the weights as they
+    were; rollback: return to the newest checkpoint and skip the batches since then."""
     spike_factor: float = 2.0
-    """How many times the median of the losses before it a loss is, to be a spike."""
+    """A loss is a spike if it exceeds this many times the median of recent losses."""
     spike_window: int = 64
-    """Losses of which that median is; of the first half of them none is a spike."""
+    """How many recent losses the median is taken over; the first half of them are never
+    spikes."""
     digest_every: int = 20
-    """Steps between comparisons of what replicas hold, of which there is one at every
-    checkpoint, too; 0: never."""
+    """Steps between checks that all replicas hold the same bits, besides the check at
+    every checkpoint; 0: never."""
     cluster: Path | None = None
-    """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
+    """Cluster file, or lab, office or tiny; None: the preset's cluster, or the devices
+    found here."""
     plan: Path | None = None
-    """Plan file; None: the run directory's, the preset's, or the planner's."""
+    """Plan file; None: the plan of the run directory or the preset, otherwise a new
+    one."""
     planner: Literal["hetjax", "even"] = "hetjax"
-    """Who plans where no plan file is given; even ignores devices and links."""
+    """Which planner makes a new plan; even splits evenly, whatever the devices and
+    links."""
     microbatch_size: int = 1
-    """Sequences per microbatch of planner even; hetjax tries it among others."""
+    """Sequences per microbatch for planner even; planner hetjax tries this size among
+    others."""
     offload: OffloadChoice = "none"
-    """Where a plan that is made here has masters and optimizer state: on the devices
-    (none), on the hosts, which then update them (optimizer), or either, stage by stage,
-    as planner hetjax finds best (auto)."""
+    """Where a new plan keeps float32 weights and optimizer state: none: on the devices;
+    optimizer: on the hosts, which then run the update; auto: whichever planner hetjax
+    finds best for each stage."""
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
     calibration: Path | None = None
-    """What another run measured of its steps, its calibration.json, what NCCL-tests
-    printed, or none, to plan with until this run has its own; None: what earlier runs
-    taught."""
+    """What to plan with until this run has measured its own steps: another run's
+    calibration.json, the output of NCCL-tests, or none. None: what earlier runs
+    measured."""
     launcher: LauncherName = "embedded"
     hosts: Path | None = None
-    """File of the machines that launcher ssh reaches."""
+    """File that lists the machines for --launcher ssh."""
     transport: Literal["sockets", "transfer"] = "sockets"
-    """What carries activations between workers; transfer: JAX's own server."""
+    """What carries activations between workers; transfer: JAX's transfer server."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"
-    """Precision of gradients between workers; bfloat16 halves the bytes, and rounds."""
+    """Precision of gradients between workers; bfloat16 halves the bytes but rounds."""
     recovery: Literal["local-first", "cloud-only", "none"] = "local-first"
-    """Where state comes from when a worker is lost. local-first: the nearest place that
-    has it; cloud-only, for comparison: always the store of --checkpoint.cloud; none:
-    the run ends instead, and keeps its plan when nodes come or leave."""
+    """What to do when a worker is lost. local-first: restore its state from the nearest
+    place that has it; cloud-only, for comparison: always from --checkpoint.cloud; none:
+    end the run, and keep the plan when nodes come or leave."""
     reroute: bool = False
-    """Let the replicas that are left take over the samples of a lost one at once, and
-    go on while it is started again; losses are then the same to rounding."""
+    """When a worker is lost, let the remaining replicas process its samples at once and
+    continue while it restarts; losses are then equal up to rounding."""
     standby_plans_after_s: float = 60.0
-    """Seconds of training until plans for the loss of each node are made and compiled
-    in the background, where workers are processes of their own; 0: never."""
+    """Seconds of training until the run plans for the loss of each node and compiles
+    these plans in the background, if workers are separate processes; 0: never."""
     timeout_scale: float = 1.0
-    """Multiplies all limits on waiting for a worker (30 minutes for a step), after
-    which it counts as lost."""
+    """Factor on every timeout (a step has 30 minutes) after which a worker counts as
+    lost."""
     watchdog_factor: float = 10.0
-    """How many times as long as they should steps, saves and restores may take (a
-    minute at least) until a worker that is late has to say where it is, and is lost."""
+    """How many times its expected duration a step, save or restore may take (at least a
+    minute) before the worker logs where it hangs and counts as lost."""
     watch_speeds: Literal["auto", "on", "off"] = "auto"
-    """Whether to time stages in every step, and to tell who becomes slow. auto: unless
-    devices are simulated, which share the cores of a machine."""
+    """Whether to time stages in every step and report what becomes slow. auto: yes,
+    unless devices are simulated, because these share the machine's cores."""
     replan: Literal["say", "auto", "never"] = "say"
-    """What to do where something is slow, or as before again, and another plan surely
-    gains more than it costs to move to it. auto: move; never: look for no plan."""
+    """What to do when something has become slow, or recovered, and another plan would
+    almost certainly gain more than the move costs. say: report it; auto: move; never:
+    do not search."""
     simulate: bool = False
-    """Let CPU devices stand in for those of the cluster."""
+    """Simulate the cluster's devices with CPU devices."""
     platform: Literal["auto", "cpu"] = "auto"
-    """What to run on. auto: what JAX finds, but never the CPU of a machine whose GPU or
-    TPU JAX does not use; cpu: the CPU, whatever else there is."""
+    """What to run on. auto: what JAX finds, but not the CPU if the machine has a GPU or
+    TPU that JAX does not use; cpu: the CPU in any case."""
     stop_after: int | None = None
     """Save and stop after this many steps of this start, as if preempted."""
     max_hours: float | None = None
     """Save and stop after this many hours of this start, as if preempted."""
     trace: bool = False
-    """Write a timeline of a few steps as trace.json, to open in ui.perfetto.dev."""
+    """Write a timeline of a few steps to trace.json, to open in ui.perfetto.dev."""
     train: TrainConfig = field(default_factory=TrainConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
