@@ -57,9 +57,9 @@ _MODULES = {
 }
 __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
-# Before JAX is imported, which reads it once: its compiler's errors come as exceptions,
-# too, and the rest of what it prints ("Very slow compile?", processor features of kept
-# programs) is nothing that a user can act on. 0 shows all of it.
+# Set before the import of JAX, which reads it once. Errors of its compiler also come as
+# exceptions, and users cannot act on its other output ("Very slow compile?", processor
+# features of cached programs). 0 shows all of it.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 

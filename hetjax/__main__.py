@@ -29,13 +29,13 @@ COMMANDS = {
 
 
 def _run(given: Sequence[str]) -> int:
-    from hetjax.cli.command import main_of  # once signals are handled
+    from hetjax.cli.command import main_of  # slow, so after the signal handlers are set
 
     return main_of(_chosen)(given)
 
 
 def _chosen(given: Sequence[str]) -> int:
-    """Run the command that comes first with the arguments after it; its exit code."""
+    """Run the command named first with the other arguments; return its exit code."""
     if not given or given[0] in ("-h", "--help", "--help-all"):
         print(_help())
         return 0 if given else 2

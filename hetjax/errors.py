@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that users cause and can mend. Every room may import this file."""
+"""Defines the errors that users cause and can fix. Every room may import this file."""
 
 import difflib
 from collections.abc import Collection, Iterator
@@ -19,7 +19,7 @@ class _InThreeParts(Exception):
 
 
 def _printable(text: str) -> str:
-    """The text so that any terminal can show it, whatever a file has put into it."""
+    """Return the text as any terminal can show it, whatever a file has put into it."""
     if len(text) > _LONGEST_PART:
         text = f"{text[:_LONGEST_PART]}..."
     return text.encode(errors="backslashreplace").decode()
@@ -28,14 +28,14 @@ def _printable(text: str) -> str:
 class BadInput(_InThreeParts, ValueError):
     """Bad user input; command lines turn it into exit code 2.
 
-    Broken invariants of our own are `assert`s, never this.
+    Broken invariants of hetjax are `assert`s, never this.
     """
 
     exit_code = 2
 
 
 class NoFeasiblePlan(_InThreeParts, ValueError):
-    """Good input that no plan can satisfy; command lines turn it into exit code 3.
+    """Valid input that no plan can satisfy; command lines turn it into exit code 3.
 
     `got` names the limit that binds.
     """
@@ -44,14 +44,14 @@ class NoFeasiblePlan(_InThreeParts, ValueError):
 
 
 class RunFailed(_InThreeParts):
-    """A run that cannot go on; earlier checkpoints are intact."""
+    """A run that cannot continue; earlier checkpoints are intact."""
 
     exit_code = 1
 
 
 @contextmanager
 def placed(where: str) -> Iterator[None]:
-    """Let a BadInput from inside begin with where it came up."""
+    """Prefix a BadInput of the enclosed code with the place `where` it arose."""
     try:
         yield
     except BadInput as bad:
@@ -59,11 +59,11 @@ def placed(where: str) -> Iterator[None]:
         raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
 
 
-_NUM_FIRST = 12  # words to try where none is near
+_NUM_FIRST = 12  # words to suggest if none is similar
 
 
 def did_you_mean(word: str, words: Collection[str], *, most: int = 1) -> str:
-    """Return "did you mean 'x'?" or, with no word near, the first words to try."""
+    """Return "did you mean 'x'?" or, if no word is similar, the first words to try."""
     near = difflib.get_close_matches(word, list(words), n=most)
     named = ", ".join(map(repr, near))
     first = [*list(words)[:_NUM_FIRST], *["..."] * (len(words) > _NUM_FIRST)]

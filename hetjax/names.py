@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that come from files and from peers: which there may be, and where they lead.
+"""Checks names that come from files and peers, and turns them into paths.
 
-Owns the rule for the names of nodes and workers, and the one way from a name to a path.
-Every room may import this file.
+Owns the rule for the names of nodes and workers, and the only way from a name to a
+path. Every room may import this file.
 """
 
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 from hetjax.errors import BadInput
 
 _NODE = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-_HOST = "[/@](?:0|[1-9][0-9]{0,4})"  # after a slash in talk, after an @ in paths
-_TAKEN = ("COMMIT",)  # by what stands beside the workers of a step in a store
+_HOST = "[/@](?:0|[1-9][0-9]{0,4})"  # after a slash in messages, after an @ in paths
+_TAKEN = ("COMMIT",)  # a name beside the workers of a step in a store
 _IS_WORKER = re.compile(f"(?P<node>{_NODE})(?:{_HOST})?")
-_LONGEST_PART = 255  # bytes, of most file systems
+_LONGEST_PART = 255  # bytes, in most file systems
 
 RULE = (
     "a letter or digit, then up to 62 more letters, digits, '.', '_' or '-' (and not "
@@ -36,7 +36,7 @@ class UnsafeName(BadInput):
 
 
 def is_node(name: object) -> bool:
-    """Whether a node may be called so; its only worker then is, too.
+    """Return whether a node, and then its only worker, may have this name.
 
     >>> [is_node(name) for name in ("a100-0", "..", "a/0", "-a", "a" * 64)]
     [True, False, False, False, False]
@@ -45,7 +45,7 @@ def is_node(name: object) -> bool:
 
 
 def is_worker(name: object) -> bool:
-    """Whether a worker may be called so: like its node, or like one of its hosts.
+    """Return whether a worker may have this name: its node's, or that of a host.
 
     >>> [is_worker(name) for name in ("a100-0", "a100-0/12", "a@12", "a/b", "../1")]
     [True, True, True, False, False]
@@ -54,7 +54,7 @@ def is_worker(name: object) -> bool:
 
 
 def _node_of(worker: str) -> str | None:
-    """The node in a worker's name; None if that is no such name."""
+    """Return the node in a worker's name, or None if that is no valid name."""
     found = _IS_WORKER.fullmatch(worker)
     if found is None or found["node"] in _TAKEN:
         return None
@@ -62,7 +62,7 @@ def _node_of(worker: str) -> str | None:
 
 
 def check_relative(name: object) -> None:
-    """Raise UnsafeName unless the name only leads down, part by part."""
+    """Raise UnsafeName unless every part of the name leads down."""
     if not isinstance(name, str):
         raise UnsafeName(f"{str(name)[:80]!r}, which is no name")
     for part in name.split("/"):
@@ -74,16 +74,16 @@ def check_relative(name: object) -> None:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """The path of these names, one below the other, within a folder.
+    """Return the path of these names, one below the other, within a folder.
 
-    Raises UnsafeName where it would be elsewhere, also by way of a symbolic link.
+    Raises UnsafeName if the path leads elsewhere, also by way of a symbolic link.
     """
     for name in names:
         check_relative(name)
     path = folder.joinpath(*names)
     try:
         is_there = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # links that lead in a circle
+    except (OSError, RuntimeError):  # circular links
         is_there = False
     if not is_there:
         raise UnsafeName(f"{path}, which leads out of {folder}")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions, which commands wrap; `import hetjax` finds them by name."""
+"""The public functions that commands wrap; `import hetjax` finds them by name."""

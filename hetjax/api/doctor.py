@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking for what is wrong: `diagnose`; and a measured node table for a cluster file.
+"""Finds problems of machines (`diagnose`), and measures nodes for a cluster file.
 
-Owns the public functions. Does not own the questions and checks (`hetjax/diagnosis/`)
-nor the measuring (`profiling/probe.py`).
+Owns the public functions. Does not own the facts and checks (`hetjax/diagnosis/`) nor
+the measuring (`profiling/probe.py`).
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,19 @@ def diagnose(
     ssh: str | Path | None = None,
     slurm: bool = False,
 ) -> Diagnosis:
-    """Look at this machine, and at what is named: a finding each, problems with a fix.
+    """Check this machine and all that the arguments name; problems come with a fix.
 
-    `cluster` is a cluster file, `run_dir` the directory of a run that is to start,
-    `cloud` a checkpoint store, `endpoint` its server if that is not the provider's,
-    `ports` those that have to be free here, `peers` are
-    other machines, HOST:PORT, where `hetjax doctor --listen PORT` runs. `ssh` is a file
-    of hosts, and `slurm` the job that this process is in: each of their machines is
-    looked at, too, and whether all are alike, reach this one, and see `run_dir`. Every
-    question is given up after some seconds, those to other machines after two minutes;
-    JAX is started in processes of its own. Nothing is left behind.
+    `cluster` is a cluster file, `run_dir` the directory of a run that will start,
+    `cloud` a checkpoint store, and `endpoint` its server if that is not the provider's.
+    `ports` must be free here. `peers` are other machines, each HOST:PORT, on which
+    `hetjax doctor --listen PORT` runs. `ssh` is a file of hosts; `slurm` stands for the
+    nodes of the Slurm job that this process is in. Each of these machines is checked,
+    too: also whether it matches this machine, reaches it, and sees `run_dir`.
 
-    BadInput for a bad file of hosts, and outside of a job.
+    Each check has a timeout of some seconds, each check of another machine one of two
+    minutes. JAX starts in separate processes. Nothing is left behind.
+
+    Raises BadInput for a bad file of hosts, and for `slurm` outside a job.
 
     >>> diagnose(peers=["127.0.0.1:1"]).problems >= 1
     True
@@ -72,7 +73,7 @@ def diagnose(
 def measured_nodes() -> str:
     """Measure each kind of device here, up to 20 s each; return a cluster file's TOML.
 
-    Starts JAX. BadInput if a kind cannot be measured.
+    Starts JAX. Raises BadInput if a kind cannot be measured.
     """
     from hetjax.mesh.accelerators import start_jax  # JAX takes a second
     from hetjax.profiling.found_here import measured_here

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's weights as a folder that transformers loads.
+"""Exports a run's weights as a folder that transformers loads.
 
-Owns where a run's checkpoint is found, and which weights are written. Does not own
-what lies beside them (`written_beside.py`) nor the format
+Owns the search for a run's checkpoint, and which weights to write. Does not own the
+files beside them (`written_beside.py`) nor the format
 (`models/hugging_face/written.py`).
 """
 
@@ -54,7 +54,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written: the step whose weights they are, and their precision."""
+    """The result of an export: the step of the weights, and their precision."""
 
     folder: Path
     step: int
@@ -75,14 +75,16 @@ def export_model(
 ) -> Exported:
     """Write a run's newest checkpoint, its best, or that of a step, as safetensors.
 
-    Of a run with adapters (LoRA) these alone are written, for PEFT, unless they are to
-    be `merged` into the weights that the run began with. With `base` these weights are
-    written into that folder, rounded as the run held them, and the adapters name it.
-    `ema`: the averages of weights in place of the last ones. `dtype` None: as the model
-    had that the run began with, else float32, as adapters are. It takes no more memory
-    than two layers do. `written` is called for each file. BadInput for what is no run,
-    a run without a checkpoint here or in its store, a model that is a function, and a
-    folder that has something in it.
+    For a run with adapters (LoRA) it writes only the adapters, for PEFT, unless they
+    are to be `merged` into the initial weights. `base` is a folder for these initial
+    weights, rounded as the run held them; the adapters then name it as their base.
+    `ema` writes the averages of the weights instead of the last weights. `dtype` None:
+    float32 for adapters, otherwise the precision of the initial model, or float32 if
+    its folder names none. Memory use is at most that of two layers. `written` is called
+    for each file.
+
+    Raises BadInput if there is no run, if it has no checkpoint here or in its store, if
+    its model is a function, or if a folder to write is not empty.
 
     >>> export_model("runs/never", "exported")
     Traceback (most recent call last):
@@ -151,10 +153,12 @@ def weight_reader(
     dtype: np.dtype = _FLOAT32,
     adapted: bool = True,
 ) -> Read:
-    """Return what gives each parameter by its full path: as saved, or as its optimizer
-    says it is evaluated, or its saved average, or as it has been from the beginning,
-    rounded as it was held, with its adapter added unless they are not to be `adapted`.
-    What is computed is in fp32, all else in the dtype."""
+    """Return a function that reads a parameter by its full path.
+
+    A saved parameter has the value at which its optimizer evaluates the model, usually
+    the saved one, or with `ema` its saved average. Any other has its initial value. The
+    function rounds a value as the run held it, and adds the adapter if `adapted`. It
+    computes in fp32; values without computation have the dtype."""
     model = run_model(config)
     _check_same_model(config, model, checkpoint)
     saved_as = AVERAGES if ema else WEIGHTS
@@ -199,9 +203,10 @@ def weight_reader(
 
 
 def _check_same_model(config: RunConfig, model: Model, checkpoint: Checkpoint) -> None:
-    """BadInput for a checkpoint without some of what the run trains of this model.
+    """Raise BadInput if the checkpoint lacks a parameter that the run trains.
 
-    Such is that of a run whose folder has been changed, or had its own head dropped.
+    Causes: the model's folder has changed, or the run had dropped the folder's own
+    head.
     """
     trained = [
         f"{spec.path}.{name}"
@@ -221,7 +226,7 @@ def _check_same_model(config: RunConfig, model: Model, checkpoint: Checkpoint) -
 
 
 def check_averaged(config: RunConfig, ema: bool) -> None:
-    """Raise BadInput where averages are asked for, and the run has none."""
+    """Raise BadInput if averages are requested and the run has none."""
     if ema and not config.optimizer.ema:
         raise BadInput(
             got="--ema, of a run without averages of its weights",
@@ -231,7 +236,7 @@ def check_averaged(config: RunConfig, ema: bool) -> None:
 
 
 def run_config(run_dir: Path) -> RunConfig:
-    """Return the settings of the run in that directory; BadInput if there is none."""
+    """Return the settings of the run in that directory. Raises BadInput without one."""
     previous = rundir.read_previous(run_dir)
     if previous is None:
         raise BadInput(
@@ -239,11 +244,11 @@ def run_config(run_dir: Path) -> RunConfig:
             allowed="the --run-dir of a run",
             fix="give the folder that train was given; presets train in runs/PRESET",
         )
-    return replace(previous.config, run_dir=run_dir)  # it may have been moved
+    return replace(previous.config, run_dir=run_dir)  # in case it was moved
 
 
 def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
-    """The run's sizes, and all fields of a `config.json` of it."""
+    """Return the sizes of the run's model, and all fields of its `config.json`."""
     if is_function(config.model):
         raise BadInput(
             got=f"a run of model {config.model}, which is a function's",
@@ -257,8 +262,8 @@ def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_adapted(config: RunConfig, merged: bool, base: str | Path | None) -> None:
-    """BadInput for what only runs with adapters have; warns of adapters that belong to
-    weights that no folder has."""
+    """Raise BadInput for options that need adapters if the run has none, or for both
+    options. Warn of adapters for weights that no folder holds."""
     asked = {"--merged": merged, "--base": base is not None}
     options = [option for option, is_asked in asked.items() if is_asked]
     if options and not config.lora.rank:
@@ -282,7 +287,7 @@ def _check_adapted(config: RunConfig, merged: bool, base: str | Path | None) -> 
 
 
 def _why_not_alone(config: RunConfig) -> str | None:
-    """Why adapters do not belong to the weights that the run began with, if so."""
+    """Return why the adapters do not fit the weights in `config.init`, or None."""
     if config.init is None:
         return "trained over weights that were drawn from the run's seed"
     if config.lora.frozen is not None:
@@ -315,10 +320,10 @@ def _check_empty(option: str, folder: Path) -> None:
 
 @contextmanager
 def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
-    """Open what is on the disks here, else what the run's store has.
+    """Open a checkpoint on the disks here, otherwise one from the run's store.
 
-    BadInput where there is no complete checkpoint, or none of that step, or for the
-    best one none that was evaluated.
+    Raises BadInput if there is no complete checkpoint, none of that step, or, for the
+    best, none that was evaluated.
     """
     run = rundir.read_identity(config.run_dir)
     storage = checkpoint_storage(config, run)
@@ -330,7 +335,7 @@ def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
         yield Checkpoint.open(directory, found, storage.key(), run)
         return
     with TemporaryDirectory() as scratch:
-        no_leases = shutil.ignore_patterns(LEASES)  # which come and go
+        no_leases = shutil.ignore_patterns(LEASES)  # these appear and vanish
         for root in glob(storage.directory.replace("{worker}", "*")):
             shutil.copytree(
                 root,
@@ -352,7 +357,7 @@ def _fetch_best(
     directory: Path,
     storage: CheckpointStorage,
 ) -> int:
-    """The best step of those here and in the store; it is here afterwards."""
+    """Return the best step, of those here and in the store, and fetch it if need be."""
     key, run = storage.key(), storage.run
     here = steps(directory, key, run)
     stored = [] if store is None else committed_steps(store, run)
@@ -377,7 +382,7 @@ def _best(config: RunConfig, saved: Collection[int]) -> int:
 
 
 def _linked(source: str, target: str) -> None:
-    """Another name for the file where its disk allows that, else a copy."""
+    """Link `target` to the file if the disk allows that, otherwise copy the file."""
     try:
         os.link(source, target)
     except OSError:

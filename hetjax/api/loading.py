@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything else starts from: clusters, models and plans, by name or from files.
+"""Loads clusters, models and plans, by name or from files.
 
 Owns the public names. Does not own the files (`cluster/cluster_files.py`,
 `plans/plan_files.py`), nor the models (`models/presets.py`).
@@ -20,10 +20,10 @@ __all__ = ["discover", "load_cluster", "load_model", "load_plan", "save_plan"]
 
 
 def discover() -> Cluster:
-    """Return the cluster that the devices of this process make; starts JAX.
+    """Return the cluster of the devices that this process sees. Starts JAX.
 
-    A kind that the catalogue lacks is measured, which takes up to 20 seconds the first
-    time; a warning tells what was found.
+    It measures a kind that the catalogue lacks, which takes up to 20 seconds the first
+    time; a warning shows the result.
 
     >>> discover().name
     'local'
@@ -34,7 +34,7 @@ def discover() -> Cluster:
 
 
 def load_model(name: str) -> "Model":
-    """Return the model of that name; BadInput lists the names if there is none.
+    """Return the model of that name. Raises BadInput, with all names, if unknown.
 
     >>> model = load_model("tiny")
     >>> len(model.layers), model.max_seq_len
@@ -46,7 +46,7 @@ def load_model(name: str) -> "Model":
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan file; BadInput says what in it cannot be.
+    """Read a plan file. Raises BadInput, which says what is wrong in it.
 
     >>> load_plan("mine.json")
     Traceback (most recent call last):
@@ -58,7 +58,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file, which `train` and `simulate` take.
+    """Write a plan file for `train` and `simulate`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from hetjax.training.settings.presets import preset

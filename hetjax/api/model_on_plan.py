@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's model on the workers of the run's plan.
+"""Loads a run's model on the workers of the run's plan.
 
-Owns how the workers of a run that is not going on are started, joined and given the
-weights of a checkpoint: each reads its own layers, as a run that resumes does. Nothing
-is written. Does not own what is asked of them (`hetjax/serving/model_on_plan.py`).
+Owns how the workers of a run that is not in progress start, connect and get the weights
+of a checkpoint: each reads its own layers, as in a run that resumes. It writes nothing.
+Does not own the requests to the workers (`hetjax/serving/model_on_plan.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -63,9 +63,9 @@ def on_plan(
 ) -> Iterator[ModelOnPlan]:
     """Start the workers of the run's plan, and give them the weights of a step.
 
-    `doing` gets a line for what takes time. A model that is a function is called only
-    if it is the one that `allow_model_code` names. BadInput where there is no run, one
-    that goes on, no such checkpoint, or where the run's devices are not here.
+    `doing` gets a line for each slow phase. A function is called as the model only if
+    `allow_model_code` names it. Raises BadInput if the run is in progress, if there is
+    no such checkpoint, or if the run's devices are not here.
     """
     previous = rundir.read_previous(run_dir)
     assert previous is not None, run_dir
@@ -93,7 +93,8 @@ def on_plan(
 
 
 def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
-    """The run's devices, which have to be here, and how its workers are started."""
+    """Return the settings, with the launcher, and the run's devices. Raises BadInput if
+    the devices are not here."""
     config = replace(previous.config, run_dir=run_dir)
     preset = Preset(summary="", config=config, cluster=run_dir / rundir.CLUSTER)
     try:
@@ -110,7 +111,7 @@ def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
 def _settings(
     config: RunConfig, hardware: Hardware, previous: Previous, ema: bool
 ) -> dict[str, Any]:
-    """What workers are given; nothing is packed, whatever was in training."""
+    """Return the settings for workers; nothing is packed, even if training packed."""
     cluster = hardware.cluster
     plan = replace(previous.plan, packed=False, predicted=None)
     plan = precise_plan(config, model_of({}, config), cluster, plan)
@@ -120,7 +121,7 @@ def _settings(
 def _work_here(
     config: RunConfig, hardware: Hardware, model: Model, settings: Json
 ) -> ServingWork:
-    """What the worker in this process makes of its settings."""
+    """Return the work of the worker in this process, from its settings."""
     runtime = stages_for(settings)(
         parse_plan(settings["plan"]),
         model,
@@ -138,7 +139,7 @@ def _restored(
     storage: CheckpointStorage,
     asked: AskedStep,
 ) -> int:
-    """Give all workers the weights of a step; return which it is."""
+    """Give all workers the weights of a step; return that step."""
     held = recovery.on_disk(controller.connections, controller.workers, storage, {})
     held += in_store(storage.store(), storage.key())
     held = [one for one in held if is_ours(storage.run, one.run)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a trained model is computed: on devices of this process, or on its run's plan.
+"""Chooses where to compute a trained model: devices of this process, or its run's plan.
 
-Owns which of the two it is where nobody says, and what each is asked for. Does not own
-how layers come onto devices (`hetjax/serving/loaded_model.py`), nor workers of plans
-(`hetjax/api/model_on_plan.py`).
+Owns the default choice, and the interface that both places share. Does not own how
+layers are loaded onto devices (`hetjax/serving/loaded_model.py`), nor the workers of
+plans (`hetjax/api/model_on_plan.py`).
 """
 
 import os
@@ -34,12 +34,12 @@ from hetjax.serving.model_on_plan import ModelOnPlan
 from hetjax.serving.scoring import Scorer, scorer
 
 On = Literal["auto", "plan", "one-device"]
-_BATCH = 8  # windows at once on one device, unless somebody says
+_BATCH = 8  # windows at once on one device, by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsChoice:
-    """Which weights, in what, whether accelerators are left alone, and which function
+    """Which weights to use, in which precision, on which platform, and which function
     may be called as the model."""
 
     step: AskedStep
@@ -50,7 +50,7 @@ class WeightsChoice:
 
 
 class ServingPlace(Protocol):
-    """Where a model is computed; texts are one at a time."""
+    """Where a model is computed; it generates one text at a time."""
 
     @property
     def dtype(self) -> str: ...
@@ -62,7 +62,7 @@ class ServingPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnDevices:
-    """Each layer whole on a device of this process."""
+    """A model whose layers are each whole on one device of this process."""
 
     loaded: LoadedModel
     dtype: str
@@ -79,7 +79,7 @@ class OnDevices:
 
 @dataclass(frozen=True, slots=True)
 class OnPlan:
-    """Each layer where the run's plan has it."""
+    """A model whose layers are where the run's plan puts them."""
 
     used: ModelOnPlan
 
@@ -113,10 +113,10 @@ def placed(
     report_line: Callable[[str], None],
     doing: Callable[[str], None],
 ) -> Iterator[ServingPlace]:
-    """Make the model ready where it is asked for; `report_line` is called with where
-    that is if nobody said.
+    """Make the model ready in the place `on`. If that is "auto", report the choice for
+    a run's model to `report_line`.
 
-    BadInput where the plan is asked for of what has none, or devices have no room.
+    Raises BadInput if `on` is "plan" and there is none, or if the model does not fit.
     """
     if on == "auto":
         on, why = _chosen(source, asked)
@@ -143,7 +143,8 @@ _WORDS = {"plan": "on the run's plan", "one-device": "on one device"}
 def _chosen(
     source: TrainedSource, asked: WeightsChoice
 ) -> tuple[Literal["plan", "one-device"], str]:
-    """One device if the largest accelerator here has room, or there is none."""
+    """Choose one device if the model does not come from a run, if it fits on the
+    largest accelerator here, or if there is no accelerator."""
     if source.run_dir is None:
         return "one-device", "it is no run's"
     here = [] if asked.platform == "cpu" else accelerators_here(os.environ)

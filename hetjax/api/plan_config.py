@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search is given besides model and cluster: one frozen set of choices.
+"""The settings of a search besides model and cluster: one frozen set of choices.
 
 Owns the choices, their help texts (shown by `plan --help`) and those that a preset
 makes. Does not own what they mean together (`planning.py`, `plan_objective.py`).
@@ -21,73 +21,74 @@ _SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """What is planned for, what may be chosen, and what is asked besides."""
+    """What to plan for, what the search may choose, and which questions to answer."""
 
     global_batch: int | None = None
     """Sequences per step, over all replicas; None: the preset's."""
     seq_len: int | None = None
     """Tokens per sequence; None: the preset's."""
     dtype: Dtype | None = None
-    """Precision of computation; best: what every kind of device does best. None: the
-    profile's, the preset's, or best."""
+    """Precision of computation; best: the best that each kind of device has. None: that
+    of the profile or the preset, otherwise best."""
     attention: Attention | None = None
-    """How attention is computed; best: by each kind's own kernel, if it has one. None:
-    the preset's, or best."""
+    """How to compute attention; best: with each kind's own kernel, if it has one. None:
+    as in the preset, otherwise best."""
     objective: Wish = "time"
-    """What to optimise: step time, USD per million tokens (cost), or progress while
-    spot nodes vanish (goodput)."""
+    """What to optimise. time: the step time; cost: USD per million tokens; goodput:
+    the expected progress while spot nodes vanish."""
     max_usd_per_hour: float | None = None
-    """The nodes in use may not cost more than this; each is rented whole."""
+    """Limit on the total price of the nodes in use; each is rented whole."""
     usd_per_kwh: float | None = None
-    """What electricity costs: nodes without a price, or with one of 0, then cost that
-    of their devices."""
+    """Price of electricity. A node without a price, or with a price of 0, then costs
+    the electricity of its devices."""
     deadline_hours: float | None = None
-    """The plan has to get through --tokens in this time."""
+    """Hours in which the plan has to process --tokens."""
     tokens: float | None = None
-    """Tokens of the whole run, as in 300e9: plan says how long they take, and
-    --deadline-hours is for them."""
+    """Tokens of the whole run, 300e9 for instance: plan says how long they take, and
+    --deadline-hours refers to them."""
     recovery_s: float = Objective().recovery_s
-    """For goodput: from the loss of a node to the next step."""
+    """For goodput: seconds from the loss of a node to the next step."""
     checkpoint_every_s: float = Objective().checkpoint_every_s
-    """For goodput: from checkpoint to checkpoint; on average half of it is lost with a
-    node that alone held some layer."""
+    """For goodput: seconds between checkpoints. If a lost node alone held some layer,
+    half of this time is lost on average."""
     node_back_s: float = Objective().node_back_s
-    """For goodput: from the loss of a node until it, or another, is in its place."""
+    """For goodput: seconds from the loss of a node until it, or another, is back."""
     microbatch_sizes: tuple[int, ...] = _SIZES
     """Sequences per microbatch to try, before the split over data."""
     tensor: tuple[int, ...] = _SIZES
-    """Tensor-parallel degrees to try, where model and nodes allow them."""
+    """Tensor-parallel degrees to try, if model and nodes allow them."""
     remat: tuple[Remat, ...] = get_args(Remat)
-    """What backward passes may compute again to save memory."""
+    """What backward passes may recompute to save memory."""
     offload: OffloadChoice = "none"
-    """Where masters and optimizer state are: on the devices (none), on the hosts, which
-    then update them (optimizer), or either, stage by stage (auto)."""
+    """Where to keep float32 weights and optimizer state. none: on the devices;
+    optimizer: on the hosts, which then run the update; auto: whichever is best for each
+    stage."""
     unequal_tensor: bool = False
-    """Let every stage have a tensor degree of its own."""
+    """Allow stages with different tensor-parallel degrees."""
     compare: tuple[str, ...] | None = None
     """Planners to compare with: names, or `none`. By default all, on up to 64 devices;
-    if no name follows, all in any case."""
+    without a name, all on any number of devices."""
     pareto: bool = False
     """Show the best plans by time, by cost and by goodput."""
     what_if: bool = False
-    """Show what one more node of each kind brings, and what one fewer costs."""
+    """Show what one more node of each kind gains, and what one fewer costs."""
     search_s: float | None = None
-    """Seconds for all that is asked; then the best plan so far counts. None: until
-    there is nothing more to try, but so much local search as takes about 5 s. Ctrl-C
-    ends the search at any time, with the best so far."""
+    """Seconds for the search, which then ends with the best plan so far. None: search
+    until there is nothing more to try, with about 5 s of local search. Ctrl-C ends the
+    search at any time, with the best plan so far."""
     search_work: tuple[int, ...] | None = None
-    """Work in place of seconds, as a search with --search-s prints it: the same request
-    then gets that search's plan again, on any machine. One number: its end."""
+    """Amount of work instead of seconds, as a search with --search-s prints it: the
+    same request then gets the same plan, on any machine. One number: the total work."""
     gradient_wire: GradientWire = "float32"
-    """Precision of gradients between workers, as of train."""
+    """Precision of gradients between workers; bfloat16 halves the bytes but rounds."""
     horizon_s: float = 3600.0
-    """With --from: the time within which a move has to pay off."""
+    """With --from: seconds within which a move has to pay off."""
     train: TrainConfig = field(default_factory=TrainConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 def plan_config(preset: Preset | None) -> PlanConfig:
-    """Return what is planned unless somebody asks for something else.
+    """Return the choices of a preset, or the defaults without one.
 
     >>> from hetjax.training.settings.presets import preset
     >>> plan_config(preset("tiny")).global_batch

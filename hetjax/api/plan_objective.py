@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search is to optimise and keep to, from the choices; what money needs.
+"""Derives the objective and the limits of a search from its choices.
 
-Owns that wishes and limits are possible, and the warnings about prices that are not
-known. Does not own prices (`cluster/prices.py`) nor what wishes mean
+Owns the checks of objectives and limits, and the warnings about unknown prices. Does
+not own prices (`cluster/prices.py`) nor the meaning of objectives
 (`planner/model/objectives.py`).
 """
 
@@ -29,9 +29,10 @@ _TELLS_PRICE = (
 
 
 def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
-    """Return what is wished, and its limits.
+    """Return the objective with its limits.
 
-    BadInput for what cannot be, or for money where no price is known.
+    Raises BadInput for invalid choices, and for choices about money if no price is
+    known.
     """
     if config.objective not in get_args(Wish):
         raise BadInput(
@@ -74,12 +75,12 @@ def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
 
 
 def needs_prices(objective: Objective) -> bool:
-    """Say whether plans without a price are of no use."""
+    """Return whether plans without a price are useless."""
     return objective.wish == "cost" or objective.max_usd_per_hour is not None
 
 
 def priced_part(cluster: Cluster, usd_per_kwh: float | None) -> Cluster:
-    """Return the cluster of those nodes that have a price."""
+    """Return the part of the cluster whose nodes have a price."""
     priced = {
         node.name
         for node in cluster.nodes
@@ -99,7 +100,8 @@ def _check_positive(name: str, value: float | None, *, zero: bool = False) -> No
 
 
 def _check_work(config: PlanConfig) -> None:
-    """The work of a search is the numbers of its checks, in order."""
+    """Raise BadInput unless `search_work` has ascending numbers of checks, and comes
+    without `search_s`."""
     work = config.search_work
     if work is None:
         return
@@ -130,7 +132,8 @@ def _check_usd_per_kwh(value: float | None) -> None:
 def _check_prices(
     objective: Objective, cluster: Cluster, usd_per_kwh: float | None
 ) -> None:
-    """A wish about money needs a price of some device."""
+    """Raise BadInput if the objective needs prices and no node has one; warn of kinds
+    without a price."""
     asked = None
     if usd_per_kwh is not None:
         asked = f"{option('usd_per_kwh')} {usd_per_kwh:g}"
@@ -158,7 +161,7 @@ def _check_prices(
 
 
 def _warn_of_prices(asked: str, cluster: Cluster, unknown: list[str]) -> None:
-    """Name the kinds that have no price, or none for spot nodes."""
+    """Warn of kinds without a price, and of spot nodes without a spot price."""
     on_demand = sorted({n.device for n in cluster.nodes if is_priced_on_demand(n)})
     if unknown:
         warnings.warn(
@@ -175,7 +178,7 @@ def _warn_of_prices(asked: str, cluster: Cluster, unknown: list[str]) -> None:
 
 
 def _warn_of_watts(asked: str, cluster: Cluster) -> None:
-    """Name the kinds whose electricity is to count and is not known."""
+    """Warn of kinds whose electricity should count but whose watts are unknown."""
     unknown = {
         node.device
         for node in cluster.nodes

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding plans: `find_plan` and `compare_planners`.
+"""Finds plans: `find_plan` and `compare_planners`.
 
-Owns what must hold between the choices of a search, where model, cluster and times come
-from, how a search ends early, and that it shows how it goes. Does not own the choices
+Owns the checks between the choices of a search, the sources of model, cluster and
+times, the early end of a search, and its progress display. Does not own the choices
 (`plan_config.py`), the objective (`plan_objective.py`), the searches
-(`planner/search/comparison.py`) nor what is shown (`report/found.py`).
+(`planner/search/comparison.py`) nor how results are shown (`report/found.py`).
 """
 
 import math
@@ -71,22 +71,24 @@ def find_plan(
     quiet: bool = False,
     **choices: Any,
 ) -> FoundPlan:
-    """Find the best plan for a cluster, and how much better any could be.
+    """Find the best plan for a cluster, and a bound on how much better any plan can be.
 
-    What is not given is the preset's; without a preset, `model`, `global_batch` and
-    `seq_len` are required. `cluster` is a cluster, a file or a name; by default the
-    preset's, or the devices that are here. `profile` is a file of measured times,
-    `compiled` one of what the compiler said of a run's memory, `calibration` one of
-    what a run measured of its steps; without it counts what earlier runs have taught
-    (`docs/sure.md`), with "none" nothing does.
-    `current` is the plan that runs now, from which a move has to pay off; a function
-    that its file names as the model is called only if it is the one that
-    `allow_model_code` names. `choices` are
-    the fields of `PlanConfig`: `objective="cost"`, `search_s=30`,
-    `microbatch_sizes=(1, 2)` and so on. Ctrl-C ends the search with the best plan so
-    far.
+    The preset gives everything that you leave out; without a preset, `model`,
+    `global_batch` and `seq_len` are required. `cluster` is a cluster, a file or a name;
+    by default the preset's cluster, or the devices found here.
 
-    BadInput for what cannot be, NoFeasiblePlan where nothing fits.
+    `profile` is a file of measured times, `compiled` a file of the memory that the
+    compiler reported for a run, and `calibration` a file of what a run measured of its
+    steps. Without `calibration` the search uses what earlier runs measured
+    (`docs/sure.md`); with "none" it uses no measured steps.
+
+    `current` is the plan that runs now; a move away from it has to pay off. If its file
+    names a function as the model, `allow_model_code` has to name the same function, or
+    it is not called. `choices` are the fields of `PlanConfig`: `objective="cost"`,
+    `search_s=30`, `microbatch_sizes=(1, 2)` and so on. Ctrl-C ends the search with the
+    best plan so far.
+
+    Raises BadInput for invalid arguments, NoFeasiblePlan if no plan fits.
 
     >>> from hetjax.cluster.cluster import Node
     >>> nodes = tuple(Node(name=d, device=d, count=1) for d in ("L4", "H20"))
@@ -120,7 +122,7 @@ def find_plan(
 def compare_planners(
     preset: str | None = None, *, compare: tuple[str, ...] | None = (), **given: Any
 ) -> ComparedPlanners:
-    """Plan, also as other planners would, and judge all plans by the same simulator.
+    """Plan with hetjax and with other planners; judge all plans by one simulator.
 
     Arguments are those of `find_plan`; `compare` names the other planners, by default
     all of them.
@@ -144,9 +146,10 @@ def _found(
     config: PlanConfig,
     quiet: bool,
 ) -> FoundPlan:
-    """Search until there is nothing more to try, or the end; say what ended it.
+    """Search until there is nothing more to try or a limit is reached; say which.
 
-    BadInput if no plan was found in the time, KeyboardInterrupt if by Ctrl-C.
+    Raises BadInput if the limit came before a first plan, KeyboardInterrupt if Ctrl-C
+    did.
     """
     limit_s, work = config.search_s, config.search_work or ()
     with working("planning", quiet=quiet) as progress:
@@ -192,7 +195,7 @@ def _nothing_found(search_s: float, work: tuple[int, ...]) -> BadInput:
 
 @contextmanager
 def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
-    """Let the first SIGINT end the search; the second does as one did before."""
+    """Let the first SIGINT end the search; later ones reach the previous handler."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         limit.stop()
@@ -200,7 +203,7 @@ def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
         say_at_once("ending with the best plan so far; Ctrl-C again: at once")
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not its business
+        yield  # only the main thread can set signal handlers
         return
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -216,8 +219,8 @@ def _model(
     where: str,
     allow_model_code: str | None,
 ) -> Model | None:
-    """Return the model that is given, else the preset's, else that of the plan of now;
-    BadInput if the plan of now is for another one."""
+    """Return the given model, otherwise the preset's, otherwise that of the plan `now`.
+    Raises BadInput if `now` is for another model."""
     typed = _first(given, preset and preset.config.model)
     if typed is None:
         return now and model_of_plan(now, where, allow_model_code)
@@ -237,9 +240,9 @@ def _request(
     path: Path | None,
     now: Plan | None,
 ) -> PlanRequest:
-    """Return what is to be planned; what nobody says is as in the plan of now.
+    """Return the request; the plan `now` gives a missing batch and sequence length.
 
-    BadInput if something is missing, or does not go together.
+    Raises BadInput if something is missing, or does not fit together.
     """
     global_batch = _first(config.global_batch, now and now.global_batch)
     seq_len = _first(config.seq_len, now and now.seq_len)
@@ -303,7 +306,8 @@ def _not_given(**values: object) -> BadInput:
 
 
 def _questions(config: PlanConfig, now: Plan | None, given: str) -> Questions:
-    """Return what is asked besides the best plan; `given` is how `now` was."""
+    """Return the questions besides the best plan; `given` is the option that named
+    `now`."""
     names = config.compare
     if names == ():
         names = tuple(BASELINES)

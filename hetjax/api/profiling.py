@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring a model's layers: `measure_profile`.
+"""Measures a model's layers: `measure_profile`.
 
-Owns the public function, and the step that is predicted with and without a profile to
-say how much surer predictions are by it. Does not own the choices
-(`training/settings/presets.py`), the measuring (`hetjax/profiling/`) nor the words.
+Owns the public function, and the step that it predicts with and without a profile to
+show how much the profile narrows predictions. Does not own the choices
+(`training/settings/presets.py`), the measuring (`hetjax/profiling/`) nor the wording.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from hetjax.training.layout.hardware import choose_hardware
 from hetjax.training.settings.presets import Preset, profile_config
 from hetjax.training.settings.presets import preset as preset_of
 
-_ROOMY_GIB = 2.0**20  # a step is predicted though the whole model may not fit
+_ROOMY_GIB = 2.0**20  # predict a step even if the whole model does not fit
 
 
 def measure_profile(
@@ -43,15 +43,16 @@ def measure_profile(
     quiet: bool = False,
     **choices: Any,
 ) -> MeasuredProfile:
-    """Time the layers of a preset's model on what is here, and the links between.
+    """Time the layers of a preset's model on the devices here, and their links.
 
-    Writes a profile to `output`, which `find_plan` and `simulate_plan` take; what is in
-    the file already is kept and not measured again. `choices` are the other fields of
+    Writes a profile to `output`, for `find_plan` and `simulate_plan`. Times that the
+    file already has are kept and not measured again. `choices` are the other fields of
     `ProfileConfig`, such as `microbatch_sizes=(1, 2)`; by default they are what the
-    preset's plan needs. With `sailor`, a file of Sailor's layer times of the model on a
-    kind of `device`, nothing is measured: these are written. Progress is shown on
-    standard output, or on standard error if `quiet`. BadInput if something cannot be
-    measured, before anything is.
+    preset's plan needs. `sailor` is a file of Sailor's layer times of the model on one
+    kind of `device`; the profile then takes these, and nothing is measured. Progress
+    goes to standard output, or to standard error if `quiet`.
+
+    Raises BadInput if something cannot be measured, before it measures anything.
 
     >>> measure_profile("tiny", tensor=(3,), output="p.json")
     Traceback (most recent call last):
@@ -80,7 +81,7 @@ def measure_profile(
 def measure_model(
     config: ProfileConfig, preset: Preset, model: Model, *, quiet: bool = False
 ) -> Profile:
-    """The same of a model on the preset's hardware, updated by its optimizer."""
+    """Measure a model on the preset's hardware, with the preset's optimizer."""
     check_choices(config, model)
     run = replace(
         preset.config,
@@ -93,8 +94,8 @@ def measure_model(
 
 
 def narrowing_lines(profile: Profile, path: Path, model: Model) -> Iterator[str]:
-    """Yield how much surer predictions are by a profile, for each kind of device whose
-    steps can be predicted without it, too."""
+    """Yield a line on how much a profile narrows predictions, for each kind of device
+    whose steps can also be predicted without it."""
     for kind in sorted(profile.devices):
         first = next(m for m in profile.measurements if m.device == kind)
         with suppress(BadInput):  # the catalogue does not describe it
@@ -108,7 +109,8 @@ def narrowing_lines(profile: Profile, path: Path, model: Model) -> Iterator[str]
 def _interval(
     first: Measurement, profile: Profile, model: Model, file: Path | None
 ) -> CredibleInterval:
-    """That of a step of one microbatch on as many devices as it was timed on."""
+    """Return the interval of a step of one microbatch, on as many devices as `first`
+    was timed on."""
     node = Node(
         name="alone", device=first.device, count=first.tensor, memory_gib=_ROOMY_GIB
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Racing planners against each other: `race_planners`.
+"""Races planners against each other: `race_planners`.
 
-Owns where model and cluster come from, the limit of time, and the order of the result.
-Does not own who takes part (`planner/search/contest.py`) nor what is shown
-(`report/race/race.py`, `report/race/race_view.py`).
+Owns the sources of model and cluster, the time limit, and the order of the result.
+Does not own the list of planners (`planner/search/contest.py`) nor how the race is
+shown (`report/race/race.py`, `report/race/race_view.py`).
 """
 
 import math
@@ -30,13 +30,14 @@ def race_planners(
     search_s: float | None = None,
     view: RaceView = QUIET,
 ) -> Race:
-    """Let every planner plan the same, and judge all plans by the same simulator.
+    """Give every planner the same request, and judge all plans by one simulator.
 
-    All together may take `search_s`, without which each ends by itself. They choose
-    from what `find_plan` does by default, and every device computes in
-    what it does best. The `view` shows who is planning.
+    `search_s` limits all planners together; without it each runs to its own end. They
+    have the default choices of `find_plan`, and every device computes in its best
+    precision. The `view` shows which planner is running.
 
-    BadInput for what cannot be, NoFeasiblePlan where nobody finds a plan that fits.
+    Raises BadInput for invalid arguments, NoFeasiblePlan if no planner finds a plan
+    that fits.
 
     >>> from hetjax.cluster.cluster import Node
     >>> nodes = tuple(Node(name=d, device=d, count=1) for d in ("L4", "H20"))
@@ -66,7 +67,7 @@ def race_planners(
 
 
 def _why_no_plan(entries: list[RaceEntry], search_s: float | None) -> Exception:
-    """What hetjax has to say of it, or that there was no time."""
+    """Return hetjax's error, or one that says that the time was too short."""
     why = entries[-1].judged
     if search_s is None or isinstance(why, NoFeasiblePlan):
         assert isinstance(why, NoFeasiblePlan)

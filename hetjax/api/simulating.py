@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicting a step of a plan before it runs: `simulate_plan`.
+"""Predicts a step of a plan before it runs: `simulate_plan`.
 
-Owns where plan, model, cluster and times come from, and that they fit together. Does
-not own the costs (`planner/model/costing.py`), what is shown (`report/prediction.py`)
-nor the simulation (`schedule/`).
+Owns the sources of plan, model, cluster and times, and the check that they fit
+together. Does not own the costs (`planner/model/costing.py`), the display
+(`report/prediction.py`) nor the simulation (`schedule/`).
 """
 
 import warnings
@@ -66,9 +66,9 @@ from hetjax.training.settings.presets import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Subject:
-    """What is simulated: a valid plan with its model, on a cluster.
+    """A valid plan to simulate, with its model and its cluster.
 
-    The optimizer's `init` is that of training, where a preset tells.
+    If a preset names the optimizer, `init` is that of training.
     """
 
     plan: Plan
@@ -94,22 +94,25 @@ def simulate_plan(
     lora: LoraConfig = WITHOUT_ADAPTERS,
     quiet: bool = False,
 ) -> SimulatedStep:
-    """Simulate one step of a plan, of a plan file, or of what a preset trains with.
+    """Simulate one step of a plan, of a plan file, or of the plan of a preset.
 
-    The model is the plan's unless another is given, with a warning if its layers or
-    shapes are others; a function that a plan file names is called only if it is the one
-    that `allow_model_code` names. `cluster` is a cluster, a file or a
-    name, by default the preset's, or the devices that are here. Times come from the
-    file `profile`, or are estimated; what the compiler said of a run's memory from the
-    file `compiled`, what it measured of its steps from `calibration`; without it
-    counts what earlier runs have taught, with "none" nothing does. `dtype` is the
-    precision of computation ("best": what every kind of device does best) and
-    `attention` its form, both of stages that do not say theirs, `schedule` another
-    schedule than the plan's, `gradient_wire` what workers send gradients in. `train`
-    and `lora` say what of the model is trained.
+    The model is the plan's, unless you give another; a warning says if its layers or
+    shapes differ. If a plan file names a function as the model, `allow_model_code` has
+    to name the same function, or it is not called. `cluster` is a cluster, a file or a
+    name; by default the preset's cluster, or the devices found here.
 
-    BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
-    memory than there is.
+    Times come from the file `profile`, or are estimated. `compiled` is a file of the
+    memory that the compiler reported for a run, `calibration` a file of what a run
+    measured of its steps. Without `calibration` the simulation uses what earlier runs
+    measured; with "none" it uses no measured steps.
+
+    `dtype` is the precision of computation ("best": the best that each kind of device
+    has) and `attention` the form of attention; both apply to stages that do not name
+    their own. `schedule` replaces the plan's schedule. `gradient_wire` is the precision
+    of gradients between workers. `train` and `lora` say what of the model is trained.
+
+    Raises BadInput for arguments that do not fit together, NoFeasiblePlan for a plan
+    that needs more memory than there is.
 
     >>> step = simulate_plan("tiny", quiet=True)
     >>> step.plan.schedule, step.tokens_per_s == 48 * 64 / step.step_time_s
@@ -156,7 +159,7 @@ def simulate_plan(
 
 
 def _check_asked(asked: Dtype | None, plan: Plan) -> None:
-    """Raise BadInput for --dtype with a plan whose stages say another precision."""
+    """Raise BadInput for --dtype with a plan whose stages name another precision."""
     for r, s, stage in plan.stages():
         if asked not in (None, "best") and stage.precision not in (None, asked):
             raise BadInput(
@@ -224,7 +227,7 @@ def _simulated(
 
 
 def _read(given: Plan | str | Path) -> tuple[Plan, str]:
-    """The plan, and what it is called."""
+    """Return the plan, and its name for error messages."""
     if isinstance(given, Plan):
         return given, "the plan"
     check_plan_or_preset(str(given))
@@ -234,7 +237,7 @@ def _read(given: Plan | str | Path) -> tuple[Plan, str]:
 def _of_plan(
     plan: Plan, where: str, model: Model, cluster: Cluster | str | Path | None
 ) -> _Subject:
-    """Check that what is given fits together."""
+    """Return the subject of a given plan. Raises BadInput if its parts do not fit."""
     there = cluster_of(cluster)
     plan = replace(plan, model=model.name, fingerprint=fingerprint(model))
     check_plan(plan, model, there, where)
@@ -247,7 +250,7 @@ def _of_preset(
     cluster: Cluster | str | Path | None,
     report_line: Callable[[str], None],
 ) -> _Subject:
-    """Take the preset's plan, else plan with the times that are simulated with."""
+    """Take the preset's plan, otherwise plan with the times of the simulation."""
     config = chosen.config
     there = cluster_of(cluster or chosen.cluster)
     config = replace(config, model=found.name)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model from Python: `TrainedModel`.
+"""Uses a trained model from Python: `TrainedModel`.
 
-Owns what its methods ask of `hetjax/serving/`. Does not own where models are found
-(`trained_sources.py`) and computed (`model_places.py`), nor how texts are made and
-judged.
+Owns the methods' calls to `hetjax/serving/`. Does not own where models are found
+(`trained_sources.py`) and computed (`model_places.py`), nor how texts are generated and
+scored.
 """
 
 from collections.abc import Callable
@@ -30,18 +30,18 @@ from hetjax.serving.sampling import Sampling
 from hetjax.serving.scoring import Scorer
 from hetjax.serving.text_score import TextScore, score_text
 
-LONGEST_WINDOW = 2048  # tokens, unless another length is asked for
+LONGEST_WINDOW = 2048  # tokens, by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What a model went on with, and why it ended there.
+    """A generated text, and why it ended.
 
     `reason`: "end" (a token that ends a text or a turn), "stop" (the stop text),
-    "tokens" (as many as were asked for) or "max_seq_len" (as many as the model takes).
-    `tokens` are all that were chosen, the one that ends the text included. `first_s` is
-    the time to the first token; `tokens_per_s` counts from the second on, by when all
-    programs are compiled.
+    "tokens" (the requested number) or "max_seq_len" (as many as the model takes).
+    `tokens` are all that were sampled, including the one that ends the text. `first_s`
+    is the time to the first token. `tokens_per_s` counts from the second token on, when
+    all programs are compiled.
     """
 
     text: str
@@ -53,19 +53,22 @@ class Sampled:
 
 
 class TrainedModel:
-    """A model to use: of a run's newest checkpoint, or of a Hugging Face folder.
+    """A model to use, from a run's newest checkpoint or a Hugging Face folder.
 
-    `on` "plan": the devices of a run's plan compute it, as they did in training; then
-    `close` it, or use it in `with`. "one-device": it is on one device if that has room,
-    else its layers follow each other over the devices of this process. "auto": on one
-    device of this machine if that has room, else, if it is a run's, on the plan;
-    `report_line` gets which, and why. `step` "best": of a run's checkpoint of the
-    lowest validation loss. `ema`: the averages of a run's weights. `dtype` is what
-    weights are read and computed in; "best": what the device does best. Experts turn no
-    token away, also those that did so in training. A run's model that is a function is
-    called only if it is the one that `allow_model_code` names. BadInput for a folder
-    without a model or a tokenizer, a run without a checkpoint, and devices without
-    room.
+    `on` selects where to compute. "plan": the devices of the run's plan, as in
+    training; `close` the model afterwards, or use it in `with`. "one-device": one
+    device if the model fits, otherwise whole layers follow each other over the devices
+    of this process. "auto": one device of this machine if the model fits, otherwise the
+    run's plan, if there is one; `report_line` gets the choice and the reason.
+
+    `step` "best" takes the run's checkpoint with the lowest validation loss, `ema` the
+    averages of its weights. `dtype` is the precision of weights and computation;
+    "best": the best that the device has. Experts drop no tokens, even if they did in
+    training. If a run names a function as the model, `allow_model_code` has to name the
+    same function, or it is not called.
+
+    Raises BadInput for a folder without a model or a tokenizer, for a run without a
+    checkpoint, and for devices that are too small.
 
     >>> TrainedModel("runs/never")
     Traceback (most recent call last):
@@ -103,7 +106,7 @@ class TrainedModel:
         )
 
     def close(self) -> None:
-        """End the workers that it has, if any; it is of no more use."""
+        """End the workers of the model, if any. It cannot be used afterwards."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -114,7 +117,7 @@ class TrainedModel:
 
     @property
     def dtype(self) -> str:
-        """What it is computed in."""
+        """The precision of computation."""
         return self._place.dtype
 
     def sample(
@@ -130,11 +133,11 @@ class TrainedModel:
         chat: bool = False,
         said: Callable[[str], None] = lambda piece: None,
     ) -> Sampled:
-        """Return what the model goes on with after the prompt; `said` gets the pieces.
+        """Generate the text after the prompt; `said` gets each piece as it comes.
 
-        The same seed gives the same text. With `chat` the prompt is what a user says,
-        in the model's chat template. The text ends before `stop`. BadInput for a prompt
-        that is longer than the model takes.
+        The same seed gives the same text. With `chat` the prompt is a user's message,
+        in the model's chat template. The text ends before `stop`. Raises BadInput for a
+        prompt that is longer than the model takes.
         """
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
@@ -190,13 +193,13 @@ class TrainedModel:
     ) -> TextScore:
         """Return how well the model predicts a file of text or rows, or a folder.
 
-        `format` is that of the rows, None what their fields say.
+        `format` is the format of the rows; None: recognised from their fields.
 
         Windows have `window` tokens (None: as many as the model takes, up to 2,048) and
-        begin `stride` tokens apart (None: so many that they do not overlap). A token
-        counts once, by the window in which most is before it. Of a document all tokens
-        of its text count; of a prompt with its completion and of conversations those
-        that training learns.
+        begin `stride` tokens apart (None: windows do not overlap). Each token counts
+        once, in the window that gives it the most context. In a document all tokens of
+        its text count; in a prompt with its completion and in conversations, those that
+        training learns.
         """
         length = self._length(window)
         stride = _within("stride", length if stride is None else stride, length)
@@ -227,11 +230,11 @@ class TrainedModel:
         batch_size: int | None = None,
         scored: Callable[[int, int], None] = lambda done, of: None,
     ) -> ChoiceScore:
-        """Return how many multiple-choice questions of a JSONL file it answers right.
+        """Return how many multiple-choice questions of a JSONL file the model solves.
 
         A row is `{"context": ..., "choices": [...], "gold": index}`, or has "query" and
-        "answer" for "context" and "gold". The `delimiter` is put before each choice.
-        Contexts that are too long for a window are cut at their beginning.
+        "answer" for "context" and "gold". The `delimiter` precedes each choice. A
+        context that is too long for a window loses its beginning.
         """
         return score_choices(
             self._scorer(batch_size),
@@ -256,7 +259,7 @@ class TrainedModel:
         return _within("window", longest if window is None else window, most)
 
     def _turn(self, prompt: str) -> list[int]:
-        """What a user says and the model's turn, which it has to write."""
+        """Return the tokens of a user's message and the start of the model's turn."""
         messages = [{"role": "user", "content": prompt}]
         try:
             text = self._template.render(messages, add_generation_prompt=True)
@@ -283,7 +286,7 @@ class TrainedModel:
 
 
 class _Clock:
-    """When tokens came."""
+    """The times at which tokens arrived."""
 
     def __init__(self) -> None:
         self._start_s = perf_counter()
@@ -299,7 +302,7 @@ class _Clock:
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the second, by when all is compiled; 0 of none."""
+        """Tokens per second after the second token, when all is compiled; 0 if none."""
         later_s = self._times_s[1:]
         took_s = later_s[-1] - later_s[0] if later_s else 0.0
         return (len(later_s) - 1) / took_s if took_s else 0.0

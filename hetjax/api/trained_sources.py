@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a trained model is: in a run's newest checkpoint, or in a Hugging Face folder.
+"""Finds a trained model: in a run's newest checkpoint, or in a Hugging Face folder.
 
-Owns how one is distinguished from the other, and which tokenizer, chat template and
-tokens that end a text go with it. Does not own reading checkpoints (`exporting.py`) nor
-folders (`models/hugging_face/`).
+Owns how to tell one from the other, and the tokenizer, chat template and end tokens
+that belong to the model. Does not own reading checkpoints (`exporting.py`) nor folders
+(`models/hugging_face/`).
 """
 
 from collections.abc import Callable, Iterator
@@ -41,14 +41,15 @@ from hetjax.serving.loaded_model import Read
 from hetjax.training.directory.rundir import PLAN
 
 _ENDS = "eos_token_id"
-_SAID = "hetjax"  # by an assistant, to see what the template puts after it
+_SAID = "hetjax"  # an assistant's message, to see what the template puts after it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedSource:
-    """A model with its tokenizer; `reading` gives its weights in a dtype while open.
+    """A model with its tokenizer; `reading` opens its weights in a dtype.
 
-    `ends` are tokens after which a text is over. `run_dir` is there if it is a run's.
+    `ends` are the tokens that end a text. `run_dir` is None unless a run trained the
+    model.
     """
 
     model: Model
@@ -60,7 +61,7 @@ class TrainedSource:
 
     @property
     def num_words(self) -> int:
-        """Rows of the model that are some token's."""
+        """The number of the model's vocabulary rows that stand for a token."""
         known = self.ids.core.get_vocab(with_added_tokens=True)
         return min(self.model.vocab_size, max(known.values()) + 1)
 
@@ -74,10 +75,10 @@ def find_trained(
 ) -> TrainedSource:
     """Find the model of a run directory, of a folder, or of a name on the hub.
 
-    `step` None: a run's newest checkpoint; "best": that of the lowest validation loss.
-    `ema`: the averages of its weights. A run's model that is a function is called only
-    if it is the one that `allow_model_code` names. BadInput for what is neither, and
-    for a folder without a tokenizer.
+    `step` None: a run's newest checkpoint; "best": the one with the lowest validation
+    loss. `ema`: the averages of its weights. A run's model that is a function is called
+    only if `allow_model_code` names it. Raises BadInput for any other `name`, and for a
+    folder without a tokenizer.
     """
     path = Path(name).expanduser()
     if (path / PLAN).exists():
@@ -146,7 +147,8 @@ def _of_folder(folder: Path) -> TrainedSource:
 
 
 def _tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
-    """Of a model, or our own, which has nothing beside it."""
+    """Return a model's tokenizer and chat template, or one that hetjax trained, which
+    has no template. Raises BadInput if there is none."""
     if not (folder / TOKENIZER).is_file():
         raise BadInput(
             got=f"{str(folder)!r} without {TOKENIZER}",
@@ -159,7 +161,7 @@ def _tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
 
 
 def _ends_named_by(folder: Path) -> set[int]:
-    """By the model's generation settings, else by its config."""
+    """Return the end tokens of the generation settings, otherwise of the config."""
     for name in (GENERATION, CONFIG):
         if (folder / name).is_file():
             ends = _ends_in(folder / name)
@@ -169,7 +171,7 @@ def _ends_named_by(folder: Path) -> set[int]:
 
 
 def _ends_in(file: Path) -> int | list[int] | None:
-    """The tokens that end a text, or nothing said; BadInput for what cannot be."""
+    """Return the end tokens in a file, or None. Raises BadInput for invalid ones."""
     try:
         settings = as_kind(json_value(read_text(file)), "a table", where=str(file))
     except ValueError:
@@ -195,7 +197,7 @@ def _bad_settings(got: str) -> BadInput:
 
 
 def turn_ends(template: ChatTemplate, ids: Tokenizer) -> set[int]:
-    """Return the special token, if any, that follows what an assistant says."""
+    """Return the special token, if any, that follows an assistant's message."""
     messages = [
         {"role": "user", "content": _SAID},
         {"role": ASSISTANT, "content": _SAID},

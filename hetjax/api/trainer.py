@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training from Python: `Trainer`.
+"""Trains from Python: `Trainer`.
 
-Owns the settings that it starts from, and that a run stays open between calls. Does not
-own the run (`training/session.py`), which is that of `python -m hetjax.train`.
+Owns the initial settings, and keeps a run open between calls. Does not own the run
+(`training/session.py`), which is the same as in `python -m hetjax.train`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,25 +39,25 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """A run of training, in its directory: new, or what was there goes on.
+    """A training run in its directory: a new run, or the one there, resumed.
 
     `config` is a preset's name or a `RunConfig`. Keywords change its settings, groups
     by mappings: `Trainer("tiny", steps=20, optimizer={"learning_rate": 1e-3})`.
     `cluster` and `plan` are values, or files or names as in `--cluster` and `--plan`.
-    `observers` look on: objects or classes of `hetjax.Observer`, functions that give
-    one, or names as in `--observer`. `reprovision` is a command that asks for machines,
-    as in `--reprovision`. Neither is a setting of the run: both are given again when it
-    resumes.
+    `observers` are objects or classes of `hetjax.Observer`, functions that return one,
+    or names as in `--observer`. `reprovision` is a command that requests machines, as
+    in `--reprovision`. Neither is a setting of the run: give both again when you resume
+    it.
 
-    Devices and workers are there from the first use of the state until `close`, or the
-    end of `with`; until then no other process can use the run directory. State is saved
-    at the end of each `fit`. The cluster of a preset, or one with `simulate=True`, is
-    simulated by CPU devices of this process if JAX does not run here yet, and else by
-    workers in processes of their own (`launcher="processes"`).
+    The trainer holds devices and workers from the first use of the state until `close`,
+    or the end of `with`; until then no other process can use the run directory. Each
+    `fit` saves the state at its end. The cluster of a preset, or one with
+    `simulate=True`, is simulated: by CPU devices of this process if JAX does not run
+    here yet, otherwise by worker processes (`launcher="processes"`).
 
-    All methods raise BadInput for what cannot be, before anything is written,
-    NoFeasiblePlan where no plan fits, and RunFailed where training cannot go on; after
-    any of them, the next call goes on from the last checkpoint.
+    All methods raise BadInput for invalid arguments, before anything is written,
+    NoFeasiblePlan if no plan fits, and RunFailed if training cannot continue. After any
+    of these errors, the next call continues from the last checkpoint.
 
     >>> Trainer("tiny", stepz=20)
     Traceback (most recent call last):
@@ -97,10 +97,10 @@ class Trainer:
         self._session: Session | None = None
 
     def fit(self, steps: int | None = None) -> Self:
-        """Train for so many steps, or to the last of `config.steps`; save the state.
+        """Train for `steps` steps, or until `config.steps`; save the state.
 
-        May be called again, and goes on then. An interrupt (Ctrl-C, the kernel's stop
-        button) ends it after the step under way; a second one at once, unsaved.
+        A further call continues. An interrupt (Ctrl-C, the kernel's stop button) ends
+        training after the current step; a second one ends it at once, without saving.
 
         >>> Trainer("tiny").fit(steps=0)
         Traceback (most recent call last):
@@ -112,9 +112,9 @@ class Trainer:
         return self
 
     def evaluate(self) -> Mapping[str, Any]:
-        """Return the validation loss of the state: a line of `metrics`.
+        """Return the validation loss of the current state, as a line of `metrics`.
 
-        It has `step`, `val_loss` (nats per token) and `val_bits_per_byte`, and is
+        The line has `step`, `val_loss` (nats per token) and `val_bits_per_byte`. It is
         written once per step.
         """
         return self._call(lambda session, shown: session.evaluate(shown))
@@ -126,10 +126,9 @@ class Trainer:
         num_tokens: int | None = None,
         temperature: float | None = None,
     ) -> str:
-        """Return the prompt and what the model goes on with.
+        """Return the prompt and the text that the model generates after it.
 
-        What is not given is as in `config.evaluation`. The same state gives the same
-        text.
+        Defaults are those of `config.evaluation`. The same state gives the same text.
         """
         given = {
             "prompt": prompt,
@@ -148,8 +147,8 @@ class Trainer:
     def metrics(self) -> Metrics:
         """The lines of `metrics.jsonl` so far: a list of dicts, by step.
 
-        It is a list whether pandas is installed or not; `metrics.frame()` is the same
-        as a DataFrame, where it is.
+        This does not need pandas. With pandas, `metrics.frame()` is the same as a
+        DataFrame.
 
         >>> Trainer("tiny", run_dir="runs/never").metrics
         []
@@ -167,22 +166,22 @@ class Trainer:
 
     @property
     def workers(self) -> Mapping[str, int]:
-        """Process ids by worker, of those on this machine; starts them if need be.
+        """The process id of each worker on this machine; starts workers if necessary.
 
-        Without worker processes that is this process.
+        Without worker processes it is the id of this process.
         """
         return self._call(lambda session, shown: session.workers(shown))
 
     @property
     def plan(self) -> Plan:
-        """The plan that is followed; it changes when nodes come and go."""
+        """The current plan; it changes when nodes come and go."""
         return self._call(lambda session, shown: session.plan(shown))
 
     def report(self) -> RunReport:
-        """Return what the run directory says so far, as a page that shows itself.
+        """Return a report on the run directory so far, a page that displays itself.
 
-        `trainer.report().save("report.html")` writes it; the same is in the run
-        directory after each `fit`. `hetjax.report_of` does this for any run directory.
+        `trainer.report().save("report.html")` writes it. Each `fit` also writes it to
+        the run directory. `hetjax.report_of` does this for any run directory.
 
         >>> Trainer("tiny", run_dir="runs/never").report()
         Traceback (most recent call last):
@@ -194,7 +193,7 @@ class Trainer:
         return report_of(run_dir, allow_model_code=model)
 
     def close(self) -> None:
-        """End workers, finish what is being written, and let the run directory go."""
+        """End workers, finish pending writes, and unlock the run directory."""
         self._close(None)
 
     def __enter__(self) -> Self:
@@ -207,9 +206,9 @@ class Trainer:
         return f"Trainer({self.config.model!r}, run_dir={str(self.config.run_dir)!r})"
 
     def _call(self, act: Callable[[Session, Display], T]) -> T:
-        """Act on the run, which is open from the first time on, and show how it goes.
+        """Act on the run and show the progress. The first call opens the run.
 
-        After an error it is not: what is in memory may be anything.
+        An error closes it, because the state in memory may then be invalid.
         """
         try:
             session = self._session or self._open()
@@ -223,7 +222,7 @@ class Trainer:
         return display(self.config.steps, self.config.run_dir / rundir.LOG)
 
     def _open(self) -> Session:
-        """Hold the run directory until `close`, or as long as there is a trainer."""
+        """Open the run, and lock its directory until `close` or the trainer's end."""
         config = self.config
         is_alone = not LAUNCHERS[config.launcher].has_worker_processes
         if is_alone and not has_room(config, self._preset, self._cluster):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exported folder has beside its weights: tokenizer and generation settings.
+"""Writes tokenizer and generation settings into an exported folder.
 
 The settings are those of the folder that the run began with, as long as the run has
 that folder's tokenizer, too. Does not own weights (`exporting.py`).
@@ -38,8 +38,8 @@ def first_folder(config: RunConfig) -> Path | None:
 def write_beside(
     folder: Path, run_dir: Path, config: RunConfig, fields: Mapping[str, Any]
 ) -> None:
-    """Write the run's tokenizer, and where a text begins and ends; `fields` are those
-    of the model's `config.json`."""
+    """Write the run's tokenizer, and the tokens that begin and end a text; `fields` are
+    those of the model's `config.json`."""
     for name in FILES:
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
@@ -56,7 +56,8 @@ def write_beside(
 def _settings(
     first: Path | None, folder: Path, ids: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """How texts are made: as before the run, but for the ids of other tokens."""
+    """Return the generation settings of the initial folder, with the `ids` of another
+    tokenizer if the run changed it."""
     if first is None or not (first / GENERATION).is_file():
         return ids
     fix = "fetch the file again, or remove it"

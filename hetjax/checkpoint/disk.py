@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker's part of a step on the local disk: complete, or left by a crash.
+"""Writes, checks and removes one worker's part of a step on the local disk.
 
-Owns writes that survive a power cut, telling complete parts from incomplete ones, and
-cleanup that never leaves half a step. Does not own what is written (`writer.py`,
+Owns writes that survive a power cut, the test whether a part is complete, and cleanup
+that never leaves half a step. Does not own the content of parts (`writer.py`,
 `replication.py`).
 """
 
@@ -50,7 +50,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def read_manifest(part: Path, name: str = MANIFEST) -> Manifest | None:
-    """The manifest of the part; None where it is missing or damaged."""
+    """Return the manifest of the part, or None if it is missing or damaged."""
     try:
         return from_text(read_manifest_text(part / name))
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -58,7 +58,7 @@ def read_manifest(part: Path, name: str = MANIFEST) -> Manifest | None:
 
 
 def is_complete(part: Path) -> bool:
-    """Whether all files of the manifest are there and have the right size."""
+    """Return whether all files of the manifest exist with the right size."""
     manifest = read_manifest(part)
     return manifest is not None and not any(
         size_mismatch(part / path, expected)
@@ -83,7 +83,7 @@ def remove_uncommitted(part: Path) -> None:
 def remove_failed(part: Path) -> None:
     """Remove a failed save, some of whose writes may still be running.
 
-    Anything that stays nevertheless is removed at the next save.
+    The next save removes anything that remains.
     """
     for _ in range(_NUM_REMOVALS):
         with suppress(OSError):
@@ -105,7 +105,10 @@ def remove_part(part: Path) -> None:
 
 
 def remove_after(directory: Path, step: int, run: RunIdentity | None = None) -> None:
-    """Remove the run's parts of later steps, of all workers; others may do so, too."""
+    """Remove all workers' parts of the run's steps after `step`.
+
+    Other processes may do this at the same time.
+    """
     for later in step_numbers(directory):
         if later > step:
             for file in step_directory(directory, later).glob(f"*/{MANIFEST}"):
@@ -118,10 +121,10 @@ def remove_after(directory: Path, step: int, run: RunIdentity | None = None) -> 
 def retain(
     directory: Path, worker: str, last: int, keep: int, also: Collection[int]
 ) -> None:
-    """Keep a worker's newest `keep` complete parts up to step `last`, and `also`.
+    """Keep a worker's newest `keep` complete parts up to step `last`, and steps `also`.
 
-    Later ones were left by a run that was resumed from before them; but all stays if a
-    later start has saved meanwhile.
+    Removes the other parts. Later ones are left over from before the run resumed at an
+    earlier step. Removes nothing if a later start has saved meanwhile.
     """
     parts = _parts(directory, worker)
     found = _attempts(parts)
@@ -133,24 +136,27 @@ def retain(
 
 
 def has_been_overtaken(directory: Path, worker: str, own: str) -> bool:
-    """Whether a later start has saved as this worker than the one of this attempt."""
+    """Return whether this worker's parts include one of a later attempt than `own`."""
     return is_overtaken(_attempts(_parts(directory, worker)).values(), own)
 
 
 def _parts(directory: Path, worker: str) -> dict[int, Path]:
-    """Where the worker's part of each step is, or would be."""
+    """Return the path of the worker's part of each step, whether or not it exists."""
     numbers = step_numbers(directory)
     return {step: part_directory(directory, step, worker) for step in numbers}
 
 
 def _attempts(parts: Mapping[int, Path]) -> dict[int, str]:
-    """Of which attempt those are that were committed."""
+    """Return the attempt of each committed part."""
     manifests = {step: read_manifest(part) for step, part in parts.items()}
     return {step: attempt(found.host) for step, found in manifests.items() if found}
 
 
 def is_overtaken(attempts: Iterable[str], own: str) -> bool:
-    """Whether one of these is later: who hung since may not touch what they saved."""
+    """Return whether an attempt is later than `own`.
+
+    A process that hung meanwhile must not touch what the later attempt saved.
+    """
     return any(found > own for found in attempts)
 
 
@@ -160,9 +166,9 @@ def outdated(
     keep: int,
     also: Collection[int | None],
 ) -> list[int]:
-    """The steps that go: all but the newest `keep` of the complete ones, and `also`.
+    """Return the steps to remove: all but the newest `keep` complete ones and `also`.
 
-    `complete` are ascending.
+    `complete` is ascending.
 
     >>> outdated([2, 4, 6, 8], [2, 4, 6], 2, {None})
     [2, 8]
@@ -173,6 +179,6 @@ def outdated(
 def make_directory(part: Path) -> None:
     """Make the folder of a part while other workers may be removing theirs."""
     for _ in range(_NUM_REMOVALS):
-        with suppress(FileNotFoundError):  # somebody has just removed the step's folder
+        with suppress(FileNotFoundError):  # another worker removed the step's folder
             return part.mkdir(parents=True, exist_ok=True)
     part.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetching steps from a store: whole ones to the disk, or slice by slice.
+"""Fetches steps from a store: whole steps to the disk, or single slices.
 
-Owns which files are fetched: those that are missing here or not as written, and nothing
-else. Does not own which steps a store has (`stored_steps.py`) nor reading what is then
-complete (`reader.py`).
+Owns the choice of files to fetch: only those that are missing on the disk or differ
+from their record. Does not own which steps a store has (`stored_steps.py`) nor reading
+the completed steps (`reader.py`).
 """
 
 import shutil
@@ -36,7 +36,7 @@ _NUM_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchResult:
-    """A step that is now complete on the disk, and how much came from where."""
+    """A step that is now complete on the disk, and the bytes from each source."""
 
     step: int
     disk_bytes: int
@@ -51,11 +51,12 @@ def fetch_newest(
     key: bytes | None = None,
     run: RunIdentity | None = None,
 ) -> FetchResult | None:
-    """Complete the run's newest sound step on the disk; None if the store has none.
+    """Complete the run's newest undamaged step on the disk; None if the store has none.
 
-    Only steps after `after` count: those up to it are here. Files that are here are
-    read and checked. A damaged step is passed over with a warning, unless it leaves
-    nothing at all: then CorruptData is raised. Raises OSError where the store fails.
+    Considers only steps after `after`, because earlier ones are on the disk. Reads and
+    checks the files that are on the disk. Skips a damaged step with a warning. If this
+    leaves no step at all, raises CorruptData or FileNotFoundError. Raises OSError if
+    the store fails.
     """
     damages: list[OSError] = []
     committed = committed_steps(store, run)
@@ -102,11 +103,11 @@ def fetch(
 
 
 class StoredStep:
-    """A committed step of a store whose slices are fetched one by one.
+    """A committed step of a store, whose slices are fetched one by one.
 
-    Files are put into `directory`, which should hold nothing else. Raises
-    FileNotFoundError and CorruptData as `manifests` does, CorruptData also where the
-    step is of another run than `run`.
+    Files go to `directory`, which should hold nothing else. Raises FileNotFoundError
+    and CorruptData as `manifests` does, and CorruptData if the step belongs to a run
+    other than `run`.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class StoredStep:
             raise CorruptData(f"{store}: step {step} is of another run")
 
     def read(self, leaf: str) -> np.ndarray:
-        """The value of a slice; raises OSError where the store fails."""
+        """Return the value of a slice; raises OSError if the store fails."""
         found = self.checkpoint.leaf(leaf)
         for path, record in found.files.items():
             name = str(path.relative_to(self.checkpoint.path))
@@ -137,7 +138,7 @@ class StoredStep:
 def _complete(
     store: Store, directory: Path, manifest: Manifest, name: str, record: FileRecord
 ) -> bool:
-    """Whether the file was here; fetch it otherwise."""
+    """Return whether the file was on the disk; fetch it otherwise."""
     part = part_directory(directory, manifest.step, manifest.worker)
     path = inside(part, name)
     if mismatch(path, record) is None:

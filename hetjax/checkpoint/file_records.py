@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as they were written: size, checksum and, where manifests are signed, digest.
+"""Defines records of files: size, checksum and, if manifests are signed, digest.
 
-Owns making such records and holding files against them, also in one reading, so that
-the bytes that are checked are the bytes that are used. Does not own which files a step
-has (`format.py`).
+Owns making records and comparing files with them. A file can be checked and returned
+from one read, so that the checked bytes are the bytes used. Does not own which files a
+step has (`format.py`).
 """
 
 import base64
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 20
 class FileRecord:
     """A file as written; `crc32c` is the base64 text that object stores report too.
 
-    Where manifests are signed there is also a `digest`, which cannot be met on purpose.
+    If manifests are signed there is also a `digest`, which cannot be forged.
     """
 
     size_bytes: int
@@ -32,7 +32,7 @@ class FileRecord:
 
 
 def record_of_file(path: Path, *, with_digest: bool = False) -> FileRecord:
-    """Size and checksum of a file, from reading it, and its digest if asked for."""
+    """Return size and checksum of a file by reading it, and its digest if asked for."""
     checksum, size_bytes = google_crc32c.Checksum(), 0
     digest = blake2b(digest_size=_DIGEST_BYTES) if with_digest else None
     with opened(path) as file:
@@ -49,7 +49,7 @@ def record_of_file(path: Path, *, with_digest: bool = False) -> FileRecord:
 
 
 def record_of_bytes(data: bytes, *, with_digest: bool = False) -> FileRecord:
-    """Size and checksum of a file with these bytes, and its digest if asked for."""
+    """Return size and checksum of a file with these bytes; its digest if asked for."""
     digest = blake2b(data, digest_size=_DIGEST_BYTES) if with_digest else None
     return FileRecord(
         size_bytes=len(data),
@@ -59,7 +59,7 @@ def record_of_bytes(data: bytes, *, with_digest: bool = False) -> FileRecord:
 
 
 def size_mismatch(path: Path, expected: FileRecord) -> str | None:
-    """How the file differs at a glance: it is missing, or has another size."""
+    """Return how the file differs at a glance: missing, or of another size."""
     try:
         size_bytes = path.stat().st_size
     except OSError as error:
@@ -70,7 +70,7 @@ def size_mismatch(path: Path, expected: FileRecord) -> str | None:
 
 
 def mismatch(path: Path, expected: FileRecord) -> str | None:
-    """How the file differs from its record, after reading all of it."""
+    """Return how the file differs from its record, after reading all of it."""
     if wrong := size_mismatch(path, expected):
         return wrong
     try:
@@ -83,11 +83,11 @@ def mismatch(path: Path, expected: FileRecord) -> str | None:
 
 
 class NotAsWritten(ValueError):
-    """A file that is not what its record says."""
+    """A file that differs from its record."""
 
 
 def read_checked(path: Path, expected: FileRecord) -> bytes:
-    """The bytes of the file, which are those that were checked: it is read once.
+    """Return the file's bytes from a single read: exactly these bytes were checked.
 
     Raises NotAsWritten.
     """

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint looks like on disk: entries, their slices, and the manifest.
+"""Defines the format of a checkpoint on disk: entries, their slices, the manifest.
 
     <directory>/step_00000010/<worker>/manifest.json
     <directory>/step_00000010/<worker>/state/<entry name>.<i>of<n>/{zarr.json, c.0.0}
 
 Owns the names of steps, parts, entries, leaves and attempts, the fixed slices behind
-the leaves, and the manifest: what one worker saved at one step, every file with its
-checksum. No plan appears in any of it, so directories of several workers merge into
-one. A worker's part of a step is valid once its manifest is in place: it is written
-last, and atomically. Does not own writing (`writer.py`) nor reading (`reader.py`).
+the leaves, and the manifest. A manifest lists what one worker saved at one step, with a
+checksum of every file. The format does not depend on the plan, so directories of
+several workers merge into one. A worker's part of a step is valid once its manifest is
+in place: the manifest is written last, and atomically. Does not own writing
+(`writer.py`) nor reading (`reader.py`).
 """
 
 import json
@@ -32,17 +33,17 @@ from hetjax.files.tables import as_kind
 from hetjax.names import check_relative, inside, is_worker
 
 MANIFEST, VERSION = "manifest.json", 1
-# In place of the manifest for an earlier save of the same step, as long as all workers
-# have that one and not this
+# Manifest of an earlier save of the same step. It is kept as long as all workers have
+# that save but not the new one.
 EARLIER = "earlier.json"
-STATES = ("state", "state_2", "state_3")  # others where a step is saved over itself
-WEIGHTS = "params."  # how names of entries begin that are weights
+STATES = ("state", "state_2", "state_3")  # others are for repeated saves
+WEIGHTS = "params."  # prefix of the names of weight entries
 _ATTEMPT = re.compile("[0-9a-f]{16}")
-_ATTEMPTS = 2**32  # of one start, at most
+_ATTEMPTS = 2**32  # at most, per start
 _STEP = re.compile(r"step_(\d{8,})")
 _END_OF_STEPS = 2**63
 _MOST_MANIFEST_BYTES = 256 << 20
-_MOST_DIMS, _MOST_SLICES, _MOST_BYTES = 32, 1024, 1 << 50  # of an entry
+_MOST_DIMS, _MOST_SLICES, _MOST_BYTES = 32, 1024, 1 << 50  # limits of an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Entry:
     """One array of the state of one module.
 
     `name` is `params.<path>` or `opt.<optimizer path>.<path>`, for instance
-    `opt.0.mu.block_003.attention.q`; `slices` is its (dim, number) of fixed equal
-    slices, the same for every plan.
+    `opt.0.mu.block_003.attention.q`. `slices` is (dim, number): the array is cut along
+    `dim` into `number` equal slices, the same for every plan.
     """
 
     name: str
@@ -61,17 +62,17 @@ class Entry:
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """The directory of a step, all workers together."""
+    """Return the directory of a step, which holds the parts of all workers."""
     return directory / f"step_{step:08d}"
 
 
 def part_directory(directory: Path, step: int, worker: str) -> Path:
-    """The directory of one worker's part of a step; raises UnsafeName."""
+    """Return the directory of one worker's part of a step; raises UnsafeName."""
     return inside(step_directory(directory, step), worker)
 
 
 def step_numbers(directory: Path) -> list[int]:
-    """Steps that have a directory, finished or not, ascending."""
+    """Return the steps that have a directory, finished or not, ascending."""
     if not directory.is_dir():
         return []
     folders = (path for path in directory.iterdir() if path.is_dir())
@@ -80,39 +81,39 @@ def step_numbers(directory: Path) -> list[int]:
 
 
 def step_of(name: str) -> int | None:
-    """The step whose directory has this name; None if it is no step's."""
+    """Return the step whose directory has this name, or None."""
     match = _STEP.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 class AttemptNames:
-    """Names of attempts to save a step: each sorts after all that were noted here.
+    """Names of attempts to save a step: each sorts after all names noted here.
 
-    They begin with the number of the start of the run (its lease, which grows), so
-    that those of an earlier start sort before them even if they were never noted. No
-    clock has a say in it.
+    A name begins with the number of the run's start (its lease number, which grows). So
+    names of an earlier start sort before it, even if they were never noted. No clock is
+    involved.
     """
 
     def __init__(self, start: int = 0) -> None:
         self._last = start * _ATTEMPTS
 
     def note(self, names: Iterable[str]) -> None:
-        """Take note of names that exist already; what is not such a name is ignored."""
+        """Note names that exist already; ignore strings that are not attempt names."""
         ours = (int(name, 16) for name in names if _ATTEMPT.fullmatch(name))
         self._last = max([self._last, *ours])
 
     def begin(self, start: int) -> None:
-        """Let the names that follow be of this start of the run, or of a later one."""
+        """Make the following names belong to this start of the run, or a later one."""
         self._last = max(self._last, start * _ATTEMPTS)
 
     def new(self) -> str:
-        """The name of the next attempt."""
+        """Return the name of the next attempt."""
         self._last += 1
         return f"{self._last:016x}"
 
 
 def leaf_names(entry: Entry) -> list[str]:
-    """Names of the entry's leaves in slice order; an empty array has none.
+    """Return the names of the entry's leaves in slice order; an empty array has none.
 
     >>> leaf_names(Entry("params.head.w", (4, 6), np.dtype("float32"), (1, 2)))
     ['params.head.w.0of2', 'params.head.w.1of2']
@@ -122,23 +123,23 @@ def leaf_names(entry: Entry) -> list[str]:
 
 
 def split_leaves(entry: Entry, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The entry's leaves with their values, which are views: nothing is copied."""
+    """Return the entry's leaves with their values as views: nothing is copied."""
     assert value.shape == entry.shape and value.dtype == entry.dtype, entry
-    value = np.asarray(value)  # NumPy makes a scalar of an array's last dim
+    value = np.asarray(value)  # indexing away the last dim gives a NumPy scalar
     names, dim = leaf_names(entry), entry.slices[0]
     parts = np.split(value, len(names), axis=dim) if len(names) > 1 else [value]
     return zip(names, parts[: len(names)], strict=True)
 
 
 def join_leaves(entry: Entry, parts: list[np.ndarray]) -> np.ndarray:
-    """The whole value of the entry from its leaves in slice order."""
+    """Return the whole value of the entry from its leaves in slice order."""
     if not parts:
         return np.empty(entry.shape, entry.dtype)
     return parts[0] if len(parts) == 1 else np.concatenate(parts, entry.slices[0])
 
 
 def leaf_tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
-    """Nested dicts whose keys, joined with dots as Orbax does, are the leaf names."""
+    """Return nested dicts whose keys, joined with dots as in Orbax, are leaf names."""
     root: dict[str, Any] = {}
     for name, value in named:
         *path, last = name.split(".")
@@ -152,12 +153,12 @@ def leaf_tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """One worker's part of a step.
+    """The description of one worker's part of a step.
 
     `workers` are all that took part in the step, `host` is the training loop's own
     JSON, `state` is the directory of the leaves, `files` is keyed by path relative to
-    the worker's directory. The last two are known once the leaves are written. `run` is
-    the identity of the run: UNIDENTIFIED where the save is from before there were any.
+    the worker's directory. `state` and `files` are known once the leaves are written.
+    `run` is the identity of the run, or UNIDENTIFIED if the save predates identities.
     """
 
     step: int
@@ -171,7 +172,7 @@ class Manifest:
 
 
 def to_text(manifest: Manifest, key: bytes | None = None) -> str:
-    """The manifest as JSON with a checksum of itself, signed if there is a key."""
+    """Return the manifest as JSON with its own checksum, signed if there is a key."""
     body = {
         "version": VERSION,
         "step": manifest.step,
@@ -186,22 +187,22 @@ def to_text(manifest: Manifest, key: bytes | None = None) -> str:
     }
     if manifest.run != UNIDENTIFIED:
         body["run"] = manifest.run
-    # as it will be read, tuples and keys too
+    # as a reader will see it, including tuples and keys
     body = json_value(json.dumps(body), finite=False)
     return json.dumps(signed({"crc32c": _checksum(body), **body}, key)) + "\n"
 
 
 def read_manifest_text(path: Path) -> str:
-    """The text in a manifest's file; raises OSError, or Unreadable if it is no text."""
+    """Return the text of a manifest file; raises OSError, or Unreadable if not text."""
     data = read_bytes(path, what="manifest", most_bytes=_MOST_MANIFEST_BYTES)
     return decoded(data, str(path))
 
 
 def from_text(text: str, key: bytes | None = None) -> Manifest:
-    """The manifest of a text; ValueError where it is damaged or of another version.
+    """Parse a manifest; raises ValueError if it is damaged or of another version.
 
-    So it is where there is a key that it is not signed with. The checksum detects
-    damage, not forgery, so the names are checked as well.
+    Also raises ValueError if there is a key and the manifest is not signed with it. The
+    checksum detects damage, not forgery, so the names are checked as well.
     """
     try:
         body = unsigned(_object(json_value(text, finite=False), "the manifest"), key)
@@ -230,7 +231,7 @@ def from_text(text: str, key: bytes | None = None) -> Manifest:
 
 
 def start_of(attempt: str) -> int:
-    """The number of the start of the run that made this attempt; 0 if none is in it.
+    """Return the number of the run's start that made this attempt; 0 if it has none.
 
     >>> names = AttemptNames(start=3)
     >>> start_of(names.new()), start_of("")
@@ -240,7 +241,7 @@ def start_of(attempt: str) -> int:
 
 
 def attempt(host: Mapping[str, Any]) -> str:
-    """The attempt to save a step that a manifest belongs to; later ones sort higher.
+    """Return the attempt that a manifest belongs to; later attempts sort higher.
 
     A step that is repeated after a loss, under another plan, is saved with other bits.
     """
@@ -248,7 +249,7 @@ def attempt(host: Mapping[str, Any]) -> str:
 
 
 def _check_names(found: Manifest) -> None:
-    """Raise ValueError where a name would not lead to a place in the step's folder."""
+    """Raise ValueError if a name is invalid or would lead outside the step's folder."""
     if type(found.step) is not int or not 0 <= found.step < _END_OF_STEPS:
         raise ValueError(f"step {str(found.step)[:80]}")
     for worker in (found.worker, *found.workers):
@@ -284,7 +285,7 @@ def _object(found: Any, where: str) -> dict[str, Any]:
 
 
 def _record(path: str, found: Any, key: bytes | None) -> FileRecord:
-    """What a manifest says of a file; where it is signed there has to be a digest."""
+    """Parse a manifest's record of a file; a signed manifest must have a digest."""
     of_file = _object(found, f"file {path[:80]!r}")
     size, crc32c = of_file["size"], of_file["crc32c"]
     digest = of_file.get("blake2b", "") if key is None else of_file["blake2b"]
@@ -294,7 +295,7 @@ def _record(path: str, found: Any, key: bytes | None) -> FileRecord:
 
 
 def _entry(name: str, found: Any) -> Entry:
-    """What a manifest says of an entry, which has to be an array that there can be."""
+    """Parse a manifest's description of an entry; raises ValueError if impossible."""
     of_entry, where = _object(found, f"entry {name[:80]!r}"), f"of entry {name[:80]!r}"
     dtype = _dtype(of_entry["dtype"], where)
     shape, slices = of_entry["shape"], of_entry["slices"]
@@ -308,7 +309,7 @@ def _entry(name: str, found: Any) -> Entry:
 
 
 def _dtype(name: Any, where: str) -> np.dtype:
-    """The dtype of that name, of plain numbers."""
+    """Return the dtype with this name, which must be one of plain numbers."""
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError as error:
@@ -319,7 +320,7 @@ def _dtype(name: Any, where: str) -> np.dtype:
 
 
 def _divides(slices: list[int], shape: list[int]) -> bool:
-    """Whether an array of this shape can be cut along that dim into equal slices."""
+    """Return whether the dim of an array of this shape can be cut into equal slices."""
     dim, number = slices
     if number == 1:
         return dim < max(len(shape), 1)

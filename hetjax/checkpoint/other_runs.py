@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of other runs: whose they are, also where this run may not read them.
+"""Identifies saves of other runs, including those that this run may not read.
 
-Owns the run that a save in a store names, and the saves that a run's key does not open.
-What they say is not trusted: they count only as a reason to leave them alone. Does not
-own reading (`reader.py`, `stored_steps.py`) nor removing (`disk.py`, `uploader.py`).
+Owns finding the run that a stored save names, and the saves that lack the signature of
+a run's key. Their content is not trusted: it serves only as a reason to leave them
+alone. Does not own reading (`reader.py`, `stored_steps.py`) nor removing (`disk.py`,
+`uploader.py`).
 """
 
 import warnings
@@ -24,9 +25,9 @@ _NOT_COMMITTED = -1
 
 
 def saved_by(store: Store, step: int, worker: str) -> RunId | None:
-    """The run that COMMIT of a step names, else this worker's manifest.
+    """Return the run that COMMIT of a step names, else this worker's manifest.
 
-    None if neither can be read.
+    Returns None if neither can be read.
     """
     try:
         if committed_lease(store, step) != _NOT_COMMITTED:
@@ -38,7 +39,7 @@ def saved_by(store: Store, step: int, worker: str) -> RunId | None:
 
 
 def others_in_store(store: Store | None, own: RunIdentity) -> list[tuple[int, RunId]]:
-    """Committed steps of other runs than one's own, ascending, by what COMMIT says."""
+    """Return committed steps of runs other than `own`, ascending, as COMMIT says."""
     if store is None:
         return []
     found = []
@@ -46,18 +47,18 @@ def others_in_store(store: Store | None, own: RunIdentity) -> list[tuple[int, Ru
         try:
             run = committed_run(store, step)
         except CorruptData:
-            continue  # in_store warns of it
+            continue  # `in_store` warns about it
         if not own.owns(run):
             found.append((step, run))
     return found
 
 
 def untrusted_on_disk(directory: Path, key: bytes | None) -> list[Checkpoint]:
-    """Saves of runs none of whose saves here is signed with the key."""
+    """Return saves of the runs that have no save here signed with the key."""
     if key is None:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever reads with the key sees them
+        warnings.simplefilter("ignore")  # readers that pass the key report them
         trusted = {found.run for found in partial_checkpoints(directory, key)}
         found = partial_checkpoints(directory)
     return [one for one in found if one.run not in trusted]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints read from disk, whatever plan and workers wrote them.
+"""Reads checkpoints from disk, whatever plan and workers wrote them.
 
-Owns which steps are complete, the union of the workers' manifests, and reading an
-entry after checking the checksum of each of its files. Does not own writing
-(`writer.py`) nor where the values go (`hetjax/runtime/execution/state.py`).
+Owns the test whether a step is complete, the union of the workers' manifests, and
+reading an entry after checking the checksum of each of its files. Does not own writing
+(`writer.py`) nor the destination of the values (`hetjax/runtime/execution/state.py`).
 
 Arrays are read with TensorStore, the library under Orbax. Orbax restores the same trees
 (`PyTreeRestore`), but takes 5.5 times as long for 127 leaves (3 MB: 95 instead of 17
-ms) and 3.4 times for 205 (205 MB: 0.45 instead of 0.13 s), and 36 times as long entry
-by entry, since it reads the description of the whole tree each time: medians of 7 and 5
-alternating rounds, two cores. It also refuses older saves, in which a slice of zeros
-has no file.
+ms) and 3.4 times for 205 (205 MB: 0.45 instead of 0.13 s). Entry by entry it takes 36
+times as long, since it reads the description of the whole tree each time. (All are
+medians of 7 and 5 alternating rounds, two cores.) Orbax also refuses older saves, in
+which a slice of zeros has no file.
 """
 
 import warnings
@@ -50,7 +50,7 @@ _NUM_NAMED = 3  # differences that an error spells out
 
 
 class DamagedCheckpoint(BadInput):
-    """A checkpoint whose files are not what its manifests say."""
+    """A checkpoint whose files differ from what its manifests say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """One step as saved once; `host` is the JSON of who asked for it.
+    """One save of one step; `host` is the training loop's JSON.
 
-    `path` is the directory of the step, `entries` are keyed by name. The parts of those
-    that are `absent` are not here, though they took part in it.
+    `path` is the directory of the step, `entries` are keyed by name. `absent` names
+    workers that took part in the save but whose parts are not here.
     """
 
     step: int
@@ -79,7 +79,7 @@ class Checkpoint:
 
     @property
     def attempt(self) -> str:
-        """Which save of this step it is, where a run has saved it more than once."""
+        """The attempt of this save: a run may save a step more than once."""
         return attempt(self.host)
 
     @classmethod
@@ -92,8 +92,8 @@ class Checkpoint:
     ) -> "Checkpoint":
         """Open a step of a run, or its newest complete one as `newest` does.
 
-        With a key nothing is read that is not signed with it; without `run`, of any
-        run. Raises BadInput where there is none, DamagedCheckpoint naming a damaged
+        With a key, reads only what is signed with it; without `run`, accepts any run.
+        Raises BadInput if there is no such step, DamagedCheckpoint naming a damaged
         file.
         """
         if step is None:
@@ -107,12 +107,12 @@ class Checkpoint:
         return found
 
     def read(self, entry: Entry, dtype: np.dtype | None = None) -> np.ndarray:
-        """The whole value of the entry, in this precision if one is given.
+        """Return the whole value of the entry, as `dtype` if given.
 
-        Its files are checked first. It is read slice after slice, so that this takes
-        little more memory than what is given. Raises
-        BadInput where the checkpoint has no such entry, or one of another shape or
-        dtype; DamagedCheckpoint naming the file that is not as written.
+        Checks its files first. Reads slice by slice, which takes little more memory
+        than the result. Raises BadInput if the checkpoint lacks the entry, or has it
+        with another shape or dtype. Raises DamagedCheckpoint naming a file that differs
+        from its record.
         """
         saved = self.entries.get(entry.name)
         if saved is None or _kind(saved) != _kind(entry):
@@ -128,10 +128,10 @@ class Checkpoint:
         return value
 
     def read_leaves(self, names: Sequence[str]) -> list[np.ndarray]:
-        """The values of some slices, from the very bytes that were checked.
+        """Return the values of some slices, from the very bytes that were checked.
 
-        Raises DamagedCheckpoint naming a slice that nobody saved, or the file that is
-        not as written.
+        Raises DamagedCheckpoint naming a slice that no worker saved, or a file that
+        differs from its record.
         """
         leaves = [self.leaf(name) for name in names]
         try:
@@ -143,11 +143,11 @@ class Checkpoint:
         try:
             reads = [array.result().read() for array in opened]
             return [value.result() for value in reads]
-        except ValueError as error:  # checked files that are no array, or not all of it
+        except ValueError as error:  # the checked files are not a whole array
             raise _damaged(self.path, f"{names[0]}: {error}") from error
 
     def check_same_kind(self, expected: Iterable[Entry]) -> None:
-        """Raise BadInput if one of these has another shape or dtype here."""
+        """Raise BadInput if an expected entry has another shape or dtype here."""
         differences = [
             _difference(self.entries[entry.name], entry)
             for entry in expected
@@ -158,7 +158,7 @@ class Checkpoint:
             raise _other_model(self, differences)
 
     def leaf(self, name: str) -> Leaf:
-        """Where a slice lies; raises DamagedCheckpoint if nobody saved it."""
+        """Return where a slice lies; raises DamagedCheckpoint if no worker saved it."""
         if name not in self.leaves:
             raise _damaged(self.path, f"no worker saved the slice {name}")
         return self.leaves[name]
@@ -167,9 +167,9 @@ class Checkpoint:
 def newest(
     directory: Path, key: bytes | None = None, run: RunIdentity | None = None
 ) -> Checkpoint | None:
-    """The newest complete checkpoint; None if no save was ever committed.
+    """Return the newest complete checkpoint; None if no save was ever committed.
 
-    Warns of each newer one that is damaged; raises DamagedCheckpoint if all are.
+    Warns about each newer one that is damaged; raises DamagedCheckpoint if all are.
     """
     damages: list[DamagedCheckpoint] = []
     for step in reversed(step_numbers(directory)):
@@ -189,16 +189,16 @@ def newest(
 
 
 def damaged_after(directory: Path, step: int) -> list[int]:
-    """Steps after this one that were committed here, ascending: they are damaged."""
+    """Return committed but damaged steps after `step`, the newest usable, ascending."""
     after = (s for s in step_numbers(directory) if s > step)
     return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
 
 
 def partial_checkpoints(directory: Path, key: bytes | None = None) -> list[Checkpoint]:
-    """What this disk has of each save of each step, complete or not.
+    """Return what this disk has of each save of each step, complete or not.
 
-    It may hold the parts of some workers only. Slices with a missing or short file are
-    left out; what cannot be used at all is left out with a warning.
+    It may hold the parts of some workers only. Slices with a missing file, or one of
+    wrong size, are left out. Unusable manifests and saves are skipped with a warning.
     """
     found = []
     for step in step_numbers(directory):
@@ -214,7 +214,7 @@ def partial_checkpoints(directory: Path, key: bytes | None = None) -> list[Check
 
 
 def _by_save(manifests: Iterable[Manifest]) -> list[list[Manifest]]:
-    """The manifests of each save of a step, ascending by attempt: runs stay apart."""
+    """Group the manifests of a step by save (attempt and run), ascending."""
     found: dict[tuple[str, RunId], list[Manifest]] = {}
     for manifest in manifests:
         found.setdefault((attempt(manifest.host), manifest.run), []).append(manifest)
@@ -242,7 +242,7 @@ def _of_right_size(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
 def steps(
     directory: Path, key: bytes | None = None, run: RunIdentity | None = None
 ) -> list[int]:
-    """Complete steps, ascending: all manifests in place, all files of their size."""
+    """Return complete steps, ascending: every manifest exists, every size is right."""
     found = []
     for step in step_numbers(directory):
         with suppress(DamagedCheckpoint):
@@ -254,10 +254,10 @@ def steps(
 def _manifests(
     path: Path, key: bytes | None, run: RunIdentity | None
 ) -> list[Manifest]:
-    """The manifests of all workers of a step; empty if the save was not finished.
+    """Return the manifests of all workers of a step; empty if no save is complete.
 
-    Of several saves of the step, the latest. Raises DamagedCheckpoint where a manifest
-    or the size of a file is wrong.
+    Of several saves of the step, returns the latest. Raises DamagedCheckpoint if a
+    manifest or the size of a file is wrong.
     """
     files = _manifest_files(path)
     found = (_manifest(path, file, key) for file in files)
@@ -277,7 +277,7 @@ def _manifest_files(path: Path) -> list[Path]:
 
 
 def _complete_save(manifests: Sequence[Manifest]) -> list[Manifest]:
-    """The manifests of which all workers that took part are present."""
+    """Return the manifests whose participating workers are all present."""
     present = {manifest.worker for manifest in manifests}
     return [m for m in manifests if present.issuperset(m.workers)]
 
@@ -297,9 +297,9 @@ def _manifest(path: Path, file: Path, key: bytes | None) -> Manifest:
 
 
 def merge(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
-    """The union of what workers saved of a step, whose directory is `path`.
+    """Return the union of what workers saved of a step, whose directory is `path`.
 
-    Raises DamagedCheckpoint where they disagree.
+    Raises DamagedCheckpoint if they disagree.
     """
     entries: dict[str, Entry] = {}
     leaves: dict[str, Leaf] = {}
@@ -329,7 +329,7 @@ def merge(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
 
 
 def _leaves(path: Path, manifest: Manifest) -> dict[str, Leaf]:
-    """The leaves of one worker by name, each with its files in sorted order."""
+    """Return the leaves of one worker by name, each with its files in sorted order."""
     own = inside(path, manifest.worker)
     leaves: dict[str, Leaf] = {}
     for name, expected in sorted(manifest.files.items()):
@@ -341,7 +341,7 @@ def _leaves(path: Path, manifest: Manifest) -> dict[str, Leaf]:
 
 
 def _checked(leaf: Leaf) -> ts.KvStore:
-    """The leaf's files in memory, as their records say; raises NotAsWritten."""
+    """Load the leaf's files into memory and check them; raises NotAsWritten."""
     found = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
     for path, expected in leaf.files.items():
         found[path.relative_to(leaf.path).as_posix()] = read_checked(path, expected)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which step can be restored from what is left, and who sends which slice to whom.
+"""Chooses the step to restore from surviving state, and who sends each slice to whom.
 
 Owns the decision: pure functions of what each place has and each worker needs. A place
 is a worker's memory or disk, or the cloud, which belongs to no worker. Slices are named
-by their leaves (`format.py`). Does not own how they travel
+by their leaves (`format.py`). Does not own sending them
 (`runtime/control/recovery.py`).
 """
 
@@ -24,11 +24,12 @@ _NEAREST = {"memory": 0, "disk": 1, "cloud": 2}
 class PartialSnapshot:
     """The leaves of one save that one place has; `worker` is CLOUD for the cloud.
 
-    `host` is the training loop's JSON of their manifests: empty for memory. `absent`
-    have a part of the save that is not there. `run` is the identity of the run that
-    saved them; memory is always that of this run. What is not `is_trusted` lacks the
-    signature of this run's key: it is named, and not read. `place` is the folder on a
-    machine that does not see the run's directory.
+    `host` is the training loop's JSON of their manifests; it is empty for memory.
+    `absent` names workers whose part of the save is missing there. `run` is the
+    identity of the run that saved the leaves; memory always belongs to this run. If
+    `is_trusted` is False, the save lacks the signature of this run's key: it is
+    reported, but not read. `place` is the folder on a machine that does not see the
+    run's directory.
     """
 
     worker: str
@@ -44,17 +45,17 @@ class PartialSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafSource:
-    """Where a worker gets a leaf: its own or another's memory or disk, or the cloud."""
+    """Source of a leaf: the worker's own or a peer's memory or disk, or the cloud."""
 
     worker: str
     tier: Tier
 
 
-Assignment = Mapping[str, Mapping[str, LeafSource]]  # by worker that needs, by leaf
+Assignment = Mapping[str, Mapping[str, LeafSource]]  # by receiving worker, by leaf
 
 
 def leaves_of(snapshots: Iterable[PartialSnapshot], save: Save) -> set[str]:
-    """The leaves of a save that any place has."""
+    """Return the leaves of a save that any place has."""
     return {leaf for h in snapshots if h.save == save for leaf in h.leaves}
 
 
@@ -63,7 +64,7 @@ def newest(
     needed: AbstractSet[str],
     limit: Save | None = None,
 ) -> Save | None:
-    """The newest save before `limit` that has each needed leaf somewhere, or None."""
+    """Return the newest save before `limit` that has every needed leaf, or None."""
     covered: dict[Save, set[str]] = {}
     for snapshot in snapshots:
         covered.setdefault(snapshot.save, set()).update(snapshot.leaves)
@@ -75,7 +76,10 @@ def newest(
 def unasked(
     snapshots: Iterable[PartialSnapshot], asked: AbstractSet[str]
 ) -> dict[int, set[str]]:
-    """Those that may have what lacks to a save, by its step: nobody has asked them."""
+    """Return, by step, the workers outside `asked` that may have missing parts.
+
+    A part is missing if it is absent from all snapshots of a save of that step.
+    """
     absent: dict[Save, set[str]] = {}
     for snapshot in snapshots:
         absent.setdefault(snapshot.save, {*snapshot.absent}).intersection_update(
@@ -92,11 +96,11 @@ def assign(
     size_bytes: Mapping[str, int],
     excluded: AbstractSet[tuple[str, LeafSource]] = frozenset(),
 ) -> Assignment:
-    """Assign each worker a source of each leaf that it needs of this save.
+    """Assign each worker a source for each leaf that it needs of this save.
 
-    Its own memory or disk comes first, then a peer's, then the cloud; among peers the
-    one that has the least to send so far. `excluded` are pairs of (leaf, source) that
-    have failed. Raises KeyError naming a leaf that no source is left for.
+    The worker's own memory or disk comes first, then a peer's, then the cloud. Among
+    peers, the one with the least to send so far comes first. `excluded` holds pairs of
+    (leaf, source) that failed. Raises KeyError naming a leaf that has no source left.
     """
     places = sorted(
         (h for h in snapshots if h.save == save),
@@ -126,7 +130,7 @@ def assign(
 def _nearest(
     sources: Sequence[LeafSource], worker: str, load_bytes: Mapping[str, int]
 ) -> LeafSource | None:
-    """The worker itself, else a peer, else the cloud."""
+    """Return the worker itself as the source, else a peer, else the cloud."""
 
     def distance(source: LeafSource) -> tuple[int, int, int]:
         here = source.worker == worker

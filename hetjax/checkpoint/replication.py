@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of what a worker has saved, on the disks of other nodes.
+"""Copies a worker's saves to the disks of other nodes.
 
     <directory of B>/step_00000010/<A>/...  as on A's disk, the manifest last
 
-Owns which peers store whose copies, sending them, and storing those of peers. A copy is
-acknowledged once it is as durable as the original. Does not own the connections
-(`hetjax/comm/connections.py`) nor when there is something to copy (`writer.py`).
+Owns which peers store whose copies, sending copies, and storing those of peers. A copy
+is acknowledged once it is as durable as the original. Does not own the connections
+(`hetjax/comm/connections.py`) nor when to copy (`writer.py`).
 """
 
 import threading
@@ -39,14 +39,15 @@ from hetjax.comm.handshake import Ends, dial
 from hetjax.comm.tls import Tls
 from hetjax.names import inside
 
-_LONGEST_S = 3600.0  # until a copy is given up, though its peer is alive
-_MANIFEST, _FILE, _STORED, _REFUSED = range(4)  # what a message is, first in its key
+_LONGEST_S = 3600.0  # timeout of a copy, even if its peer is alive
+_MANIFEST, _FILE, _STORED, _REFUSED = range(4)  # kind of message, first in its key
 
 
 def copy_targets(nodes: Mapping[str, str], copies: int) -> dict[str, list[str]]:
-    """The peers that store copies for each worker, its own node being one of `copies`.
+    """Return the peers that store copies for each worker.
 
-    `nodes` is the node of each worker. With fewer nodes than `copies`, all of them.
+    The worker's own node is one of `copies`. `nodes` is the node of each worker. If
+    there are fewer nodes than `copies`, all of them have one.
 
     >>> copy_targets({"a": "a", "b": "b", "c": "c"}, 2)
     {'a': ['b'], 'b': ['c'], 'c': ['a']}
@@ -63,7 +64,7 @@ def copy_targets(nodes: Mapping[str, str], copies: int) -> dict[str, list[str]]:
 
 @dataclass(slots=True)
 class _IncomingPart:
-    """A part of a peer that is on its way here."""
+    """A part of a peer that is being received."""
 
     text: str
     manifest: Manifest
@@ -75,7 +76,8 @@ class _IncomingPart:
 class PeerReplication:
     """Sends one worker's parts to peers, and stores those of peers on its own disk.
 
-    `name` is the worker's file name, and peers go by theirs. Listens from the start.
+    `name` is the worker's file name; peers are known by theirs, too. Listens from
+    construction on.
     """
 
     def __init__(
@@ -104,9 +106,9 @@ class PeerReplication:
     def store_in(
         self, directory: Path, keep: int, run: RunIdentity | None = None
     ) -> None:
-        """Store the parts of peers here; the newest `keep` steps of each stay.
+        """Store the parts of peers in `directory`, the newest `keep` steps of each.
 
-        Those of another run than `run` are refused.
+        Refuses parts of runs other than `run`.
         """
         self._directory, self._keep, self._run = directory, keep, run
 
@@ -123,10 +125,10 @@ class PeerReplication:
             )
 
     def replicate(self, part: Path, step: int, also: Collection[int] = ()) -> None:
-        """Send this worker's part of a step; returns once all peers have stored it.
+        """Send this worker's part of a step; return once all peers have stored it.
 
-        Steps `also`, two at most, are kept there as they are here. Raises StoreError
-        naming a peer that has no copy.
+        Peers also keep the steps in `also` (at most two), as this worker does. Raises
+        StoreError naming a peer that has no copy.
         """
         text = read_manifest_text(part / MANIFEST)
         names = sorted(from_text(text).files)
@@ -179,7 +181,7 @@ class PeerReplication:
             earlier.close()
 
     def _receive(self, name: str, key: Key, data: np.ndarray) -> None:
-        """Runs on the link's thread, so that slow writes slow the sender down."""
+        """Handle a message on the connection's thread: slow writes slow the sender."""
         kind, step, number, second, *_ = key
         with self._changed:
             link = self._from[name]
@@ -204,7 +206,7 @@ class PeerReplication:
             raise ValueError(f"{name} sends a part of run {manifest.run}")
         incoming = _IncomingPart(text, manifest, sorted(manifest.files), also)
         part = self._part(manifest)
-        if _manifest_text(part) != text:  # else both workers share a disk
+        if _manifest_text(part) != text:  # if equal, both workers share a disk
             remove_part(part)
             incoming.missing = set(range(len(incoming.names)))
         self._incoming[name] = incoming
@@ -246,7 +248,7 @@ def _manifest_text(part: Path) -> str | None:
 
 
 def _bytes(path: Path) -> np.ndarray:
-    """The file's bytes, read when they are sent."""
+    """Return the file's bytes as a memory map, read when they are sent."""
     if not path.stat().st_size:
         return np.zeros(0, np.uint8)
     return np.memmap(path, np.uint8, "r")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity of a run: one random value from its first start.
+"""Defines the identity of a run: one random value from its first start.
 
-It is in `config.json`, in every manifest and COMMIT, in leases and in messages, and
-tells whose state is found in a place. Owns its form and which saves belong to it. Does
-not own the decision which run a start resumes (`training/directory/identity.py`).
+The identity is in `config.json`, in every manifest and COMMIT, in leases and in
+messages. It tells which run some state belongs to. Owns its form and the test which
+saves belong to a run. Does not own the decision which run a start resumes
+(`training/directory/identity.py`).
 """
 
 import re
@@ -14,37 +15,37 @@ from hetjax.errors import BadInput
 from hetjax.files.tables import read_record
 
 RunId = str
-UNIDENTIFIED: RunId = ""  # of saves from before runs had identities
+UNIDENTIFIED: RunId = ""  # saves from before runs had identities
 _BEFORE = "before-"
 _ID_BYTES = 8
 _ID = re.compile("[0-9a-z-]{0,40}")
-MOST_STARTS = 2**31  # of a run, so that names of attempts keep their length
+MOST_STARTS = 2**31  # per run, so that names of attempts keep their length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
-    """A run, and how its starts are numbered.
+    """A run, and the numbering of its starts.
 
-    Start number n + `after` of the run is the one that has lease number n on its
-    directory: `after` is greater than 0 where the run began in another directory.
+    The start with lease number n on the run's directory is start number n + `after` of
+    the run. `after` is greater than 0 if the run began in another directory.
     """
 
     id: RunId
     after: int = 0
 
     def owns(self, saved_by: RunId) -> bool:
-        """Whether a save with this identity in its manifest is one of this run."""
+        """Return whether a save whose manifest has this identity is of this run."""
         is_older = saved_by == UNIDENTIFIED and began_before_identities(self.id)
         return is_older or saved_by == self.id
 
 
 def new_id() -> RunId:
-    """The identity of a run that begins now."""
+    """Return the identity of a run that begins now."""
     return secrets.token_hex(_ID_BYTES)
 
 
 def id_for_older(fresh: RunId) -> RunId:
-    """The identity of a run that began before runs had any: its saves have none."""
+    """Return the identity of a run older than identities: its saves have none."""
     return f"{_BEFORE}{fresh}"
 
 
@@ -53,7 +54,7 @@ def began_before_identities(run: RunId) -> bool:
 
 
 def is_id(found: object) -> bool:
-    """Whether a run may have this identity.
+    """Return whether a run may have this identity.
 
     >>> [is_id(found) for found in (id_for_older("0a1b"), UNIDENTIFIED, "a b", 7)]
     [True, True, False, False]
@@ -62,7 +63,7 @@ def is_id(found: object) -> bool:
 
 
 def parse_identity(raw: object, where: str) -> RunIdentity:
-    """The identity of a table in a file; BadInput names the place of what is wrong."""
+    """Parse an identity from a table of a file; BadInput names the place of errors."""
     found = read_record(
         raw, where=where, required={"id": "a string", "after": "an integer"}
     )
@@ -77,10 +78,10 @@ def parse_identity(raw: object, where: str) -> RunIdentity:
 
 
 def named(run: RunId) -> str:
-    """The run as errors call it."""
+    """Return the run's name for error messages."""
     return f"run {run}" if run else "a run from before runs had identities"
 
 
 def is_ours(run: RunIdentity | None, saved_by: RunId) -> bool:
-    """Whether a reader that looks for `run` uses the save; None: for any run."""
+    """Return whether a reader that looks for `run` uses the save; None: for any run."""
     return run is None or run.owns(saved_by)

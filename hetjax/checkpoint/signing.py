@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a run: what is signed with it was written by somebody who has it.
+"""Signs and verifies JSON with a run's key: a signature proves the writer had the key.
 
-Owns reading a key file and signatures of JSON. Does not own what is signed: manifests
-(`format.py`) and COMMIT (`stored_steps.py`).
+Owns reading a key file and signatures of JSON. Does not own the signed content:
+manifests (`format.py`) and COMMIT (`stored_steps.py`).
 """
 
 import hmac
@@ -22,7 +22,7 @@ _SIZE = 32
 
 
 def read_key(path: Path) -> bytes:
-    """The key in a file; BadInput where there is none, or others may read it."""
+    """Return the key in a file; BadInput if there is none, or others may read it."""
     try:
         data = read_bytes(path, what="key file", most_bytes=_MOST_BYTES)
         mode = path.stat().st_mode
@@ -38,16 +38,16 @@ def read_key(path: Path) -> bytes:
 
 
 class NotSigned(ValueError):
-    """What is not signed with the run's key, which says nothing of who wrote it."""
+    """Content that is not signed with the run's key, so that its writer is unknown."""
 
 
 def signed(body: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
-    """The body with its signature, if there is a key."""
+    """Return the body with its signature, if there is a key."""
     return dict(body) if key is None else {**body, _SIGNATURE: _signature(body, key)}
 
 
 def unsigned(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
-    """The body without its signature; NotSigned if a key does not fit that."""
+    """Return the body without its signature; NotSigned if `key` does not fit it."""
     body = dict(found)
     signature = body.pop(_SIGNATURE, None)
     if key is None:

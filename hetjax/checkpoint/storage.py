@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run keeps its checkpoints: on which disks, in which store, how many of them.
+"""Defines where a run keeps its checkpoints: on which disks, in which store, how many.
 
-Owns the settings that all workers of a run share, what they come to on a machine that
-does not see the run's directory, opening what they describe, and which store a URL
-means. Does not own writing (`writer.py`), uploading (`uploader.py`) nor the
-stores themselves (`stores/`).
+Owns the settings that all workers of a run share, their form on a machine that does not
+see the run's directory, opening what they describe, and which store a URL means. Does
+not own writing (`writer.py`), uploading (`uploader.py`) nor the stores themselves
+(`stores/`).
 """
 
 import errno
@@ -43,7 +43,7 @@ from hetjax.errors import BadInput
 from hetjax.names import inside
 
 _MOST_WAITS = 32  # threads that wait for leases of workers
-LEASES = ".leases"  # within a folder of checkpoints, by worker
+LEASES = ".leases"  # in a checkpoint folder, by worker
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -52,18 +52,21 @@ class CheckpointStorage:
     """Where checkpoints go and how many of them stay.
 
     `directory` is a path on each worker's host, in which `{worker}` stands for its
-    name: one folder shared by all, or a local disk of each. `cloud` is the URL of a
-    store that they are uploaded to (see `open_store`), or None; `endpoint` that of its
-    server, if it is not the provider's. `copies` is the number
-    of nodes that have each slice on their disks. `lease` is the folder of the run's
-    lease, `number` its number and `store_number` that of the store's: what is written
-    carries them, and is not written once they are over (0: nobody looks).
-    Manifests are signed with the key in `key_file`, and no others are believed. They
-    carry the identity of `run`, and those of other runs are not used (None: of any
-    run). `home` names the run's directory; where the folders are not in it (`is_local`)
-    each has a lease of its own. `token` is the holder's of the run's lease, by which a
-    machine tells whether it sees the run's directory; empty: all do. Where some do not,
-    `copies_apart` takes the place of `copies`.
+    name: one folder shared by all, or a local disk of each. `cloud` is the URL of the
+    store for uploads (see `open_store`), or None. `endpoint` is the URL of its server,
+    if it is not the provider's. `copies` is the number of nodes that have each slice on
+    their disks.
+
+    `lease` is the folder of the run's lease, `number` that lease's number, and
+    `store_number` the number of the store's lease. Writes carry these numbers and stop
+    once the lease is over (0: no check). Manifests are signed with the key in
+    `key_file`; others are refused. They carry the identity of `run`; those of other
+    runs are not used (None: any run is accepted).
+
+    `home` names the run's directory. If the checkpoint folders are outside it
+    (`is_local`), each has its own lease. `token` is that of the run's lease holder, by
+    which a machine tells whether it sees the run's directory (empty: all machines do).
+    If some do not, `copies_apart` replaces `copies`.
     """
 
     directory: str
@@ -83,15 +86,15 @@ class CheckpointStorage:
     copies_apart: int = 1
 
     def apart(self) -> "CheckpointStorage":
-        """The same for a run of which some machines do not see its directory."""
+        """Return the storage of a run if some machines do not see its directory."""
         return replace(self, copies=self.copies_apart)
 
     def here(self) -> "CheckpointStorage":
-        """The same as it is on this machine.
+        """Return the storage as it is on this machine.
 
-        Where that does not see the run's directory, checkpoints go to a folder of the
-        run on the machine's own disk, unless a folder was given, and the lease that is
-        not seen holds nobody.
+        If the machine does not see the run's directory, checkpoints go to a folder of
+        the run on the machine's own disk, unless a folder was given. The unseen lease
+        then fences nothing.
         """
         if not self.token or sees_lease(self.lease, self.number, self.token):
             return self
@@ -102,13 +105,13 @@ class CheckpointStorage:
         return replace(unseen, directory=str(state_folder(run or "unidentified")))
 
     def at(self, worker: str) -> Path:
-        """The folder on its host in which this worker saves."""
+        """Return the folder on its host in which this worker saves."""
         return Path(self.directory.replace("{worker}", worker))
 
     def store(self, is_tried: bool = True) -> Store | None:
-        """The store, or None; raises BadInput if it cannot be used.
+        """Return the store, or None; raises BadInput if it cannot be used.
 
-        One that is not tried out raises OSError later, where it is used.
+        If not `is_tried`, an unusable store raises OSError later, when it is used.
         """
         if self.cloud is None:
             return None
@@ -117,11 +120,12 @@ class CheckpointStorage:
         return open_store(self.cloud, bytes_per_s, is_tried, self.endpoint)
 
     def hold(self, worker: str) -> Lease | None:
-        """Take the lease on this worker's folder, if that has one; raises Held.
+        """Take the lease on this worker's folder, if it has one; raises LeaseHeld.
 
-        Each worker has its own, as processes come and go by themselves; one of another
-        run keeps all of them out. A full disk has none, with a warning: training goes
-        on. Raises BadInput where nothing can be written otherwise.
+        Each worker has its own lease, as processes start and end independently. A lease
+        of another run keeps out all of them. If the disk is full or read-only, warns
+        and returns None: training continues. Raises BadInput if the folder cannot be
+        written for another reason.
         """
         if not (self.is_local and self.home):
             return None
@@ -151,11 +155,11 @@ class CheckpointStorage:
         copies: PeerReplication | None = None,
         held: Lease | None = None,
     ) -> CheckpointWriter:
-        """The writer of this worker; `copies` replicates what it saves to peers.
+        """Return the writer of this worker; `copies` replicates its saves to peers.
 
-        `held` is the lease on its folder, if that has one.
+        `held` is the lease on its folder, if it has one.
         """
-        # a store that is not there for a while must not keep anybody from saving
+        # a temporarily unreachable store must not prevent saving
         directory, store, uploader = self.at(worker), self.store(is_tried=False), None
         if store is not None:
             fence = Fence(store, f"checkpoint store {store}", self.store_number)
@@ -180,11 +184,14 @@ class CheckpointStorage:
         )
 
     def key(self) -> bytes | None:
-        """The run's key, if it has one; BadInput if that is not here."""
+        """Return the run's key, if it has one; BadInput if the key is not here."""
         return None if self.key_file is None else read_key(Path(self.key_file))
 
     def _fence(self, held: Lease | None) -> Fence | None:
-        """The run's; on a machine that does not see its directory it holds nobody."""
+        """Return the fence of the run's lease, combined with that of `held`.
+
+        On a machine that does not see the run's directory, only the latter applies.
+        """
         beside = None if held is None else held.fence
         if not self.lease:
             return beside
@@ -194,10 +201,10 @@ class CheckpointStorage:
 
 @cache
 def sees_lease(folder: str, number: int, token: str) -> bool:
-    """Whether the lease of this number, by the holder with this token, is in the folder
-    on this machine; what it was at first, as nobody may change sides while he writes.
+    """Return whether this machine sees lease `number` of holder `token` in the folder.
 
-    What cannot be read is not seen.
+    The first answer is cached, as it must not change while a process writes. A lease
+    that cannot be read is not seen.
     """
     try:
         if not Path(folder).is_dir():
@@ -209,15 +216,17 @@ def sees_lease(folder: str, number: int, token: str) -> bool:
 
 
 def state_folder(run: str) -> Path:
-    """Where this machine keeps the checkpoints of a run whose directory it cannot see:
-    $XDG_STATE_HOME/hetjax/RUN, by default in ~/.local/state."""
+    """Return this machine's checkpoint folder of a run whose directory it cannot see.
+
+    It is $XDG_STATE_HOME/hetjax/RUN, by default in ~/.local/state.
+    """
     variable = os.environ.get("XDG_STATE_HOME", "")
     home = Path(variable) if os.path.isabs(variable) else Path.home() / ".local/state"
     return inside(home / "hetjax", run)
 
 
 def _take_first(store: Store, where: str, held_for: HeldFor) -> Lease:
-    """The lease of a worker, also where another worker of the run has ended the old."""
+    """Take a worker's lease, even if another worker of the run ended the old one."""
     try:
         return acquire(store, where, _warn, held_for=held_for)
     except LeaseHeld:
@@ -227,10 +236,10 @@ def _take_first(store: Store, where: str, held_for: HeldFor) -> Lease:
 
 
 def _take_over_others(leases: Path, worker: str, where: str, held_for: HeldFor) -> None:
-    """Return once no other run's worker holds the folder, and end all their leases.
+    """Wait until no other run's worker holds the folder, and end all their leases.
 
-    Who hung will not write any more, and the next start need not wait. All are waited
-    for at once. Raises Held.
+    A worker that hung then writes no more, and the next start need not wait. Waits for
+    all leases at once. Raises LeaseHeld.
     """
     others = [lease_folder(one) for one in leases.iterdir() if one.name != worker]
     held = [one for one in others if not (_is_ours(one, held_for) or is_free(one))]
@@ -244,7 +253,7 @@ def _take_over(store: Store, where: str, held_for: HeldFor) -> None:
     try:
         acquire(store, where, _warn, held_for=held_for).release()
     except LeaseHeld:
-        if not _is_ours(store, held_for):  # that worker was started again meanwhile
+        if not _is_ours(store, held_for):  # if ours: that worker restarted
             raise
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -252,7 +261,7 @@ def _take_over(store: Store, where: str, held_for: HeldFor) -> None:
 
 
 def _is_ours(store: Store, held_for: HeldFor) -> bool:
-    """Whether a worker of this directory took the lease last."""
+    """Return whether a worker of this run directory took the lease last."""
     holder = holder_of(store, last_number(store))
     return holder is not None and holder.home == held_for.home
 
@@ -262,7 +271,7 @@ def _warn(text: str) -> None:
 
 
 def lease_folder(path: Path) -> Store:
-    """A folder as a store for a lease."""
+    """Return a folder as a store for a lease."""
     return TimeLimitedStore(FileStore(path, needs_links=False))
 
 
@@ -272,12 +281,11 @@ def open_store(
     is_tried: bool = True,
     endpoint: str | None = None,
 ) -> Store:
-    """The store at `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///path` or a
-    plain path, tried out.
+    """Open the store of a URL, and try it out if `is_tried`.
 
-    `bytes_per_s` limits uploads, `endpoint` is a server that speaks S3. Raises BadInput
-    where the URL is not one of these, or nothing can be written there, if that is
-    tried.
+    The URL is `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///path` or a plain
+    path. `bytes_per_s` limits uploads, `endpoint` is a server that speaks S3. Raises
+    BadInput if the URL has another form, or if the trial cannot write there.
     """
     for problem in endpoint_problems(url, endpoint):
         raise problem

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in a store: which are complete, and what they have.
+"""Defines the steps in a store: which are complete, and what they contain.
 
     <store>/step_00000010/<worker>/...  as on disk, the manifest last
     <store>/step_00000010/COMMIT        once the manifests of all its workers are there
 
-Owns the names of a step's objects, COMMIT (which run it is of, and a checksum of each
-worker's manifest), and which steps and manifests it vouches for. Does not own who
-uploads what when (`uploader.py`), who fetches it (`fetching.py`) nor the stores
-(`stores/`).
+Owns the names of a step's objects, COMMIT (its run, and a checksum of each worker's
+manifest), and which steps and manifests COMMIT vouches for. Does not own uploading
+(`uploader.py`), fetching (`fetching.py`) nor the stores (`stores/`).
 """
 
 import json
@@ -46,7 +45,7 @@ _T = TypeVar("_T")
 
 
 def object_name(step: int, *parts: str) -> str:
-    """The name of an object of a step.
+    """Return the name of an object of a step.
 
     >>> object_name(10, "east-0", "manifest.json")
     'step_00000010/east-0/manifest.json'
@@ -55,7 +54,7 @@ def object_name(step: int, *parts: str) -> str:
 
 
 def stored_steps(names: Iterable[str], *tail: str) -> list[int]:
-    """Steps, ascending, with an object whose name goes on with these parts.
+    """Return steps, ascending, with an object whose name continues with `tail`.
 
     >>> stored_steps(["step_00000010/COMMIT", "step_00000020/a/state/c"], "COMMIT")
     [10]
@@ -66,7 +65,7 @@ def stored_steps(names: Iterable[str], *tail: str) -> list[int]:
 
 
 def committed_steps(store: Store, run: RunIdentity | None = None) -> list[int]:
-    """Steps of the run with a COMMIT, ascending; without `run`, of any run."""
+    """Return the run's steps with a COMMIT, ascending; without `run`, of any run."""
     found = stored_steps(store.names("step_"), COMMIT)
     if run is None:
         return found
@@ -77,14 +76,14 @@ def _may_be_of(run: RunIdentity, store: Store, step: int) -> bool:
     try:
         return run.owns(committed_run(store, step))
     except CorruptData:
-        return True  # whoever uses the step gets what is wrong with it
+        return True  # using the step raises the error
 
 
 def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifest]:
-    """The manifests that the COMMIT of a step vouches for, sorted by worker.
+    """Return the manifests that the COMMIT of a step vouches for, sorted by worker.
 
-    With a key all of them must be signed with it. Raises FileNotFoundError where the
-    step has no COMMIT, CorruptData where a manifest is not the one that was committed.
+    If there is a key, all of them must be signed with it. Raises FileNotFoundError if
+    the step has no COMMIT, CorruptData if a manifest is not the one that was committed.
     """
     commit = _text(store, object_name(step, COMMIT))
     if commit is None:
@@ -105,17 +104,17 @@ def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifes
 
 
 def committed_lease(store: Store, step: int) -> int:
-    """The lease under which a step was committed; -1 if it was not.
+    """Return the lease under which a step was committed; -1 if it was not.
 
-    0 is that of a COMMIT without one.
+    0 means a COMMIT without a lease.
     """
     return _read_commit(store, step, _lease_of, -1)
 
 
 def committed_run(store: Store, step: int) -> RunId:
-    """The run that committed a step; UNIDENTIFIED if none did, or it has no identity.
+    """Return the run that committed a step; UNIDENTIFIED if none, or without identity.
 
-    For choosing among steps: what is used of one is checked by `manifests`.
+    Only for choosing among steps: `manifests` checks what is then used.
     """
     return _read_commit(store, step, _run_of, UNIDENTIFIED)
 
@@ -147,14 +146,14 @@ def commit(
     fence: Fence | None = None,
     key: bytes | None = None,
 ) -> None:
-    """Write COMMIT if the manifests of all workers of the step are there.
+    """Write COMMIT if the manifests of all workers of the step are in the store.
 
-    It carries the number of the lease of `fence`, and LeaseLost is raised if that is
-    over: then COMMIT does not stay.
+    COMMIT carries the number of the lease of `fence`. If that lease is over, COMMIT is
+    removed and LeaseLost raised.
 
-    Meanwhile a worker may remove its part, left by an earlier run. It removes its
-    manifest before it looks for COMMIT, and we write COMMIT before we look for its
-    manifest: one of the two sees the other, and COMMIT does not stay.
+    Meanwhile a worker may remove its part, left over from an earlier run. It removes
+    its manifest before it looks for COMMIT, and we write COMMIT before we look for its
+    manifest. So one of the two sees the other, and COMMIT is removed.
     """
     fence = fence or Fence(store, str(store), 0)
     name = object_name(step, COMMIT)
@@ -170,7 +169,7 @@ def commit(
 
 
 def _remove_if(store: Store, name: str, text: str) -> None:
-    """Remove what we wrote, unless another one is there by now."""
+    """Remove the object if it still has the text that we wrote."""
     if store.get_text(name) == text:
         store.remove([name])
 
@@ -178,10 +177,10 @@ def _remove_if(store: Store, name: str, text: str) -> None:
 def _commit_text(
     store: Store, step: int, workers: Iterable[str], lease: int, key: bytes | None
 ) -> str | None:
-    """The content of COMMIT; None while the manifest of a worker is missing.
+    """Return the content of COMMIT; None while the manifest of a worker is missing.
 
-    A manifest of other workers, or of another attempt or run than the rest, was left by
-    an earlier run: its worker will replace it.
+    A manifest with other workers, or of another attempt or run than the rest, is left
+    over from an earlier run and counts as missing: its worker will replace it.
     """
     checksums: dict[str, str] = {}
     saves: list[tuple[RunId, Mapping[str, Any]]] = []
@@ -205,7 +204,7 @@ def _commit_text(
 def _committed_workers(
     store: Store, step: int, commit: str, key: bytes | None
 ) -> tuple[RunId, dict[str, str]]:
-    """The run that COMMIT names, and the checksum of each worker's manifest."""
+    """Return the run that COMMIT names, and the checksum of each worker's manifest."""
     try:
         found = as_kind(json_value(commit), "a table", where=COMMIT)
         body = unsigned(found, key)
@@ -233,7 +232,7 @@ def _manifest_text(store: Store, step: int, worker: str) -> str | None:
 
 
 def _text(store: Store, name: str) -> str | None:
-    """The text of an object; CorruptData where a link leads out of the store."""
+    """Return the text of an object; CorruptData if a link leads out of the store."""
     try:
         return store.get_text(name)
     except UnsafeName as unsafe:
@@ -255,7 +254,7 @@ def _parse(
 
 
 def in_store(store: Store | None, key: bytes | None = None) -> list[PartialSnapshot]:
-    """What the store has of each committed step; nothing if there is no store.
+    """Return what the store has of each committed step; nothing without a store.
 
     A step that cannot be used is left out with a warning.
     """

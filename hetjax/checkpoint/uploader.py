@@ -2,8 +2,8 @@
 """Uploads local checkpoints to a store in the background.
 
 Owns `Uploader`: one worker's thread, and its retention in the store. Does not own the
-names of objects and COMMIT (`stored_steps.py`), how a store keeps objects (`stores/`)
-nor the local files (`writer.py`).
+names of objects and COMMIT (`stored_steps.py`), the storage of objects (`stores/`) nor
+the local files (`writer.py`).
 """
 
 import threading
@@ -34,13 +34,13 @@ _T = TypeVar("_T")
 class Uploader:
     """Uploads one worker's committed steps, the newest first.
 
-    A step that is overtaken while it waits is skipped; one that fails warns once, and
-    training goes on. The store keeps the newest `keep` committed steps, and what
-    `keep_also` says. An older one is removed only after a newer COMMIT is in
-    place, and only this worker's files of it. Once the lease of `fence` is over,
-    nothing is written or removed any more. COMMIT is signed with `key`, `read_text`
-    reads manifests on the local disk. What runs other than `run` have saved stays as it
-    is (None: all is of one run).
+    A waiting step is skipped once a newer one is enqueued. A failed upload warns once,
+    and training continues. The store keeps the newest `keep` committed steps and those
+    of `keep_also`. An older one is removed only after a newer COMMIT is in place, and
+    only this worker's files of it. Once the lease of `fence` is over, nothing is
+    written or removed any more. COMMIT is signed with `key`; `read_text` reads
+    manifests on the local disk. Saves of runs other than `run` stay untouched (None:
+    all belong to one run).
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Uploader:
         self._changed = threading.Condition()
         self._waiting: int | None = None
         self._uploading: int | None = None
-        self._uploaded: set[int] = set()  # by this run, as it stands now
-        self._most = -1  # no later step is of it
+        self._uploaded: set[int] = set()  # by this run, without discarded steps
+        self._most = -1  # later steps are discarded
         self._also: tuple[int | None, int | None] = None, None
         self._closed = False
-        # A daemon: a store that does not answer must not hold up the program's end.
+        # A daemon: an unresponsive store must not delay the program's exit.
         self._thread = threading.Thread(target=self._run, daemon=True, name="upload")
         self._thread.start()
 
@@ -80,7 +80,7 @@ class Uploader:
     def enqueue(self, step: int) -> None:
         """Upload a step that is committed on the local disk; returns at once.
 
-        A step before the last one means that the run went back to it.
+        A step before the last one means that the run was rolled back.
         """
         with self._changed:
             assert not self._closed, "the uploader is closed"
@@ -89,7 +89,7 @@ class Uploader:
             self._changed.notify_all()
 
     def give_up_after(self, step: int) -> None:
-        """Let no later step count that is in the store, or on its way there."""
+        """Discard later steps that are in the store, or on their way there."""
         with self._changed:
             if self._waiting is not None and self._waiting > step:
                 self._waiting = None
@@ -105,20 +105,22 @@ class Uploader:
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=2)
 
     def keep_also(self, best: int | None, safe: int | None) -> None:
-        """Let step `best` stay in the store, if it is there, and the newest up to step
-        `safe`, however old: the run may go back there."""
+        """Keep step `best` in the store, and the newest step up to `safe`, however old.
+
+        The run may roll back to them. `best` need not be in the store.
+        """
         with self._changed:
             self._also = best, safe
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """Steps waiting or on their way: their local files must stay."""
+        """Steps that wait or are being uploaded: their local files must stay."""
         with self._changed:
             both = (self._waiting, self._uploading)
             return frozenset(step for step in both if step is not None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is in flight; False if something is after the timeout."""
+        """Wait until nothing is in flight; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.in_flight, timeout_s)
 
@@ -127,7 +129,7 @@ class Uploader:
         self._store.limit.lift()
 
     def close(self) -> None:
-        """Stop without finishing what is in flight: `wait` first."""
+        """Stop without finishing what is in flight: call `wait` first."""
         with self._changed:
             self._closed = True
             if self._waiting is not None:
@@ -140,7 +142,7 @@ class Uploader:
 
     def _run(self) -> None:
         while (step := self._next()) is not None:
-            with suppress(Warning):  # lives on where warnings are made errors
+            with suppress(Warning):  # survives where warnings are errors
                 self._handle(step)
             with self._changed:
                 self._uploading = None
@@ -177,17 +179,17 @@ class Uploader:
             is_later = committed_lease(self._store, step) >= self._fence.number
             if is_later or self._is_of_another(step):
                 raise
-            self._remove_part(step)  # remains of a run that was given up
+            self._remove_part(step)  # left over from discarded steps
             self._put(part, manifest, text)
         with self._changed:
             if step > self._most:
-                return  # it was given up meanwhile
+                return  # the step was discarded meanwhile
             if self._waiting is None or self._waiting > step:
                 self._uploaded.add(step)
         commit(self._store, step, manifest.workers, self._fence, self._key)
 
     def _is_of_another(self, step: int) -> bool:
-        """Whether this worker's part of the step in the store is another run's."""
+        """Return whether this worker's part of the stored step is another run's."""
         if self._own_run is None:
             return False
         run = saved_by(self._store, step, self._worker)
@@ -203,10 +205,10 @@ class Uploader:
         self._store.put_text(name, text)
 
     def _retain(self) -> None:
-        """Remove this worker's part of all of the run's steps but the newest committed.
+        """Remove this worker's part of the run's steps, except of the newest committed.
 
-        Steps after the newest one that this process committed are remains of an earlier
-        start.
+        Steps after the newest one that this process committed are left over from an
+        earlier start.
         """
         with self._changed:
             uploaded, (best, safe) = set(self._uploaded), self._also
@@ -227,8 +229,9 @@ class Uploader:
     def _remove_part(self, step: int) -> None:
         """Remove this worker's part, while other workers may be at the same step.
 
-        COMMIT goes first, so that no incomplete step looks complete, and again last, as
-        a worker may have written it before it saw the manifest vanish (see `commit`).
+        Removes COMMIT first, so that no incomplete step looks complete. Removes it
+        again last: a worker may have written it before it saw the manifest vanish (see
+        `commit`).
         """
         manifest = object_name(step, self._worker, MANIFEST)
         self._store.remove([object_name(step, COMMIT), manifest])
@@ -237,7 +240,7 @@ class Uploader:
         self._store.remove([object_name(step, COMMIT)])
 
     def _for_each(self, action: Callable[[_T], None], items: Iterable[_T]) -> None:
-        """Act on all items with several threads; the first failure stops the rest."""
+        """Act on all items with several threads; stop at the first failure."""
         waiting, failures = deque(items), deque[Exception]()
 
         def work() -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints written by Orbax to the local disk while training goes on.
+"""Writes checkpoints with Orbax to the local disk while training continues.
 
-Owns the background write, the commit (the manifest is written last), retention, and
-the cleanup after a crash. A `kill -9` or a full disk at any moment leaves the newest
-committed step intact. Weights that are not finite are never committed. Does not own
-the format (`format.py`) nor reading (`reader.py`).
+Owns the background write, the commit (the manifest is written last), retention, and the
+cleanup after a crash. A `kill -9` or a full disk at any moment leaves the newest
+committed step intact. Weights that are not finite are never committed. Does not own the
+format (`format.py`) nor reading (`reader.py`).
 """
 
 import json
@@ -65,14 +65,14 @@ _Leaves = Sequence[tuple[str, np.ndarray]]
 
 
 class CheckpointWriter:
-    """Writes one worker's checkpoints, one at a time, on a thread of its own.
+    """Writes one worker's checkpoints, one at a time, on its own thread.
 
-    The newest `keep` steps stay, and those that `uploader` is still copying. Only one
+    The newest `keep` steps stay, and those that `uploader` is still uploading. Only one
     process may save as `worker` in a directory, because opening it removes unfinished
     saves. The interpreter does not wait for a save when it exits: use `with` or
-    `close`. Nothing is committed once the lease of `fence` is over, and manifests are
+    `close`. Nothing is committed once the lease of `fence` is over. Manifests are
     signed with `key` and carry the identity of `run`. Raises BadInput if the directory
-    cannot be written, or holds what another run has saved.
+    is not writable, or holds a save of another run.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class CheckpointWriter:
         self._uploader, self._copies, self._fence = uploader, copies, fence
         self._key, self._run = key, run
         self.newest: Save | None = None  # committed and replicated
-        self.not_finite: Save | None = None  # the last one, if its weights are not
+        self.not_finite: Save | None = None  # the last save, if its weights were not
         check_writable(directory)
         if run is not None:
             _refuse_others(directory, worker, run)
         self._remove_unfinished()
-        self._not_stored: int | None = None  # committed here, not offered to the store
+        self._not_stored: int | None = None  # committed here, not enqueued for upload
         self._keeps_all, self._removing = False, threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -122,8 +122,8 @@ class CheckpointWriter:
         `workers` names all workers that save this step (default: this one alone). Save
         `safe`, the newest that all of them have, and step `best` are kept as well. A
         step that is not `is_stored` is uploaded only at the end of the run, if no later
-        one is. The arrays must not change afterwards; `host` is JSON and is copied. A
-        save that fails later warns once, and training goes on.
+        one was saved. The arrays must not change afterwards; `host` is JSON and is
+        copied. A save that fails later warns once, and training continues.
         """
         if self.busy:
             return False
@@ -148,16 +148,18 @@ class CheckpointWriter:
         return True
 
     def keep_all(self) -> None:
-        """Until the next save begins, what is here stays: others count on it.
+        """Remove no save until the next save begins: other workers rely on them.
 
-        After a loss, what a save in flight would replace may be all that there is.
+        After a loss, the saves that a save in flight would replace may be the only
+        ones.
         """
         with self._removing:
             self._keeps_all = True
 
     def give_up_after(self, step: int) -> None:
-        """Remove what is here of later steps, also copies for others; in the store they
-        do not count any more. Raises LeaseLost.
+        """Discard later steps: remove them here, also copies for peers.
+
+        In the store they no longer count. Raises LeaseLost.
         """
         self.wait()
         if self._fence is not None:
@@ -192,7 +194,7 @@ class CheckpointWriter:
     def close(self) -> None:
         """Finish the save in flight and its upload, and stop.
 
-        The upload may take LAST_UPLOAD_S; a warning names what is missing then.
+        The upload may take LAST_UPLOAD_S; then a warning names what is missing.
         """
         try:
             self.wait()
@@ -220,7 +222,7 @@ class CheckpointWriter:
             self.not_finite = _save_of(manifest)
             return
         part = self._part(step)
-        if why := self._why_not(manifest):  # even what the other has begun is not ours
+        if why := self._why_not(manifest):  # spares its unfinished files
             warnings.warn(f"step {step} was not saved: {why}", stacklevel=1)
             return
         try:
@@ -277,7 +279,7 @@ class CheckpointWriter:
         remove_uncommitted(part)
 
     def _why_not(self, manifest: Manifest) -> str | None:
-        """Why nothing may be saved: this process hung, and another one took over."""
+        """Return why nothing may be saved: after a hang, another process took over."""
         own = attempt(manifest.host)
         if not has_been_overtaken(self.directory, self._worker, own):
             return None
@@ -301,22 +303,25 @@ class CheckpointWriter:
             )
 
     def _let_go_of_earlier(self, safe: Save | None) -> None:
-        """The first save of a step that was saved again stays only while it is safe."""
+        """Remove the first save of a step saved again, unless it is `safe`."""
         for step in step_numbers(self.directory):
             earlier = read_manifest(self._part(step), EARLIER)
             if earlier is not None and _save_of(earlier) != safe:
                 (self._part(step) / EARLIER).unlink()
 
     def _remove_unfinished(self) -> None:
-        """What an earlier process is still writing is removed at the next save."""
+        """Remove unfinished saves.
+
+        What an earlier process is still writing is removed at the next save.
+        """
         for step in step_numbers(self.directory):
             part = self._part(step)
             if not (part / MANIFEST).exists() or read_manifest(part):
                 with suppress(OSError):
-                    remove_uncommitted(part)  # a damaged manifest stays to be seen
+                    remove_uncommitted(part)  # a damaged manifest stays visible
 
     def _records(self, part: Path, state: str) -> dict[str, FileRecord]:
-        """What is known of each file of the state, by its path within the part."""
+        """Return the record of each file of the state, by its path within the part."""
         walk = os.walk(part / state)
         files = sorted(Path(at, name) for at, _, names in walk for name in names)
         signs = self._key is not None
@@ -334,7 +339,7 @@ def _save_of(manifest: Manifest) -> Save:
 
 
 def check_writable(directory: Path) -> None:
-    """Make the folder if it is missing; BadInput if nothing can be written there."""
+    """Make the folder if it is missing; BadInput if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"
@@ -354,7 +359,7 @@ def not_writable(directory: Path, error: OSError) -> BadInput:
 
 
 def _refuse_others(directory: Path, worker: str, run: RunIdentity) -> None:
-    """Raise BadInput where a save of another run would be written over or removed."""
+    """Raise BadInput if a save of another run would be overwritten or removed."""
     for step in step_numbers(directory):
         found = read_manifest(part_directory(directory, step, worker))
         if found is not None and not run.owns(found.run):
@@ -367,7 +372,7 @@ def _refuse_others(directory: Path, worker: str, run: RunIdentity) -> None:
 
 
 def _is_finite(leaves: _Leaves) -> bool:
-    """Whether all weights are finite: then their sum in double precision is."""
+    """Return whether all weights are finite: then their sum in double precision is."""
     return all(
         np.isfinite(np.sum(value, dtype=np.float64))
         for name, value in leaves
@@ -378,8 +383,8 @@ def _is_finite(leaves: _Leaves) -> bool:
 def _flush(state: Path) -> None:
     """Sync what TensorStore does not: Orbax's own files, and folders of folders.
 
-    TensorStore syncs each file and then its folder. Several at a time, since each call
-    waits for the disk's journal.
+    TensorStore syncs each file and then its folder. Several syncs run at a time, since
+    each waits for the disk's journal.
     """
     paths = {state.parent, state, *(path for path in state.iterdir() if path.is_file())}
     paths |= {Path(at) for at, below, _ in os.walk(state) if below}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands have in common: exit codes, last words, files read and written.
+"""Defines what all commands share: exit codes, final messages, input and output files.
 
-Owns the way from a command's function to the `main` of its module, and the refusal of
-files that cannot be read or written before anything is imported that takes seconds.
-Does not own any command, what is in files, nor what must hold between them.
+Owns how a command's function becomes the `main` of its module. Refuses files that it
+cannot read or write, before slow imports. Does not own any command, the contents of
+files, nor the conditions between files.
 """
 
 import os
@@ -39,8 +39,8 @@ def main_of(
 ) -> Main:
     """Return the `main` of a command.
 
-    All commands take -q. After Ctrl-C it says what the same command would do next, if
-    it `goes_on`.
+    All commands take -q. After Ctrl-C, `main` prints what the same command will do when
+    typed again: `goes_on`, if that is given.
 
     >>> main_of(lambda arguments: None)([])
     0
@@ -67,12 +67,13 @@ def main_of(
 
 
 def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
-    """A warning as people read it, without the place in our code."""
+    """Return a warning without the source line that raised it."""
     return f"warning: {message}\n"
 
 
 def _print_error(error: Exception) -> None:
-    """Print it on standard error; in colour on a terminal, unless NO_COLOR is set."""
+    """Print an error to standard error; in colour on a terminal, unless NO_COLOR is
+    set."""
     text = Text(f"hetjax: error\n{error}")
     text.highlight_regex("^hetjax: error", "bold red")
     text.highlight_regex("(?m)^(got|allowed|fix):", "bold")
@@ -87,7 +88,7 @@ def print_result(found: object) -> None:
 
 
 def _check_system() -> None:
-    """Workers are watched, and stopped, by means that Windows lacks."""
+    """Raise BadInput on Windows, which cannot watch and stop workers as hetjax does."""
     if sys.platform == "win32":
         raise BadInput(
             got="hetjax on Windows itself",
@@ -105,9 +106,9 @@ def check_inputs(
     texts: Iterable[tuple[Path, str]] = (),
     model: str | None = None,
 ) -> None:
-    """Raise BadInput for the first of these that cannot be read, or is not there.
+    """Raise BadInput for the first of these inputs that is missing or unreadable.
 
-    `texts` are paths with the options that they were given by.
+    `texts` are paths with the options that named them.
     """
     if model is not None:
         check_model_name(model)
@@ -124,15 +125,14 @@ def check_inputs(
 
 
 def check_devices(cluster: Path | None) -> None:
-    """Raise BadInput for devices of the cluster that nobody has figures of."""
+    """Raise BadInput for devices of the cluster whose figures are unknown."""
     if cluster is not None:
         catalogue.check_devices(load_cluster(cluster))
 
 
 def check_outputs(options: Any, *names: str) -> None:
-    """Raise BadInput for the first of these options whose file has no folder.
-
-    Also for a picture that could not be drawn; all before anything is computed.
+    """Raise BadInput for the first of these options whose file has no folder, and for a
+    picture that cannot be drawn. To be called before anything is computed.
     """
     for name in names:
         path = getattr(options, name)
@@ -151,11 +151,12 @@ def write_outputs(
     writers: Mapping[str, tuple[str, Callable[[Path], object]]],
     show: Callable[[], None],
 ) -> None:
-    """Write the files that are asked for, then show the result: whoever reads it may
-    leave. Then print a line on each file, unless `json`.
+    """Write the requested files, then show the result, because its reader may leave.
+    Then print a line on each file, unless `json`.
 
-    `writers` has, by option, the words of that line ("plan: {}") and what writes. Where
-    the system refuses a file, the result is shown first; BadInput names the options.
+    `writers` maps an option to the text of that line ("plan: {}") and to the function
+    that writes the file. If the system refuses a file, the result is still shown before
+    BadInput is raised, which names the options.
     """
     lines: list[str] = []
     try:
@@ -179,7 +180,7 @@ def write_outputs(
 
 
 def write_file(path: Path, text: str, option: str) -> None:
-    """Write a file, whole or not at all; BadInput names the option that gave it."""
+    """Write a file, whole or not at all. Raises BadInput, which names the option."""
     try:
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `demo`: planners race on a small cluster of unlike cards.
+"""The command `demo`: races planners on a small cluster of unlike cards.
 
 Owns its options and its help, and the files that it writes. Does not own the race
-(`api/racing.py`) nor what is shown (`report/race/race_view.py`).
+(`api/racing.py`) nor its display (`report/race/race_view.py`).
 """
 
 import json
@@ -64,21 +64,22 @@ class DemoOptions:
     seq_len: int = 2_048
     """Tokens per sequence."""
     search_s: float | None = None
-    """Seconds for all planners together; one that is not done by then has no plan."""
+    """Seconds for all planners together; a planner that is not done by then has no
+    plan."""
     seconds: float = 5.0
-    """How long the race takes on a terminal."""
+    """Seconds that the race takes on a terminal."""
     plot: Path | None = None
     """Draw tokens/s and hetjax's plan here: .png, .pdf or .svg; None: demo.png."""
     output: Path | None = None
-    """Write the plans that race into this folder."""
+    """Write the plans of the race to this folder."""
     json: bool = False
-    """Print one JSON object in place of the race."""
+    """Print one JSON object instead of the race."""
 
 
 def demo(arguments: Sequence[str]) -> None:
-    """Race as the arguments say; show the race, print and draw how it ended.
+    """Race as the arguments say; show the race, print and draw its result.
 
-    BadInput before anything is planned, NoFeasiblePlan where nobody has a plan.
+    Raises BadInput before anything is planned, NoFeasiblePlan if no planner has a plan.
     """
     options = parse(arguments)
     _check_seconds(options)
@@ -117,7 +118,7 @@ def _show(
     options: DemoOptions,
     screen: ExitStack,
 ) -> None:
-    """Show how the race ended, and leave the screen to what is printed below."""
+    """Show the result of the race, and free the screen for the lines printed below."""
     if options.json:
         print(json.dumps(race.values(), allow_nan=False))
     else:
@@ -126,7 +127,7 @@ def _show(
 
 
 def parse(arguments: Sequence[str]) -> DemoOptions:
-    """Return the options; BadInput for what cannot be, SystemExit after help."""
+    """Return the options. Raises BadInput for invalid ones, SystemExit after help."""
     return parse_options(
         DemoOptions(),
         arguments,
@@ -137,7 +138,7 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
 
 
 def _check_seconds(options: DemoOptions) -> None:
-    """Raise BadInput for times that no clock can show."""
+    """Raise BadInput for times outside the allowed ranges."""
     for name, allowed in _SECONDS.items():
         (least, most), seconds = allowed, getattr(options, name)
         if seconds is not None and not least <= seconds <= most:
@@ -149,7 +150,7 @@ def _check_seconds(options: DemoOptions) -> None:
 
 
 def _check_folder(output: Path | None) -> None:
-    """Raise BadInput for a file where plans are to have a folder."""
+    """Raise BadInput if the folder for plans is a file."""
     if output is not None and output.exists() and not output.is_dir():
         raise BadInput(
             got=f"--output {output}, which is a file",
@@ -170,7 +171,7 @@ def _title(options: DemoOptions) -> str:
 
 
 def _draw_here(race: "Race") -> None:
-    """Draw the picture that nobody named, or say what it takes."""
+    """Draw the default picture, or say what it needs."""
     if find_spec("matplotlib") is None:
         print("for a picture of this: pip install 'hetjax[plot]'")
         return

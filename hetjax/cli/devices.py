@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `devices`: what the catalogue has, and what this machine has.
+"""The command `devices`: lists the devices of the catalogue and of this machine.
 
 Owns its options and its table. Does not own the catalogue (`cluster/catalogue.py`) nor
-looking at this machine (`launchers/device_probe.py`).
+the probe of this machine (`launchers/device_probe.py`).
 """
 
 import json
@@ -37,20 +37,20 @@ _ROW = "{:<42} {:>10} {:>9} {:>6} {:>11} {:>11}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicesOptions:
-    """Which devices."""
+    """Which devices to list."""
 
     word: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORD")] = ""
-    """A name, or a part of one; all devices if left out."""
+    """Name of a device, or a part of it; if empty, all devices."""
     ssh: Path | None = None
-    """File of hosts to look at, as for hetjax launch ssh."""
+    """File of hosts to probe instead, as for hetjax launch ssh."""
     output: Path | None = None
-    """Where to write their cluster file; None: it is printed."""
+    """Where to write the hosts' cluster file; None: print it."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object in place of the table."""
+    """Print one JSON object instead of the table."""
 
 
 def devices(arguments: Sequence[str]) -> None:
-    """Print what the arguments ask for."""
+    """Print the devices that the arguments select."""
     default = DevicesOptions()
     options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
     if options.ssh is not None:
@@ -80,7 +80,7 @@ def devices(arguments: Sequence[str]) -> None:
 
 
 def meant(word: str) -> list[DeviceSpec]:
-    """Return the devices that a word may mean, else those whose names hold it."""
+    """Return the devices that a word may mean, then those whose names contain it."""
     specs, text = catalogue(), word.lower()
     names = candidates(word) if word else list(specs)
     holding = [name for name in specs if text in name.lower()]
@@ -108,7 +108,7 @@ def _cell(value: float | None) -> str:
 
 
 def _here() -> Mapping[str, int]:
-    """How many accelerators of each kind this machine has."""
+    """Return the number of accelerators of each kind on this machine."""
     with working("looking"):
         from hetjax.cluster.discovery import discover
         from hetjax.launchers.device_probe import accelerators_here
@@ -119,7 +119,7 @@ def _here() -> Mapping[str, int]:
 
 
 def _hosts(file: Path, output: Path | None) -> None:
-    """Look at the hosts of a file; write or print the cluster that they make."""
+    """Probe the hosts of a file; write or print their cluster file."""
     with working("looking"):
         from hetjax.diagnosis.hosts_by_ssh import look_at_hosts
 

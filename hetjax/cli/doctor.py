@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `doctor`: look for what is wrong before a run does.
+"""The command `doctor`: finds problems before a run does.
 
-Owns its options, its help and its exit codes. Does not own what is asked and judged
-(`hetjax/diagnosis/`) nor what is shown (`report/diagnosis.py`).
+Owns its options, its help and its exit codes. Does not own facts and checks
+(`hetjax/diagnosis/`) nor how findings are shown (`report/diagnosis.py`).
 """
 
 from collections.abc import Sequence
@@ -41,35 +41,36 @@ Exit codes: 0 no problem, 1 a problem, 2 bad input."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorOptions:
-    """What to look at besides this machine."""
+    """What to check besides this machine."""
 
     cluster: Path | None = None
     """Cluster file, or lab, office or tiny."""
     run_dir: Path | None = None
     """Directory of a run: can it be written, how fast, and is it in use?"""
     cloud: str | None = None
-    """Store of checkpoints, as in --checkpoint.cloud."""
+    """Checkpoint store, as in --checkpoint.cloud."""
     endpoint: str | None = None
     """Server of that store, as in --checkpoint.endpoint."""
     ports: tuple[int, ...] = ()
-    """TCP ports that have to be free on this machine: 6379 for Ray, say."""
+    """TCP ports that must be free on this machine: 6379 for Ray, for instance."""
     peers: tuple[str, ...] = ()
-    """Machines to measure the way to, each HOST:PORT, where --listen PORT runs."""
+    """Machines to measure the connection to, each HOST:PORT, where --listen PORT
+    runs."""
     listen: int | None = None
-    """Answer --peers of other machines at this port for ten minutes; nothing else."""
+    """Only answer the --peers of other machines, at this port, for ten minutes."""
     ssh: Path | None = None
-    """File of hosts, as for hetjax launch ssh: look at each, too."""
+    """File of hosts, as for hetjax launch ssh; check each of them, too."""
     slurm: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Look at each node of the Slurm job that this command is in, too."""
+    """Check each node of the Slurm job that this command runs in, too."""
     probe: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Measure the devices here, up to 20 s a kind, and print nodes for a cluster file;
-    nothing else."""
+    """Only measure the devices here, up to 20 s for each kind, and print nodes for a
+    cluster file."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object in place of the table."""
+    """Print one JSON object instead of the table."""
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Look as the arguments say, and print what was found; return the exit code."""
+    """Check what the arguments name, print the findings, and return the exit code."""
     default = DoctorOptions()
     options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
     for problem in _problems(options):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `eval`: how well a trained model predicts texts and answers questions.
+"""The command `eval`: scores a trained model on texts and questions.
 
-Owns its options and what is printed. Does not own what is computed
+Owns its options and its output. Does not own the computation
 (`hetjax/api/trained_model.py`).
 """
 
@@ -30,47 +30,50 @@ _HELP = "Score a trained model on texts, and on multiple-choice questions."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """Which model, and what it is to be scored on."""
+    """Which model to score, and on what."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
-    """Directory of a run, folder of Hugging Face, or a name on its hub."""
+    """Directory of a run, Hugging Face folder, or OWNER/MODEL on the hub."""
     data: Path | None = None
-    """A .txt, .jsonl, .json, .csv or .parquet file to predict, or a folder of them."""
+    """A .txt, .jsonl, .json, .csv or .parquet file to predict, or a folder of such
+    files."""
     column: str = TEXT_COLUMN
     """Field of rows, or column of Parquet and CSV files, with the text or messages."""
     format: Format | None = None
-    """What rows are; None: what their fields say."""
+    """Format of the rows; None: recognised from their fields."""
     choices: Path | None = None
     """A .jsonl file of rows {"context": ..., "choices": [...], "gold": index}."""
     delimiter: str = " "
-    """What is between a context and each of its choices."""
+    """Text between a context and each of its choices."""
     window: int | None = None
-    """Tokens that are seen at once; None: all the model takes, up to 2,048."""
+    """Tokens per window; None: as many as the model takes, up to 2,048."""
     stride: int | None = None
-    """Tokens from one window of a long text to the next; None: as many as one has."""
+    """Tokens from one window of a long text to the next; None: the window's length."""
     batch_size: int | None = None
-    """Windows that are computed at once; None: 8, or on a plan as many as in a step."""
+    """Windows to compute at once; None: 8, or on a plan as many as in a training
+    step."""
     step: int | Literal["best"] | None = None
-    """Step of a run's checkpoint; None: the newest, best: of the lowest validation
-    loss."""
+    """Step of a run's checkpoint. None: the newest; best: the one with the lowest
+    validation loss."""
     ema: bool = False
-    """Take the averages of weights of a run with --optimizer.ema."""
+    """Use the averages of the weights, of a run with --optimizer.ema."""
     on: Literal["auto", "plan", "one-device"] = "auto"
-    """plan: the devices of a run's plan, as in training; one-device: those of this
-    process; auto: one device of this machine if it has room, else the plan."""
+    """Where to compute. plan: on the devices of the run's plan, as in training;
+    one-device: on the devices of this process; auto: on one device of this machine if
+    the model fits, otherwise on the plan."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
-    """What is computed in; best: what the device does best."""
+    """Precision of computation; best: the best that the device has."""
     platform: Literal["auto", "cpu"] = "auto"
-    """cpu: not on the accelerators of this machine."""
+    """What to run on. auto: what JAX finds; cpu: the CPU in any case."""
     allow_model_code: str | None = None
-    """Call this function, package.module:function, if the run's config.json names it as
-    the model; no other is called."""
+    """Function, package.module:function, that may be called if the run's config.json
+    names it as the model; no other function is called."""
     json: bool = False
     """Print all figures as JSON."""
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Print how well the model does."""
+    """Print the scores of the model."""
     if not arguments:
         fix = f"{_PROGRAM} runs/tiny --data text.txt, say"
         raise BadInput(got="no RUN_OR_FOLDER", allowed=_USAGE, fix=fix)
@@ -95,7 +98,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """For each file a line, and figures by name."""
+    """Return for each file a line to print, and figures by name."""
     # JAX takes seconds to import
     with working("starting", quiet=options.json) as line:
         from hetjax.api.trained_model import TrainedModel

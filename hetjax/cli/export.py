@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `export`: a run's weights for transformers.
+"""The command `export`: writes a run's weights for transformers.
 
-Owns its options and words. Does not own what is written (`hetjax/api/exporting.py`).
+Owns its options and messages. Does not own the export (`hetjax/api/exporting.py`).
 """
 
 from collections.abc import Sequence
@@ -22,29 +22,30 @@ _HELP = "Write a run's weights as a folder that transformers loads."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """Which run, and where to."""
+    """Which run to export, and where to."""
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Directory of the run."""
     to: Path | None = None
-    """Folder to write, which is empty or not there yet."""
+    """Folder to write; it must be empty, or not exist yet."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the weights; None: that of the folder that the run began with, else
-    float32."""
+    """Precision of the weights. None: float32 for adapters, otherwise that of the
+    initial model's folder, or float32 without one."""
     step: int | Literal["best"] | None = None
-    """Step of the checkpoint; None: the newest, best: of the lowest validation loss."""
+    """Step of the checkpoint. None: the newest; best: the one with the lowest
+    validation loss."""
     merged: bool = False
-    """Of a run with adapters write the whole model, these added to its weights. Without
-    it the adapters alone are written, for PEFT."""
+    """For a run with adapters: write the whole model, with the adapters merged into its
+    weights. Without this option only the adapters are written, for PEFT."""
     base: Path | None = None
-    """Of a run with adapters write the weights under them into this folder, too,
+    """For a run with adapters: also write the weights under them to this folder,
     rounded as the run held them (--lora.frozen); the adapters name it as their base."""
     ema: bool = False
-    """Write the averages of weights of a run with --optimizer.ema."""
+    """Write the averages of the weights, of a run with --optimizer.ema."""
 
 
 def export(arguments: Sequence[str]) -> None:
-    """Export as the arguments say, and say what was written."""
+    """Export as the arguments say, and print the result."""
     if not arguments:
         raise BadInput(
             got="no RUN_DIR",

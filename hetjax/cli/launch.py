@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `launch`: start a run on a Slurm cluster, or on hosts by ssh.
+"""The command `launch`: starts a run on a Slurm cluster, or on hosts by ssh.
 
-Owns its options and words. Does not own the job's script
-(`launchers/slurm/job_script.py`), hosts (`cluster/hosts.py`), nor the run: that is
-`hetjax train`'s.
+Owns its options and messages. Does not own the job's script
+(`launchers/slurm/job_script.py`), hosts (`cluster/hosts.py`), nor the run (`train.py`).
 """
 
 import re
@@ -55,35 +54,38 @@ _OWN = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmOptions:
-    """What a job asks for, and where its script goes."""
+    """What the job requests, and where to write its script."""
 
     cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
-    """Cluster file: the job asks for its nodes."""
+    """Cluster file; the job requests its nodes."""
     time: str = ""
-    """Time limit as Slurm has it: minutes, H:MM:SS or D-HH; empty: the partition's."""
+    """Time limit in Slurm's form: minutes, H:MM:SS or D-HH; if empty, the partition's
+    limit."""
     notice_s: int = 300
-    """Seconds before it at which the run saves; Slurm may be a minute early."""
+    """Seconds before the time limit at which the run saves; Slurm may be a minute
+    early."""
     cpus_per_device: int = 4
     """CPUs for each device."""
     gres: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """What the site calls a device, DEVICE=TYPE; once for each that it cannot tell."""
+    """The site's name for a device, DEVICE=TYPE; repeat it for each device whose name
+    launch cannot find out."""
     sbatch: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A further option of sbatch without its dashes, account=mine say; once for each,
-    for all components."""
+    """A further option of sbatch for all components, without its dashes, account=mine
+    for instance; repeat it for more."""
     script: Path | None = None
-    """Where to write the script; None: beside the run's directory, RUN_DIR.slurm.sh."""
+    """Where to write the script; None: RUN_DIR.slurm.sh, beside the run directory."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Write and show the script, and submit nothing."""
+    """Write and show the script, but do not submit it."""
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """Start as the arguments say; the exit code is 0, or train's."""
+    """Start as the arguments say; return 0, or the exit code of `train`."""
     if not arguments:
         print(_HELP)
         return 2
     if arguments[0] in HELP:
         print(_HELP)
-        _slurm_options(HELP[:1])  # which ends the process
+        _slurm_options(HELP[:1])  # ends the process
     how, *rest = arguments
     if how not in _OWN:
         raise BadInput(
@@ -99,7 +101,8 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 def _divided(given: Sequence[str], how: str) -> tuple[list[str], list[str]]:
-    """The words before `--`, and those after `-- train`; checked in so far."""
+    """Return the words before `--` and those after `-- train`. Raises BadInput if a
+    part is missing, or for options that `launch` sets itself."""
     at = [*given, "--"].index("--")
     own, words = list(given[:at]), list(given[at + 1 :])
     if any(word in HELP for word in own):
@@ -177,7 +180,8 @@ def _slurm_options(given: Sequence[str]) -> SlurmOptions:
 
 
 def _absolute(file: Path) -> Path:
-    """A preset stays a word: it is found wherever the job is."""
+    """Return the absolute path of a file; the name of a preset stays as it is, because
+    the job finds it anywhere."""
     return file.absolute() if file.exists() else file
 
 
@@ -213,7 +217,7 @@ def _check(options: SlurmOptions) -> None:
 
 
 def seconds_of(limit: str) -> int:
-    """Return how long a limit in Slurm's form is.
+    """Return the seconds of a limit in Slurm's form.
 
     >>> [seconds_of(limit) for limit in ("5", "1:30", "1:00:00", "2-12", "1-0:30")]
     [300, 90, 3600, 216000, 88200]
@@ -230,7 +234,7 @@ def seconds_of(limit: str) -> int:
 
 
 def _check_paths(*paths: Path) -> None:
-    """A line of a script ends where a name has a line's end in it."""
+    """Raise BadInput for paths with line ends, which would break the script."""
     for path in paths:
         if not str(path).isprintable():
             raise BadInput(
@@ -252,7 +256,8 @@ def _pair(gres: str) -> tuple[str, str]:
 
 
 def _types() -> list[str]:
-    """What the cluster that is here calls its cards; nothing where there is none."""
+    """Return the names that the Slurm cluster here has for its cards; [] without a
+    cluster."""
     try:
         listing = slurm_output(["sinfo", "--noheader", "-o", "%G"])
     except BadInput:

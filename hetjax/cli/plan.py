@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `plan`: a model and a cluster in, the best plan out.
+"""The command `plan`: finds the best plan for a model on a cluster.
 
-Owns its options and its help, and the files that are written. Does not own the choices
-(`api/plan_config.py`), the search (`api/planning.py`) nor what is shown (`report/`).
+Owns its options and its help, and the files that it writes. Does not own the choices
+(`api/plan_config.py`), the search (`api/planning.py`) nor the display (`report/`).
 """
 
 import json
@@ -52,35 +52,38 @@ class PlanOptions(PlanConfig):
     """The options of `plan`."""
 
     model: str | None = None
-    """A preset, a folder or config.json of Hugging Face, or package.module:function."""
+    """The model: a preset; a Hugging Face folder or config.json; or a function that
+    returns a model, package.module:function."""
     cluster: Path | None = None
-    """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
+    """Cluster file, or lab, office or tiny; None: the preset's cluster, or the devices
+    found here."""
     profile: Path | None = None
-    """Measured times, from python -m hetjax.profile; else times are estimated."""
+    """Measured times, from python -m hetjax.profile; None: estimate the times."""
     compiled: Path | None = None
-    """What the compiler said of a run's memory, its compiled.json; else estimated."""
+    """Memory that the compiler reported for a run, its compiled.json; None: estimate
+    it."""
     calibration: Annotated[str | None, tyro.conf.arg(metavar="none|FILE")] = None
-    """What a run measured of its own steps, its calibration.json, or what NCCL-tests
-    printed: speeds as they had; none: as modelled. Else what earlier runs taught."""
+    """Measured speeds: a run's calibration.json, or the output of NCCL-tests. none:
+    speeds as modelled. By default, what earlier runs measured."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """The plan that runs now: count also what has to move to the new one."""
+    """The plan that runs now; also count the state that has to move to the new plan."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
     """Write the plan here, with its prediction."""
     report: Path | None = None
-    """Write one page of HTML about the plan here."""
+    """Write an HTML page about the plan here."""
     plot: Path | None = None
     """Draw the layout here: .png, .pdf or .svg."""
     allow_model_code: str | None = None
-    """Call this function, package.module:function, if the plan file names it as the
-    model; no other is called."""
+    """Function, package.module:function, that may be called if the plan file names it
+    as the model; no other function is called."""
     json: bool = False
-    """Print one JSON object in place of tables."""
+    """Print one JSON object instead of tables."""
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Plan as the arguments say; print and write what they ask for.
+    """Plan as the arguments say; print and write the results.
 
-    BadInput before anything is written, NoFeasiblePlan where nothing fits.
+    Raises BadInput before anything is written, NoFeasiblePlan if nothing fits.
     """
     preset, options = parse(arguments)
     check_outputs(options, "output", "plot", "report")
@@ -131,17 +134,17 @@ def _show(found: "FoundPlan", as_json: bool) -> None:
 
 
 def _again(found: "FoundPlan") -> str:
-    """What to type for the same plan, however fast the machine is."""
+    """Return the option that gives the same plan again, on any machine."""
     if found.ended != "search_s" or not found.search_work:
         return ""
     return f"; --search-work {','.join(map(str, found.search_work))} finds it again"
 
 
 def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:
-    """Return the name of the preset that defaults are from, if any, and the options.
+    """Return the name of the preset with the defaults, if any, and the options.
 
-    BadInput for an unknown preset or option and for a value of the wrong type.
-    SystemExit after help, which is printed.
+    Raises BadInput for an unknown preset or option and for a value of the wrong type,
+    SystemExit after it has printed help.
     """
     if not arguments:
         raise nothing_given(

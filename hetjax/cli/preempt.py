@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `preempt`: ask a run to save and leave.
+"""The command `preempt`: asks a run to save and leave.
 
-Owns its options and words. Does not own the request
+Owns its options and messages. Does not own the request
 (`training/recovery/notice_sources.py`).
 """
 
@@ -26,16 +26,17 @@ _HELP = "Ask a run to save and stop, with exit code 4, or to go on without a nod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreemptOptions:
-    """Which run, and what of it."""
+    """Which run, and which part of it."""
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Directory of the run."""
     node: str | None = None
-    """The node that the run is to go on without; None: the whole run stops."""
+    """Node that the run should release and continue without; None: stop the whole
+    run."""
 
 
 def ask(run_dir: Path, node: str | None) -> str:
-    """Ask the run; return what was done and what happens next."""
+    """Write the request; return a message on what happens next."""
     if not os.path.isfile(run_dir / CONFIG):
         raise BadInput(
             got=f"{str(run_dir)!r}, which has no {CONFIG} in it",
@@ -58,7 +59,7 @@ def ask(run_dir: Path, node: str | None) -> str:
 
 
 def preempt(arguments: Sequence[str]) -> None:
-    """Ask as the arguments say; print what happens next."""
+    """Send the request of the arguments; print what happens next."""
     if not arguments:
         raise BadInput(
             got="no RUN_DIR", allowed=f"{_PROGRAM} RUN_DIR", fix="runs/tiny, say"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a command, from its first import to its exit: signals and streams.
+"""Runs a command's process, from its first import to its exit: signals and streams.
 
 A command takes seconds to import, and a signal meanwhile must not show a traceback, so
-this file imports the standard library alone. Owns what SIGINT, SIGTERM and SIGHUP do
-where a command has no handlers of its own, and what becomes of output whose reader has
-left. Does not own errors and their exit codes (`command.py`).
+this file imports only the standard library. Owns the default handlers of SIGINT,
+SIGTERM and SIGHUP, and discards output whose reader has left. Does not own errors and
+their exit codes (`command.py`).
 """
 
 import errno
@@ -24,12 +24,13 @@ _UNDONE = {
     "profile": "before all was measured: the same command measures what is missing",
 }
 _SHOW_CURSOR = "\x1b[?25h"
-_READER_LEFT = (errno.EPIPE, errno.EIO)  # a pipe's, a terminal's
+_READER_LEFT = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal
 _Run = Callable[[Sequence[str]], int]
 
 
 class Main(Protocol):
-    """Runs a command and gives its exit code; without arguments with the process's."""
+    """Runs a command and returns its exit code. Without arguments it takes those of the
+    process."""
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
 
@@ -44,8 +45,8 @@ def command_main(name: str) -> Main:
 def process_main(run: _Run, name: str | None = None) -> Main:
     """Return the `main` of a process that runs this command.
 
-    Without a name, the command's comes first among the arguments. A `main` that is
-    given arguments is called from Python, whose signals and streams stay as they are.
+    Without a name, the first argument names the command. A call of `main` with
+    arguments comes from Python code, whose signals and streams stay as they are.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +56,7 @@ def process_main(run: _Run, name: str | None = None) -> Main:
         signals_say(_UNDONE.get(first, "before it was done"))
         signals = _Signals()
         outlive_readers()
-        if os.environ.get("NO_COLOR"):  # which all but the printer of help hear
+        if os.environ.get("NO_COLOR"):  # only the help printer ignores it
             os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
         code: Any = 1
         try:
@@ -74,11 +75,11 @@ def process_main(run: _Run, name: str | None = None) -> Main:
     return main
 
 
-_said = ""  # a signal comes to the process, of which there is one
+_said = ""  # global, because signals go to the whole process
 
 
 def signals_say(how: str) -> None:
-    """From now on, a signal that ends the process says that it was ended like this."""
+    """Set the last words of the message that a fatal signal prints from now on."""
     global _said
     _said = how
 
@@ -87,23 +88,23 @@ _ends_at_once = False
 
 
 def end_at_once() -> None:
-    """Let the process end after its command, whatever threads and libraries still do,
-    as one that hangs would keep it from its end."""
+    """End the process right after its command, whatever threads and libraries still do:
+    one that hangs would keep the process alive."""
     global _ends_at_once
     _ends_at_once = True
 
 
 class _Signals:
-    """Handlers that end the process at once, rather than raise: an exception could come
-    in the middle of an import, or where Python can pass it to nobody and prints it.
+    """Handlers that end the process at once instead of raising: an exception could
+    interrupt an import, or come where Python can only print it.
 
-    A lost terminal ends nothing: files are still to be written.
+    SIGHUP is ignored, because files may still have to be written without a terminal.
     """
 
     def __init__(self) -> None:
-        self.exit_code: int | None = None  # once there is nothing left to do but exit
+        self.exit_code: int | None = None  # set once only the exit is left
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as in the background
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in the background
                 signal.signal(number, self._end)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -112,18 +113,18 @@ class _Signals:
         if self.exit_code is not None:
             os._exit(self.exit_code)
         name = signal.Signals(number).name
-        cursor = _SHOW_CURSOR if os.isatty(2) else ""  # a live line hides it
+        cursor = _SHOW_CURSOR if os.isatty(2) else ""  # a live line hides the cursor
         text = f"{cursor}\nhetjax: ended by {name} {_said}\n"
-        with suppress(OSError):  # not print: the signal may have come in one
+        with suppress(OSError):  # no `print`: the signal may have interrupted one
             os.write(2, text.encode())
         os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
 def outlive_readers() -> None:
-    """Let this process write to pipes and terminals whose reader leaves, in silence.
+    """Silently discard output to pipes and terminals whose reader has left.
 
-    Descriptors that were closed from the start become the null device: the next file to
-    be opened would get their numbers, and what is printed.
+    Descriptors that were closed from the start become the null device. Otherwise the
+    next opened file would get such a number, and the printed output.
     """
     for descriptor in range(3):
         try:
@@ -155,7 +156,7 @@ class _OutlivingFile(io.FileIO):
 
 
 def _outliving(stream: Any, descriptor: int) -> io.TextIOWrapper:
-    """The stream, None if it was closed, over such a file."""
+    """Return the stream (None: it was closed) on top of an `_OutlivingFile`."""
     file = _OutlivingFile(descriptor, "w", closefd=False)
     is_unbuffered = stream is not None and stream.write_through
     return io.TextIOWrapper(

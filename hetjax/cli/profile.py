@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `profile`: a preset's name, then what to measure of it.
+"""The command `profile`: measures the model of a preset.
 
-Owns its options, its help and its errors. Does not own what is measured
+Owns its options, its help and its errors. Does not own the choice of measurements
 (`training/settings/presets.py`) nor the measuring (`hetjax/profiling/`).
 """
 
@@ -33,16 +33,16 @@ class ProfileOptions(ProfileConfig):
     """The options of `profile`."""
 
     sailor: Path | None = None
-    """Measure nothing: write Sailor's layer times of the model, a file for one kind of
-    device, into the profile. Give that --device, too."""
+    """File of Sailor's layer times of the model on one kind of device, to write into
+    the profile instead of measuring. It needs --device."""
     device: str | None = None
-    """The kind of device that --sailor is of, by its name in the catalogue."""
+    """The kind of device of the --sailor file, by its name in the catalogue."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print the profile as one JSON object in place of the table."""
+    """Print the profile as one JSON object instead of the table."""
 
 
 def profile(arguments: Sequence[str]) -> None:
-    """Measure as the arguments say; print and write what was measured."""
+    """Measure as the arguments say; print and write the result."""
     name, options = parse(arguments)
     check_output(options)
     kept = options.output if options.output.exists() else None
@@ -53,7 +53,7 @@ def profile(arguments: Sequence[str]) -> None:
         from hetjax.api.profiling import measure_profile
     config = asdict(options)
     as_json = config.pop("json")
-    # with --json, standard output is the machine's
+    # with --json, standard output has nothing but JSON
     measured = measure_profile(name, **config, quiet=as_json)
     if as_json:
         print(measured.json(), end="")
@@ -61,15 +61,15 @@ def profile(arguments: Sequence[str]) -> None:
         print(measured)
         print(f"profile written to {options.output}")
     else:
-        for line in measured.how_sure:  # the table stands above already
+        for line in measured.how_sure:  # the table is already printed
             print(line)
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
     """Return the preset's name and what to measure of it.
 
-    BadInput for an unknown preset or option and for a value of the wrong type.
-    SystemExit after help, which is printed.
+    Raises BadInput for an unknown preset or option and for a value of the wrong type,
+    SystemExit after it has printed help.
     """
     if not arguments:
         raise nothing_given(
@@ -89,7 +89,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
 
 
 def _help() -> str:
-    """What is measured and why, and the presets."""
+    """Return what is measured and why, and the presets."""
     return f"""usage: {_PROGRAM} PRESET [options]
 
 Time the layers of a preset's model on the devices that are here, and the

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `sample`: a trained model goes on with a text.
+"""The command `sample`: generates text with a trained model.
 
-Owns its options and what is printed. Does not own how texts are made
+Owns its options and its output. Does not own the generation
 (`hetjax/api/trained_model.py`).
 """
 
@@ -30,49 +30,51 @@ _HELP = "Let a trained model go on with a text; it is printed as it comes."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleOptions:
-    """Which model, and what it is to go on with."""
+    """Which model to use, and which text to continue."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
-    """Directory of a run, folder of Hugging Face, or a name on its hub."""
+    """Directory of a run, Hugging Face folder, or OWNER/MODEL on the hub."""
     prompt: str = ""
-    """Text to go on with; empty: the start of a document."""
+    """Text to continue; if empty, the start of a document."""
     chat: bool = False
-    """The prompt is what a user says, in the model's chat template."""
+    """Treat the prompt as a user's message, in the model's chat template."""
     tokens: Annotated[
         int, tyro.conf.arg(aliases=("--max-new-tokens", "--max-tokens"))
     ] = 64
-    """Most tokens to add."""
+    """Maximum number of tokens to add."""
     temperature: float = 0.8
-    """0 takes the likeliest token, below 1 likely ones more often."""
+    """Temperature; 0 always takes the most likely token, and below 1 likely tokens come
+    more often."""
     top_k: int | None = None
-    """Only so many of the likeliest tokens can come; None: all."""
+    """Draw only from this many of the most likely tokens; None: from all."""
     top_p: float = 1.0
-    """Only the likeliest tokens can come that together have this probability."""
+    """Draw only from the fewest tokens that together have this probability."""
     stop: str | None = None
-    """The text ends before this one."""
+    """End before this text."""
     seed: int = 0
     """The same seed gives the same text."""
     step: int | Literal["best"] | None = None
-    """Step of a run's checkpoint; None: the newest, best: of the lowest validation
-    loss."""
+    """Step of a run's checkpoint. None: the newest; best: the one with the lowest
+    validation loss."""
     ema: bool = False
-    """Take the averages of weights of a run with --optimizer.ema."""
+    """Use the averages of the weights, of a run with --optimizer.ema."""
     on: Literal["auto", "plan", "one-device"] = "auto"
-    """plan: the devices of a run's plan, as in training; one-device: those of this
-    process; auto: one device of this machine if it has room, else the plan."""
+    """Where to compute. plan: on the devices of the run's plan, as in training;
+    one-device: on the devices of this process; auto: on one device of this machine if
+    the model fits, otherwise on the plan."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
-    """What is computed in; best: what the device does best."""
+    """Precision of computation; best: the best that the device has."""
     platform: Literal["auto", "cpu"] = "auto"
-    """cpu: not on the accelerators of this machine."""
+    """What to run on. auto: what JAX finds; cpu: the CPU in any case."""
     allow_model_code: str | None = None
-    """Call this function, package.module:function, if the run's config.json names it as
-    the model; no other is called."""
+    """Function, package.module:function, that may be called if the run's config.json
+    names it as the model; no other function is called."""
     json: bool = False
     """Print text, tokens, reason, prompt_tokens, first_s and tokens_per_s as JSON."""
 
 
 def sample(arguments: Sequence[str]) -> None:
-    """Print what the model goes on with."""
+    """Print the text that the model generates."""
     if not arguments:
         fix = f"{_PROGRAM} runs/tiny --prompt 'Return the', say"
         raise BadInput(got="no RUN_OR_FOLDER", allowed=_USAGE, fix=fix)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `simulate`: a plan or a preset in, a predicted step out.
+"""The command `simulate`: predicts a step of a plan or of a preset.
 
 Owns its options and its help, and the files that it writes. Does not own the simulation
-(`api/simulating.py`) nor what is shown (`report/`).
+(`api/simulating.py`) nor the display (`report/`).
 """
 
 import json
@@ -60,45 +60,47 @@ class SimulateOptions:
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """Plan file, or the name of a preset for the plan that it would train with."""
     cluster: Path | None = None
-    """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
+    """Cluster file, or lab, office or tiny; None: the preset's cluster, or the devices
+    found here."""
     model: str | None = None
-    """A preset, a folder or config.json of Hugging Face, or package.module:function;
-    else the plan's."""
+    """The model: a preset; a Hugging Face folder or config.json; or a function that
+    returns a model, package.module:function. None: the plan's model."""
     profile: Path | None = None
-    """Measured times, from python -m hetjax.profile; else times are estimated."""
+    """Measured times, from python -m hetjax.profile; None: estimate the times."""
     compiled: Path | None = None
-    """What the compiler said of a run's memory, its compiled.json; else estimated."""
+    """Memory that the compiler reported for a run, its compiled.json; None: estimate
+    it."""
     calibration: Annotated[str | None, tyro.conf.arg(metavar="none|FILE")] = None
-    """What a run measured of its own steps, its calibration.json, or what NCCL-tests
-    printed: speeds as they had; none: as modelled. Else what earlier runs taught."""
+    """Measured speeds: a run's calibration.json, or the output of NCCL-tests. none:
+    speeds as modelled. By default, what earlier runs measured."""
     dtype: Dtype | None = None
-    """Precision of computation; best: what every kind of device does best. Else the
-    plan's, the profile's, the preset's, or best."""
+    """Precision of computation; best: the best that each kind of device has. None: that
+    of the plan, the profile or the preset, otherwise best."""
     attention: Attention | None = None
-    """How attention is computed; best: by each kind's own kernel, if it has one. Else
-    the plan's, the preset's, or best."""
+    """How to compute attention; best: with each kind's own kernel, if it has one. None:
+    as in the plan or the preset, otherwise best."""
     gradient_wire: GradientWire = "float32"
-    """Precision of gradients between workers, as of train."""
+    """Precision of gradients between workers; bfloat16 halves the bytes but rounds."""
     schedule: Annotated[str | None, tyro.conf.arg(help=_SCHEDULE_HELP)] = None
     trace: Path | None = None
     """Write the timeline here, to open in ui.perfetto.dev."""
     plot: Path | None = None
     """Draw the timeline here: .png, .pdf or .svg."""
     output: Path | None = None
-    """Write the plan as simulated here, with its prediction."""
+    """Write the simulated plan here, with its prediction."""
     allow_model_code: str | None = None
-    """Call this function, package.module:function, if the plan file names it as the
-    model; no other is called."""
+    """Function, package.module:function, that may be called if the plan file names it
+    as the model; no other function is called."""
     json: bool = False
-    """Print one JSON object in place of tables."""
+    """Print one JSON object instead of tables."""
     train: TrainConfig = field(default_factory=TrainConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 def simulate(arguments: Sequence[str]) -> None:
-    """Simulate as the arguments say; print and write what they ask for.
+    """Simulate as the arguments say; print and write the results.
 
-    BadInput before anything is written, NoFeasiblePlan for a plan over memory.
+    Raises BadInput before anything is written, NoFeasiblePlan for a plan over memory.
     """
     options = parse(arguments)
     check_plan_or_preset(options.plan)
@@ -143,7 +145,7 @@ def simulate(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> SimulateOptions:
-    """Return the options; BadInput for what cannot be, SystemExit after help."""
+    """Return the options. Raises BadInput for invalid ones, SystemExit after help."""
     if not arguments:
         raise nothing_given(
             _PROGRAM,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `train`: a preset's name, then settings to override.
+"""The command `train`: trains with a preset and settings that override it.
 
 Owns its help and its errors. Does not own settings and presets (`training/settings/`),
 nor the run (`training/session.py`).
@@ -35,18 +35,20 @@ _GOES_ON = "goes on from the last checkpoint"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions(RunConfig):
-    """The settings of a run, and what is not kept with them: typed at every start."""
+    """The settings of a run, and options that a run does not store with them."""
 
     observer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Who looks on, once for each: tensorboard, wandb, prometheus, or a class or
-    function of yours, package.module:name. Typed again when a run resumes."""
+    """Observer of the run: tensorboard, wandb, prometheus, or your own class or
+    function, package.module:name; repeat it for more. Give it again when the run
+    resumes."""
     reprovision: str | None = None
-    """Command that asks for machines, run without a shell while nodes of the cluster
-    file are missing; which ones it reads as JSON. Typed again when a run resumes."""
+    """Command that requests machines, run without a shell while nodes of the cluster
+    file are missing; it reads these as JSON from standard input. Give it again when the
+    run resumes."""
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train as the arguments say; the exit code is 0, or 4 if the run was stopped."""
+    """Train as the arguments say; return 0, or 4 if the run was stopped."""
     options, preset = _parsed(arguments)
     config = _settings(options)
     check_config(config)
@@ -76,23 +78,23 @@ def train(arguments: Sequence[str]) -> int:
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     """Return the settings and the preset that they started from.
 
-    Raises as reading options does.
+    Raises as `parse_options` does.
     """
     options, chosen = _parsed(arguments)
     return _settings(options), chosen
 
 
 def _settings(options: TrainOptions) -> RunConfig:
-    """What is kept; the model's name is a person's."""
+    """Return the settings that the run stores; the model's name counts as typed."""
     values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
     return replace(RunConfig(**values), model=TypedName(options.model))
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[TrainOptions, Preset]:
-    """Return the options that are in force, and the preset that they started from.
+    """Return the options, and the preset that they started from.
 
-    BadInput for an unknown preset or option and for a value of the wrong type.
-    SystemExit after help, which is printed.
+    Raises BadInput for an unknown preset or option and for a value of the wrong type,
+    SystemExit after it has printed help.
     """
     if not arguments or arguments[0] in HELP:
         print(_help())
@@ -111,7 +113,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[TrainOptions, Preset]:
 
 
 def _help() -> str:
-    """What can be trained, a line each."""
+    """Return the help: what can be trained, one line each."""
     return f"""usage: {_PROGRAM} PRESET [options]
 
 Train a model, or go on with the run that is in its --run-dir.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `worker`: this machine joins a run.
+"""The command `worker`: lets this machine join a run.
 
-Owns its options and words, and where a token may come from. Does not own joining
+Owns its options and messages, and the sources of a token. Does not own joining
 (`hetjax/launchers/joining/joiner.py`).
 """
 
@@ -30,29 +30,29 @@ _HELP = (
     "cannot be reached, is lost, or has stopped, and may be tried again, 2 it refuses "
     "this machine."
 )
-_TOKEN_BYTES = 256  # more than any has
+_TOKEN_BYTES = 256  # longer than any token
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerOptions:
-    """Which run, and who this machine is in it."""
+    """Which run to join, and as which node."""
 
     join: str | None = None
-    """Where the run waits, HOST:PORT."""
+    """Address at which the run waits, HOST:PORT."""
     node: str | None = None
-    """The node of the run's cluster file that this machine is; NAME/0, NAME/1 and so on
-    for one of several hosts."""
+    """This machine's node in the run's cluster file; NAME/0, NAME/1 and so on for one
+    of several hosts."""
     fingerprint: str | None = None
-    """Of the run's certificate, as the run tells it: sha256:..."""
+    """Fingerprint of the run's certificate, as the run prints it: sha256:..."""
     token_file: Path | None = None
-    """File with the token, which only its owner may read (chmod 600); None: it is the
-    first line of standard input."""
+    """File with the token, which only its owner may read (chmod 600); None: the first
+    line of standard input."""
     address: str = ""
-    """IPv4 address at which other machines reach this one; empty: that at which it
-    calls."""
+    """IPv4 address at which other machines reach this one; if empty, the address from
+    which it connects to the run."""
     allow_model_code: str = ""
-    """Function that may be called here as the model, package.module:function; empty:
+    """Function that may be called here as the model, package.module:function; if empty,
     none."""
 
 
@@ -87,7 +87,7 @@ def worker(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> WorkerOptions:
-    """Return the options; raises as reading options does."""
+    """Return the options. Raises as `parse_options` does."""
     return parse_options(
         WorkerOptions(), arguments, program=_PROGRAM, description=_HELP
     )
@@ -127,7 +127,7 @@ def _check_code(name: str) -> None:
 
 
 def _token(file: Path | None) -> bytes:
-    """The token; no error shows any of it."""
+    """Return the token. No error message shows any of it."""
     if file is not None:
         text = _private_text(file)
     elif sys.stdin is not None and sys.stdin.isatty():
@@ -145,7 +145,7 @@ def _token(file: Path | None) -> bytes:
 
 
 def _private_text(file: Path) -> str:
-    """What is in a file that nobody else may read or write."""
+    """Return the text of a file that no other user may read or write."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device catalogue: what one device of each kind can do at best, and its price.
+"""Reads the device catalogue: peaks and prices of one device of each kind.
 
-Owns the reading of `devices.toml`, the names of devices and what a node's own figures
-change. Does not own which devices are there (`discovery.py`), what a node's devices
-cost (`prices.py`), how near a program comes to these peaks, nor routes between devices
-(both `costs/`).
+Owns the reading of `devices.toml`, the names of devices, and how a node's own figures
+override it. Does not own which devices are there (`discovery.py`), the price of a
+node's devices (`prices.py`), how near a program comes to these peaks, nor routes
+between devices (both `costs/`).
 """
 
 import difflib
@@ -22,16 +22,16 @@ from hetjax.cluster.speeds import AS_MODELLED, Speeds
 from hetjax.errors import BadInput
 from hetjax.files.parsing import toml_table
 
-Backend = Literal["cpu", "gpu", "tpu"]  # XLA's, by what it compiles for
-# the same, and the one kind for which it was seen to lay arrays out as for no other
+Backend = Literal["cpu", "gpu", "tpu"]  # XLA's backends, by their targets
+# a backend, or the one kind of device whose array layouts were seen to differ
 Compiler = Backend | Literal["TPU-v6e"]
 
 _FILE = Path(__file__).parent / "devices.toml"
-_UNLIKE = 0.1  # of the memory: more is another card of the same name
-_NUM_NEAREST = 3  # names that are shown for one that there is not
-# words by which cards of one number differ, in memory too
+_UNLIKE = 0.1  # of the memory: a larger difference is another card of the same name
+_NUM_NEAREST = 3  # suggestions for an unknown name
+# words that tell cards of one number apart; these cards also differ in memory
 _VARIANTS = {"ti", "super", "laptop", "mobile", "max", "d", "mig", "nvl", "ada"}
-_PLAIN = {  # no figures
+_PLAIN = {  # keys without figures
     "aliases",
     "attention",
     "bf16_native",
@@ -42,15 +42,15 @@ _PLAIN = {  # no figures
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSpec:
-    """Peaks of one device (one `jax.Device`) and of its way out; prices in USD.
+    """Peaks of one device (one `jax.Device`) and of its links; prices in USD.
 
-    `peak_tflops` is dense bf16, or fp16 where bf16 is not native; `fp16_native` if
-    matrix units multiply fp16 as fast.
-    `attention` is the kernel that computes it there, if any; `gb` are 1e9 bytes,
-    `gbit` 1e9 bits; both bandwidths count one direction: `intra_node_gb_per_s` of one
-    device, `network_gbit_per_s` of one host. `links_span_hosts` if the links inside a
-    node join its hosts too. `watts` is the board's power, without the host's. `sources`
-    tells by field where a figure is from. `speeds` are those of the node.
+    `peak_tflops` is dense bf16, or fp16 if bf16 is not native. `fp16_native` says
+    whether matrix units multiply fp16 as fast. `attention` is the device's own kernel
+    for attention, if any. `gb` are 1e9 bytes, `gbit` 1e9 bits. Both bandwidths count
+    one direction: `intra_node_gb_per_s` of one device, `network_gbit_per_s` of one
+    host. `links_span_hosts` says whether the links inside a node also join its hosts.
+    `watts` is the board's power, without the host's. `sources` gives the source of
+    each figure, by field. `speeds` are those of the node.
     """
 
     name: str
@@ -85,9 +85,9 @@ def catalogue() -> Mapping[str, DeviceSpec]:
 
 @cache
 def canonical_name(device: str) -> str:
-    """Return the catalogue's name of the one device that is meant.
+    """Return the catalogue's name for a device.
 
-    Names that may mean several, or none, are returned as they are.
+    A name that may mean several devices, or none, is returned as it is.
 
     >>> canonical_name("RTX 4090"), canonical_name("A100 80GB")
     ('GeForce-RTX-4090', 'A100 80GB')
@@ -101,12 +101,12 @@ def canonical_name(device: str) -> str:
 def candidates(device: str) -> list[str]:
     """Return the catalogue's names that a name, or a part of one, may mean."""
     entries = {name: (name, *spec.aliases) for name, spec in catalogue().items()}
-    entries.pop("cpu", None)  # other code knows it by this very name
+    entries.pop("cpu", None)  # other code uses exactly this name
     return meant(device, entries)
 
 
 def check_devices(cluster: Cluster) -> None:
-    """Raise one BadInput for all devices that neither catalogue nor nodes describe."""
+    """Raise one BadInput for all devices without figures in the catalogue or nodes."""
     problems: list[BadInput] = []
     for node in cluster.nodes:
         try:
@@ -134,7 +134,7 @@ def backend_of(device: str) -> Backend:
 
 
 def compiler_of(device: str) -> Compiler:
-    """Return which of the compilers that models of memory tell apart is the device's.
+    """Return the compiler of the device, of those that memory models distinguish.
 
     >>> compiler_of("TPU-v5e"), compiler_of("TPU-v6e")
     ('tpu', 'TPU-v6e')
@@ -144,9 +144,10 @@ def compiler_of(device: str) -> Compiler:
 
 
 def device_spec(node: Node) -> DeviceSpec:
-    """Return what each device of the node can do, the node's own figures first.
+    """Return the figures of each device of the node; the node's own take precedence.
 
-    BadInput for a device that neither the catalogue nor the node describes in full.
+    Raises BadInput for a device that neither the catalogue nor the node describes in
+    full.
     """
     own = {key: getattr(node, key) for key in DEVICE_FIGURES}
     given = {key: value for key, value in own.items() if value is not None}
@@ -164,7 +165,8 @@ def device_spec(node: Node) -> DeviceSpec:
 
 
 def _at_speeds(spec: DeviceSpec, speeds: Speeds) -> DeviceSpec:
-    """The ways out are scaled here, what kernels take where it is estimated."""
+    """Return the figures with scaled links; the estimates of kernels apply the other
+    speeds."""
     return replace(
         spec,
         intra_node_gb_per_s=spec.intra_node_gb_per_s * speeds.links,
@@ -174,21 +176,22 @@ def _at_speeds(spec: DeviceSpec, speeds: Speeds) -> DeviceSpec:
 
 
 def _native(best: Precision | None) -> dict[str, Any]:
-    """What matrix units there are on a device that computes best in this."""
+    """Return the native precisions of a device that computes best in `best`."""
     if best is None:
         return {}
     return {"bf16_native": best == "bfloat16", "fp16_native": best == "float16"}
 
 
 def best_precision(spec: DeviceSpec) -> Precision:
-    """Return what the device computes a model in best: bf16 on matrix units, else fp16
-    on them (which needs loss scaling), else fp32."""
+    """Return the best precision of a device for a model: bf16 on matrix units,
+    otherwise fp16 on them (which needs loss scaling), otherwise fp32."""
     native = native_precisions(spec)
     return native[0] if native else "float32"
 
 
 def native_precisions(spec: DeviceSpec) -> tuple[Precision, ...]:
-    """Return what matrix units multiply at the device's peak, the best first."""
+    """Return the precisions that matrix units multiply at the device's peak, the best
+    first."""
     native: dict[Precision, bool] = {
         "bfloat16": spec.bf16_native,
         "float16": spec.fp16_native,
@@ -197,9 +200,9 @@ def native_precisions(spec: DeviceSpec) -> tuple[Precision, ...]:
 
 
 def unlike_memory_gib(device: str, reported_gib: float) -> float | None:
-    """Return the memory that a device tells of, rounded.
+    """Return the memory that a device reports, rounded.
 
-    None where the catalogue says nearly the same: then it is the card that is meant.
+    Returns None if the catalogue has nearly the same figure: it then means this card.
     """
     known = catalogue().get(canonical_name(device))
     if known and abs(reported_gib - known.memory_gib) <= _UNLIKE * known.memory_gib:
@@ -242,7 +245,7 @@ def _unknown(node: Node, missing: list[str]) -> BadInput:
     holding, alike = _holding(node.device), _alike(node.device)
     near = list(dict.fromkeys([*holding, *alike]))
     spelled = [name for name in holding or alike if _is_spelling_of(name, node.device)]
-    # of several that may be meant the one that promises least: plans for it run
+    # of several possible devices the one with the least memory, so that plans fit
     least = min(spelled, key=lambda name: catalogue()[name].memory_gib, default=None)
     named = f'write device = "{least}", or ' if least else ""
     return BadInput(
@@ -257,20 +260,21 @@ def _unknown(node: Node, missing: list[str]) -> BadInput:
 
 
 def _is_spelling_of(name: str, device: str) -> bool:
-    """Whether it may be meant: another number or another suffix is another card."""
+    """Return whether `device` may mean `name`. Another number or another variant is
+    another card."""
     ours, said = (re.findall(r"\d+|[a-z]+", word.lower()) for word in (name, device))
     numbers = {word for word in said if word.isdigit()}
     return numbers <= {*ours} and _VARIANTS & {*ours} == _VARIANTS & {*said}
 
 
 def _holding(device: str) -> list[str]:
-    """Return the names that hold the word."""
+    """Return the names that contain the word."""
     word = _word(device)
     return [name for other, name in _words().items() if word and word in other]
 
 
 def _alike(device: str) -> list[str]:
-    """Return the names that look like the word, the nearest first."""
+    """Return the names that are similar to the word, the nearest first."""
     words = _words()
     return [words[o] for o in difflib.get_close_matches(_word(device), list(words))]
 

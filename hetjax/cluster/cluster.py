@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines: nodes of one device kind each, and the links between them.
+"""Defines clusters: nodes of one device kind each, and the links between them.
 
 Owns the `Cluster` tree and its consistency: a `Cluster` that exists is consistent. Does
-not own its TOML (`cluster_files.py`), what a device can do (the device catalogue), nor
+not own its TOML (`cluster_files.py`), the figures of devices (`catalogue.py`), nor
 which devices are there (`discovery.py`).
 """
 
@@ -20,7 +20,7 @@ from hetjax.names import RULE, is_node
 
 Precision = Literal["bfloat16", "float16", "float32"]  # what a stage computes in
 
-DEVICE_FIGURES = (  # what a node may say of its devices itself
+DEVICE_FIGURES = (  # figures of its devices that a node may give
     "peak_tflops",
     "memory_gib",
     "memory_gb_per_s",
@@ -35,10 +35,11 @@ class Node:
 
     `count` is the total over all `hosts`; device i is the i-th in (host, local id)
     order. `device` is a name of the device catalogue, or any name if the node gives the
-    figures from `peak_tflops` on; those are per device, one direction, but
-    `network_gbit_per_s` per host. `peak_tflops` is dense, in `precision`: what such a
-    device computes best in, bf16 unless said or known. The price and the preemptions
-    are the whole node's. `speeds` are what a run has taught; no file says them.
+    figures from `peak_tflops` on. These are per device and direction, except
+    `network_gbit_per_s`, which is per host. `peak_tflops` is dense, in `precision`: the
+    precision that such a device computes best in, by default the catalogue's, or bf16.
+    The price and the preemptions are those of the whole node. `speeds` are those that
+    runs measured; they are in no file.
 
     >>> Node(name="rented", device="L4", count=8, hosts=2, price_per_hour=6.0)
     Node(name='rented', device='L4', count=8, hosts=2, price_per_hour=6.0)
@@ -61,19 +62,19 @@ class Node:
     speeds: Speeds = field(default=AS_MODELLED, metadata={"in_files": False})
 
     def __repr__(self) -> str:
-        """Only what was said of it: most nodes leave most to the catalogue."""
+        """Show only the given fields: most nodes leave most to the catalogue."""
         said = (f for f in fields(self) if getattr(self, f.name) != f.default)
         fields_given = (f"{f.name}={getattr(self, f.name)!r}" for f in said)
         return f"Node({', '.join(fields_given)})"
 
     @property
     def devices_per_host(self) -> int:
-        """Its devices are on its hosts in equal parts."""
+        """The number of devices of each host; all hosts have equally many."""
         return self.count // self.hosts
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of its worker processes, one for each host in order."""
+        """The names of the node's worker processes, one per host in order."""
         if self.hosts == 1:
             return (self.name,)
         return tuple(f"{self.name}/{host}" for host in range(self.hosts))
@@ -81,7 +82,8 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What joins two nodes, or two zones by one shared trunk; figures are one way.
+    """The link of two nodes, or the shared trunk of two zones; figures for one
+    direction.
 
     >>> Link(between=("east", "west"), bandwidth_gbit_per_s=5.0, latency_ms=1.0).between
     ('east', 'west')
@@ -96,7 +98,7 @@ class Link:
 class Cluster:
     """Nodes in file order and the links that are not the catalogue's defaults.
 
-    BadInput for the first thing in it that cannot be.
+    Raises BadInput for the first inconsistency.
 
     >>> old = Node(name="old", device="V100-SXM2-16GB", count=2)
     >>> new = Node(name="new", device="A100-SXM4-80GB", count=1)
@@ -114,7 +116,7 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Of all nodes."""
+        """The number of devices of all nodes."""
         return sum(node.count for node in self.nodes)
 
     def node(self, name: str) -> Node:
@@ -127,7 +129,7 @@ class Cluster:
 
 
 def part_of(cluster: Cluster, names: Collection[str]) -> Cluster:
-    """Return the cluster of these nodes alone, and the links with both ends in it."""
+    """Return the cluster of only these nodes, with the links between them."""
     nodes = tuple(node for node in cluster.nodes if node.name in names)
     ends = {node.name for node in nodes} | {node.zone for node in nodes}
     links = tuple(link for link in cluster.links if set(link.between) <= ends)
@@ -135,7 +137,7 @@ def part_of(cluster: Cluster, names: Collection[str]) -> Cluster:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raise BadInput for the first thing in the cluster that cannot be."""
+    """Raise BadInput for the first inconsistency in the cluster."""
     problems = chain(
         _name_problems(cluster),
         chain.from_iterable(map(_node_problems, cluster.nodes)),

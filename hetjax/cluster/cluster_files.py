@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster files: TOML to `Cluster` and back, and the preset files.
+"""Reads and writes cluster files (TOML), and the preset files.
 
-Owns the keys of the file and their types, and that something joins its zones: nodes of
-one zone share a network, what joins two has to be said. Does not own what else must
-hold between them (`cluster.py`) nor routes (`hetjax/costs/network/routes.py`).
+Owns the keys of the file and their types, and the check that links join its zones:
+nodes of one zone share a network, different zones need links. Does not own the other
+conditions (`cluster.py`) nor routes (`hetjax/costs/network/routes.py`).
 """
 
 import json
@@ -23,9 +23,10 @@ _PRESETS = Path(__file__).parent / "presets"
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read a cluster file, or the preset of that name; BadInput starts with the path.
+    """Read a cluster file, or the preset of that name.
 
-    A file comes before a preset of the same name. Its zones have to be joined.
+    A file takes precedence over a preset of the same name. Links have to join its
+    zones. Raises BadInput, which starts with the path.
 
     >>> [f"{node.count} x {node.device}" for node in load_cluster("tiny").nodes]
     ['1 x A100-SXM4-80GB', '2 x V100-SXM2-16GB', '2 x L4']
@@ -36,7 +37,7 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read what is left of a cluster whose nodes may have gone, and their links."""
+    """Read a cluster some of whose nodes may be gone, with their links."""
     return read_file(path, parse_cluster, what="cluster file")
 
 
@@ -47,7 +48,7 @@ def _parse_joined(text: str) -> Cluster:
 
 
 def _check_joined(cluster: Cluster) -> None:
-    """Raise BadInput if a link joins some zone to no other one, with lines to add."""
+    """Raise BadInput, with lines to add, if a zone has no link to another zone."""
     zone_of = {node.name: node.zone for node in cluster.nodes}
     zones = list(dict.fromkeys(zone_of.values()))
     ends = [[zone_of.get(end, end) for end in link.between] for link in cluster.links]
@@ -86,7 +87,7 @@ def _named(zone: str) -> str:
 
 
 def parse_cluster(text: str) -> Cluster:
-    """Read the TOML text of a cluster; BadInput says where and what."""
+    """Read the TOML text of a cluster. Raises BadInput, which names the place."""
     raw = parsed(
         text,
         toml_table,
@@ -113,7 +114,7 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def cluster_toml(cluster: Cluster) -> str:
-    """Write the TOML text that reads back as the same cluster."""
+    """Return the TOML text that reads back as the same cluster."""
     lines = [f"name = {_toml(cluster.name)}"]
     for node in cluster.nodes:
         given = {
@@ -145,7 +146,7 @@ def preset_path(name: str) -> Path:
 
 
 def _is_word(path: str) -> bool:
-    """Whether it may be a preset's name: no folder and no suffix in it."""
+    """Return whether `path` may be a preset's name: it has no folder and no suffix."""
     return len(Path(path).parts) == 1 and "." not in path
 
 
@@ -169,5 +170,5 @@ def _assignments(values: dict[str, Any]) -> list[str]:
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # JSON's strings, numbers and booleans are TOML's, but for a bare DEL
+    # JSON's strings, numbers and booleans are valid TOML, except for a bare DEL
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of devices as people write them, and the names of a list that they may mean.
+"""Matches names of devices as people write them with the names in a list.
 
-A name is a set of words: "A100 80GB PCIe" is a100, 80 and pcie. It may mean all entries
-that have those words and perhaps more, but no other variant of the card (a Ti, a
+A name is a set of words: "A100 80GB PCIe" is a100, 80 and pcie. It may mean every entry
+that has these words, and perhaps more words, but no other variant of the card (a Ti, a
 laptop's). Owns this one rule. Does not own the list (`catalogue.py`).
 """
 
@@ -14,12 +14,12 @@ _FILLERS = {"gb", "gib", "generation", "edition", "vram"}
 _SERIES = re.compile(r"\b(rtx|gtx|rx|titan|tpu)(?=[\da-z])")  # RTX4090
 _SUFFIXES = re.compile(r"(?<=\d)(ti|super)(?=\b|super)")  # 4070TiSUPER
 _SIZE = re.compile(r"(\d+)(?:gb|gib|g)")
-_SOCKET = re.compile(r"sxm\d?")  # SXM4 and SXM are one: the chip says which
+_SOCKET = re.compile(r"sxm\d?")  # SXM4 equals SXM: the chip determines the number
 _VARIANTS = {"ti", "super", "laptop", "mobile", "max", "d", "mig", "nvl"}
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Return what a name says, however it is spelled.
+    """Return the words of a name, whatever its spelling.
 
     >>> sorted(words_of("NVIDIA A100 80GB PCIe")), sorted(words_of("a100-pcie-80g"))
     (['80', 'a100', 'pcie'], ['80', 'a100', 'pcie'])
@@ -31,7 +31,7 @@ def words_of(name: str) -> frozenset[str]:
 
 
 def meant(name: str, spellings: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the entries that a name may mean, by their spellings."""
+    """Return the entries that a name may mean, judged by their `spellings`."""
     said = words_of(name)
     return [
         entry

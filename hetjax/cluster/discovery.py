@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local devices to a cluster, and a cluster's nodes to local devices.
+"""Turns local devices into a cluster, and assigns local devices to a cluster's nodes.
 
-Owns the names of device kinds as found and the embedded mode's rule of who takes
-which device. Imports no JAX: device objects come in as arguments. Does not own
-meshes (`mesh/`).
+Owns the names of the device kinds that it finds, and the assignment rule of the
+embedded mode. Imports no JAX: device objects are arguments. Does not own meshes
+(`mesh/`).
 """
 
 import re
@@ -15,11 +15,11 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 
-_LONGEST_STEM = 40  # of a kind's name, so that a number has room behind it
+_LONGEST_STEM = 40  # of a kind's name, so that a number fits behind it
 
 
 class Device(Protocol):
-    """What is read of a `jax.Device`."""
+    """The part of `jax.Device` that this file reads."""
 
     @property
     def platform(self) -> str: ...
@@ -34,7 +34,7 @@ D = TypeVar("D", bound=Device)
 def device_name(device: Device) -> str:
     """Return the catalogue's name of a device's kind, e.g. A100-SXM4-80GB.
 
-    A kind that the catalogue lacks is spelled in the same way.
+    A kind that the catalogue lacks gets a name of the same form.
     """
     if device.platform == "cpu":
         return "cpu"
@@ -63,7 +63,7 @@ def discover(devices: Sequence[Device]) -> Cluster:
 
 
 def node_stem(kind: str) -> str:
-    """What nodes of a device kind are called, before their number."""
+    """Return the name of a device kind's nodes, without their number."""
     words = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
     return words[:_LONGEST_STEM] or "device"
 
@@ -71,10 +71,10 @@ def node_stem(kind: str) -> str:
 def assign_devices(
     cluster: Cluster, devices: Sequence[D], simulate: bool
 ) -> dict[str, tuple[D, ...]]:
-    """Give each node its local devices, in file order (the embedded mode).
+    """Assign local devices to each node, in file order (the embedded mode).
 
     Nodes take devices of their own kind; with `simulate` all nodes take CPU devices,
-    whatever they stand for. BadInput if there are too few.
+    whatever their kind. Raises BadInput if there are too few.
     """
     free: dict[str, list[D]] = {}
     for device in devices:

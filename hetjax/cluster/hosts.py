@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of hosts: TOML that names machines, and how ssh reaches each of them.
+"""Reads files of hosts: TOML that names machines, and how ssh reaches each of them.
 
-Owns the keys of the file and what must hold of them. Does not own ssh's own settings,
-which stay the user's, nor what is run there (`launchers/over_ssh.py`).
+Owns the keys of the file and their conditions. Does not own ssh's own settings, which
+stay the user's, nor what runs there (`launchers/over_ssh.py`).
 """
 
 import re
@@ -24,11 +24,11 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$-]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One machine that ssh reaches at `address`: a name, an alias of ssh's, or numbers.
+    """A machine that ssh reaches at `address`: a name, an alias of ssh's, or numbers.
 
-    Empty, or 0, leave it to ssh which `user` and `port` that is, and to the controller
-    which `python` and which working `directory`: its own, in a folder that all share.
-    `peers` is the address at which other hosts reach it, where that differs.
+    If `user` is empty or `port` is 0, ssh chooses. If `python` or the working
+    `directory` is empty, it is the controller's own, in a folder that all share.
+    `peers` is the address at which other hosts reach this one, if it differs.
 
     >>> Host(name="big", address="10.0.0.2", user="me").peer_address
     '10.0.0.2'
@@ -50,19 +50,19 @@ class Host:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
     """Hosts in the order of their file; `controller` is the address at which they reach
-    the controller, empty: that by which it reaches them."""
+    the controller. Empty: the address from which the controller reaches them."""
 
     hosts: tuple[Host, ...]
     controller: str = ""
 
 
 def load_hosts(path: Path) -> Hosts:
-    """Read a file of hosts; BadInput starts with the path."""
+    """Read a file of hosts. Raises BadInput, which starts with the path."""
     return read_file(path, parse_hosts, what="file of hosts")
 
 
 def parse_hosts(text: str) -> Hosts:
-    """Read the TOML text of hosts; BadInput says where and what."""
+    """Read the TOML text of hosts. Raises BadInput, which names the place."""
     raw = parsed(
         text,
         toml_table,

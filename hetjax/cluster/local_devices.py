@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accelerators of one machine, as its driver tells of them.
+"""Describes the accelerators of one machine, as its driver reports them.
 
-Owns what is known of each before JAX starts, which of NVIDIA's the user's own
-CUDA_VISIBLE_DEVICES shows, and the cluster that they make: a node for each kind. Starts
-nothing and imports no JAX. Does not own asking (`hetjax/launchers/device_probe.py`,
-`hetjax/mesh/driver.py`), nor what a worker gets to see of them
+Owns what is known of each before JAX starts, which of NVIDIA's cards the user's own
+CUDA_VISIBLE_DEVICES shows, and their cluster: a node for each kind. Starts nothing and
+imports no JAX. Does not own the queries (`hetjax/launchers/device_probe.py`,
+`hetjax/mesh/driver.py`), nor which of them a worker sees
 (`hetjax/launchers/isolation.py`).
 """
 
@@ -25,7 +25,7 @@ _ORDER = "CUDA_DEVICE_ORDER"
 
 
 class DriverCard(Protocol):
-    """What is read of a card that NVIDIA's driver tells of."""
+    """The part of a card in NVIDIA's driver that this file reads."""
 
     @property
     def uuid(self) -> str: ...
@@ -44,8 +44,8 @@ class DriverCard(Protocol):
 class LocalDevice:
     """One accelerator of this machine; `platform` is cuda, rocm or tpu.
 
-    `device_kind` is spelled as JAX does, `handle` is what the platform's variable for
-    visible devices calls it: a UUID, or an index.
+    `device_kind` has JAX's spelling. `handle` is its name in the platform's variable
+    for visible devices: a UUID, or an index.
     """
 
     platform: str
@@ -55,27 +55,27 @@ class LocalDevice:
 
 
 def devices_json(devices: Iterable[LocalDevice]) -> str:
-    """Return them as text, which `read_devices` reads."""
+    """Return the devices as text for `read_devices`."""
     return json.dumps([asdict(device) for device in devices])
 
 
 def read_devices(text: str) -> list[LocalDevice]:
-    """Return the devices of such a text."""
+    """Return the devices of a text from `devices_json`."""
     return [LocalDevice(**fields) for fields in json_value(text)]
 
 
 def is_one_kind(devices: Sequence[LocalDevice]) -> bool:
-    """Whether one process may have them all; also of none."""
+    """Return whether one process may have all these devices; True for none."""
     return len({(device.platform, device.device_kind) for device in devices}) <= 1
 
 
 def cluster_of_devices(devices: Sequence[LocalDevice]) -> Cluster:
-    """Return a cluster with a node for each kind; errors as of `discover`."""
+    """Return a cluster with a node for each kind. Raises as `discover` does."""
     return as_reported(discover(devices), devices)
 
 
 def as_reported(cluster: Cluster, devices: Sequence[LocalDevice]) -> Cluster:
-    """Return the cluster with the memory that the devices of each kind tell of."""
+    """Return the cluster with the memory that the devices of each kind report."""
 
     def gib_of(device: str) -> list[float]:
         mine = (d for d in devices if device_name(d) == canonical_name(device))
@@ -90,9 +90,10 @@ def nvidia_devices(
 ) -> list[LocalDevice] | None:
     """Return those of the driver's cards that CUDA shows to a process.
 
-    None where only CUDA itself can tell: cards cut into instances (MIG), and indices in
-    CUDA_VISIBLE_DEVICES of unlike cards, which CUDA counts from the fastest and
-    nvidia-smi by their place on the bus, unless CUDA_DEVICE_ORDER says so too.
+    Returns None if only CUDA itself can tell: for cards cut into instances (MIG), and
+    for indices of unlike cards in CUDA_VISIBLE_DEVICES. CUDA numbers these from the
+    fastest, nvidia-smi by their place on the bus, unless CUDA_DEVICE_ORDER makes CUDA
+    do so, too.
     """
     if any(card.is_cut for card in reported):
         return None
@@ -118,12 +119,12 @@ def nvidia_devices(
 def _shown(
     cards: Sequence[LocalDevice], tokens: Iterable[str], by_bus: bool
 ) -> list[LocalDevice]:
-    """As CUDA reads the variable: up to the first that is not there."""
+    """Return the cards that CUDA shows: those up to the first unknown token."""
     found: list[LocalDevice] = []
     for token in tokens:
         if token.isdigit():
             meant = cards[int(token) : int(token) + 1]
-            if not by_bus:  # alike, and which is which nobody knows
+            if not by_bus:  # alike cards, whose order is unknown
                 meant = [replace(card, handle=token) for card in meant]
         else:
             meant = [c for c in cards if token and c.handle.startswith(token)]

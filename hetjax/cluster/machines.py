@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that another system has, and which of them is which node of a cluster.
+"""Describes the machines of another system, and matches them to a cluster's nodes.
 
-Owns what a launcher knows of a machine, the cluster that machines make, and who stands
-for which node. Does not own how Ray (`ray_nodes.py`), Slurm (`slurm_nodes.py`) or a
-file of hosts (`hosts.py`) tells of them, nor how a worker gets there (`launchers/`).
+Owns what a launcher knows of a machine, the cluster of machines, and which machine is
+which node. Does not own how Ray (`ray_nodes.py`), Slurm (`slurm_nodes.py`) or a file of
+hosts (`hosts.py`) describes them, nor how a worker gets there (`launchers/`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,13 @@ from hetjax.cluster.local_devices import LocalDevice, cluster_of_devices, is_one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One machine; `count` accelerators of kind `device`.
+    """One machine with `count` accelerators of kind `device`.
 
-    A machine without any counts as one device of kind cpu. `named` are the cluster
-    file's nodes that it says it is. A process of its system listens at `port`; 0: none
-    does. Of a machine with unlike accelerators it is the part of one kind: `own` are
-    those. `memory_gib` is what each has, where the catalogue says otherwise.
+    A machine without accelerators counts as one device of kind cpu. `named` are the
+    nodes of the cluster file that it says it is. `port` is that of a process of its
+    system; 0: no process listens. A machine with unlike accelerators is in parts, one
+    for each kind; `own` are then the accelerators of the part. `memory_gib` is the
+    memory of each, if it differs from the catalogue's.
     """
 
     id: str
@@ -39,19 +40,19 @@ class Machine:
 
     @property
     def whole(self) -> str:
-        """The name of the machine of which this may be a part, as `fast/a100` is."""
+        """The name of the whole machine: `fast` for the part `fast/a100`."""
         return self.id.partition("/")[0]
 
     @property
     def part(self) -> str:
-        """What tells it from all others, also of the same machine."""
+        """A unique name, also among the parts of one machine."""
         return f"{self.id}/{self.device}" if self.own else self.id
 
 
 def parts_by_kind(machine: Machine, seen: Sequence[LocalDevice]) -> list[Machine]:
-    """Give a machine by what is seen there: a part for each kind, no more than it has.
+    """Return a machine as a part for each kind `seen` there, up to `count` devices.
 
-    The machine as it is where nothing was seen.
+    If nothing was seen, return the machine as it is.
     """
     if not seen:
         return [machine]
@@ -70,7 +71,7 @@ def parts_by_kind(machine: Machine, seen: Sequence[LocalDevice]) -> list[Machine
 
 
 def of_kind(name: str, devices: Iterable[LocalDevice]) -> Iterable[LocalDevice]:
-    """Give those of the devices that the catalogue calls so."""
+    """Return the devices whose name in the catalogue is `name`."""
     return (device for device in devices if device_name(device) == name)
 
 
@@ -79,10 +80,10 @@ def cluster_of_machines(
     machines: Sequence[Machine],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Cluster:
-    """Return the cluster that machines make; of those without accelerators only if
+    """Return the cluster of the machines; those without accelerators count only if
     there are no others.
 
-    Machines that have a name stay what they are: `names`, by part.
+    `names` maps a machine's `part` to the node name that it keeps.
     """
     accelerated = [machine for machine in machines if machine.device != "cpu"]
     chosen = accelerated or list(machines)
@@ -116,11 +117,11 @@ def matched(
     simulate: bool,
     before: Mapping[str, Machine] = MappingProxyType({}),
 ) -> dict[str, Machine]:
-    """Give hosts a machine, by worker: its node's namesake, else one of its kind.
+    """Assign machines to workers: the node's namesake, otherwise one of its kind.
 
-    Nodes whose machines of `before` are all there keep them; one that does not get as
-    many as it has hosts is left out. With `simulate` any machine will do, several hosts
-    on one where there are too few.
+    Nodes whose machines in `before` are all there keep them. A node that gets fewer
+    machines than it has hosts is left out. With `simulate` any machine will do, and
+    hosts share machines if there are too few.
     """
     kept = {node.name: _kept(node, machines, before) for node in cluster.nodes}
     found = {n.name: kept[n.name] or _namesakes(n, machines) for n in cluster.nodes}
@@ -149,7 +150,7 @@ def matched(
 def _kept(
     node: Node, machines: Sequence[Machine], before: Mapping[str, Machine]
 ) -> list[Machine]:
-    """Its machines of before, in order, if they are all there."""
+    """Return the node's machines in `before`, in order, if they are all there."""
     there = {machine.part: machine for machine in machines}
     parts = [before[worker].part for worker in node.workers if worker in before]
     found = [there[part] for part in parts if part in there]
@@ -157,9 +158,9 @@ def _kept(
 
 
 def _namesakes(node: Node, machines: Sequence[Machine]) -> list[Machine]:
-    """As many as it has hosts; the last to say so count.
+    """Return the last machines that name the node, at most as many as it has hosts.
 
-    Of a machine with unlike accelerators it can only be the part of its kind.
+    Of a machine with unlike accelerators only the part of the node's kind counts.
     """
     kind = canonical_name(node.device)
     return [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device of a node costs an hour, and where that price comes from.
+"""Finds the price per hour of a node's device, and the source of that price.
 
 Owns which price counts: the node's own, the catalogue's, or electricity. Does not own
-the catalogue (`catalogue.py`) nor what a plan costs (`costs/plan_costs.py`).
+the catalogue (`catalogue.py`) nor the cost of a plan (`costs/plan_costs.py`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Basis = Literal["own", "spot", "on demand", "electricity"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """USD per hour of one device; `source` says from where, and of when."""
+    """USD per hour of one device; `source` names its source and date."""
 
     usd_per_hour: float
     basis: Basis
@@ -24,12 +24,12 @@ class Price:
 
 
 def device_price(node: Node, usd_per_kwh: float | None = None) -> Price | None:
-    """Return the price of one device of the node, None if it has none.
+    """Return the price of one device of the node, or None if it has none.
 
-    The node's own price, which is for the whole node, comes first; then the
-    catalogue's, of a spot node the spot price, if there is one. A node without any
-    price, or whose own price is 0, costs the electricity of its devices, if somebody
-    says what that costs and the catalogue has their watts.
+    The node's own price, which is for the whole node, comes first. The catalogue's is
+    next: for a spot node the spot price, if there is one. A node without any price, or
+    whose own price is 0, costs the electricity of its devices, if `usd_per_kwh` is
+    given and the catalogue has their watts.
 
     >>> device_price(Node(name="n", device="L40", count=1), 0.2)
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -56,24 +56,25 @@ def device_price_per_hour(node: Node, usd_per_kwh: float | None = None) -> float
 
 
 def device_watts(node: Node) -> float | None:
-    """Return the board power of one device of the node, None if it is not known."""
+    """Return the board power of one device of the node, or None if unknown."""
     spec = _listed(node)
     return None if spec is None else spec.watts
 
 
 def pays_electricity(node: Node) -> bool:
-    """Say whether nobody is paid for the node: it has no price, or one of 0."""
+    """Return whether nobody is paid for the node: it has no price, or one of 0."""
     return _is_free(node) or _rented(node, _listed(node)) is None
 
 
 def is_priced_on_demand(node: Node) -> bool:
-    """Say whether a spot node counts with the price on demand, for want of another."""
+    """Return whether a spot node counts with the on-demand price, for lack of
+    another."""
     price = device_price(node)
     return node.spot and price is not None and price.basis == "on demand"
 
 
 def _rented(node: Node, spec: DeviceSpec | None) -> Price | None:
-    """What somebody is paid for the device."""
+    """Return the price for renting the device, or None."""
     if node.price_per_hour is not None:
         usd_per_hour = node.price_per_hour / node.count
         return Price(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray's nodes to a cluster, and a cluster's nodes to Ray's.
+"""Turns Ray's nodes into a cluster, and assigns them to a cluster's nodes.
 
-Owns how what Ray tells of its nodes is read: kinds and numbers of accelerators, where
-nobody has looked there, and the custom resource `hetjax_node_NAME`, which says that a
-machine is a cluster file's node NAME, or one of its hosts; their order is that of their
-addresses. Imports no Ray: its nodes come in as it describes them. Does not own which
+Owns the reading of Ray's descriptions of its nodes: kinds and numbers of accelerators
+on machines that were not probed, and the custom resource `hetjax_node_NAME`. This says
+that a machine is the cluster file's node NAME, or one of its hosts, in the order of
+their addresses. Imports no Ray: its descriptions are arguments. Does not own which
 machine is which node (`machines.py`), nor starting anything there
 (`hetjax/launchers/on_ray.py`).
 """
@@ -30,13 +30,13 @@ from hetjax.names import RULE, is_node
 _FIGURES = (*DEVICE_FIGURES, "precision")
 NAMED = "hetjax_node_"  # of a custom resource
 _TYPE = "accelerator_type:"
-# Ray's names that leave no doubt; others are looked up as they are
+# Ray's names with a clear meaning; others are looked up as they are
 _KINDS = {
     "A100-40G": "A100-SXM4-40GB",
     "A100-80G": "A100-SXM4-80GB",
-    "A100": "A100-SXM4-40GB",  # Ray tells the larger ones apart
+    "A100": "A100-SXM4-40GB",  # Ray has another name for the larger ones
     "H100": "H100-80GB-HBM3",
-    "V100": "V100-SXM2-16GB",  # the smaller of two that Ray does not tell apart
+    "V100": "V100-SXM2-16GB",  # the smaller of two with the same name in Ray
     "P100": "P100-SXM2-16GB",
     "TPU-V4": "TPU-v4",
     "TPU-V5P": "TPU-v5p",
@@ -46,7 +46,7 @@ _KINDS = {
 
 
 def has_gpus(node: Mapping[str, Any]) -> bool:
-    """Whether a machine of `ray.nodes()` is alive, and Ray gives out GPUs of it."""
+    """Return whether a machine of `ray.nodes()` is alive and offers GPUs to Ray."""
     return node["Alive"] and node["Resources"].get("GPU", 0) >= 1
 
 
@@ -54,12 +54,12 @@ def ray_nodes(
     nodes: Sequence[Mapping[str, Any]],
     seen: Mapping[str, Sequence[LocalDevice]] = MappingProxyType({}),
 ) -> list[Machine]:
-    """Read what `ray.nodes()` gives, of machines that are alive, by address.
+    """Read the result of `ray.nodes()`: the machines that are alive, by address.
 
-    Ray tells of them in any order, so those of one address have one of their own.
+    Ray lists them in any order, so those of one address are sorted, too.
 
-    What is `seen` on a machine, by its id, is believed before what Ray says: Ray names
-    the first card only, and 40 and 80 GB of memory alike.
+    Devices `seen` on a machine, by its id, take precedence over Ray's description,
+    which names only the first card, and has one name for 40 and 80 GB of memory.
     """
     found = []
     for raw in nodes:
@@ -72,11 +72,11 @@ def ray_nodes(
 def cluster_of_ray(
     nodes: Sequence[Machine], names: Mapping[str, str] = MappingProxyType({})
 ) -> Cluster:
-    """Return the cluster that Ray's machines make; of those without accelerators only
-    if there are no others.
+    """Return the cluster of Ray's machines; those without accelerators count only if
+    there are no others.
 
-    Machines that have a name stay what they are: `names`, by part. BadInput if there
-    are none.
+    `names` maps a machine's `part` to the node name that it keeps. Raises BadInput if
+    there are no machines.
     """
     if not nodes:
         raise BadInput(
@@ -88,10 +88,10 @@ def cluster_of_ray(
 
 
 def with_known_figures(found: Cluster, before: Cluster) -> Cluster:
-    """Return the nodes that are found, of kinds that plans can be made for.
+    """Return `found` with only the nodes whose device figures are known.
 
-    A kind that the catalogue lacks has the figures that it had before; nodes of one
-    that nobody has measured are left out, with a warning.
+    A kind that the catalogue lacks keeps its figures from `before`. Nodes of a kind
+    without a measurement are left out, with a warning.
     """
     measured = {canonical_name(node.device): node for node in before.nodes}
     nodes = []
@@ -115,7 +115,7 @@ def with_known_figures(found: Cluster, before: Cluster) -> Cluster:
 def on_ray_nodes(
     cluster: Cluster, nodes: Sequence[Machine], simulate: bool
 ) -> dict[str, Machine]:
-    """Give every host a machine as `matched` does; BadInput if one gets none."""
+    """Assign each host a machine with `matched`. Raises BadInput if one gets none."""
     found = matched(cluster, nodes, simulate)
     for node in cluster.nodes:
         if node.workers[0] not in found:
@@ -153,7 +153,8 @@ def _node(raw: Mapping[str, Any]) -> Machine:
 
 
 def _named(address: str, resources: Iterable[str]) -> tuple[str, ...]:
-    """The nodes that a machine says it is; it must not end a run that it joins."""
+    """Return the nodes that a machine says it is. Bad names cause only a warning: the
+    machine must not end a run that it joins."""
     said = sorted(k.removeprefix(NAMED) for k in resources if k.startswith(NAMED))
     for name in said:
         if not is_node(name):

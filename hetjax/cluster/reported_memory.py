@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as the memory of a node's cards, which say how much they have.
+"""Sets the memory of a node's cards from what the cards report.
 
-Owns the rule for cards of one name with unlike memory, and for files that promise more
-than is there. Does not own asking the cards (`hetjax/profiling/probe.py`,
+Owns the rule for cards of one name with unlike memory, and for files that claim more
+than the cards have. Does not own the query (`hetjax/profiling/probe.py`,
 `hetjax/mesh/driver.py`).
 """
 
@@ -17,11 +17,11 @@ _ROUNDED = 0.05  # "24" for 23.7 GiB is no mistake
 
 
 def with_reported_memory(node: Node, reported_gib: Collection[float]) -> Node:
-    """Return the node with the least memory that its cards tell of, if it says none.
+    """Return the node with the least memory that its cards report, if it gives none.
 
-    The catalogue's stays where the least is nearly that. Warns of cards that have
-    unlike memory, and of a node that says more than a card has. Cards that say nothing
-    are left out of `reported_gib`.
+    If the least is nearly the catalogue's figure, that stays. Warns of cards with
+    unlike memory, and of a node that claims more than a card has. `reported_gib` leaves
+    out cards that report nothing.
     """
     if not reported_gib:
         return node

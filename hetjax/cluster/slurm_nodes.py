@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm's `scontrol` prints of a job and of its nodes.
+"""Reads the output of Slurm's `scontrol` on a job and its nodes.
 
-Owns how that is read, and which card of the catalogue a GRES type of a site may be.
-Runs nothing. Does not own asking `scontrol` (`slurm/slurm_commands.py`), nor
-which machine is which node of a cluster (`machines.py`).
+Owns the reading, and which card of the catalogue a GRES type of a site may be. Runs
+nothing. Does not own the calls of `scontrol` (`slurm/slurm_commands.py`), nor which
+machine is which node of a cluster (`machines.py`).
 """
 
 import re
@@ -16,7 +16,7 @@ from hetjax.cluster.local_devices import LocalDevice
 from hetjax.cluster.machines import Machine, parts_by_kind
 from hetjax.names import is_node
 
-UNTYPED = "GPU"  # what a GPU is called where Slurm names no type, and nobody has looked
+UNTYPED = "GPU"  # name of a GPU that Slurm gives no type and that was not probed
 _JOB = re.compile(r"\bJobId=(\d+)")
 _COMPONENT = re.compile(r"\bHetJobOffset=(\d+)")
 _NODES = re.compile(r"(?<= )NodeList=(\S*)")
@@ -27,10 +27,10 @@ _GONE = {"DOWN", "ERROR", "FAIL", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "POWERE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPart:
-    """One component of a job, or the whole of one that has none.
+    """One component of a job, or a whole job without components.
 
-    `component` is its number in a heterogeneous job. `nodes` and the nodes of `gres`,
-    what the job holds of them, are spelled as Slurm does: a[01-03].
+    `component` is its number in a heterogeneous job. `gres` has what the job holds of
+    which nodes. Nodes have Slurm's spelling: a[01-03].
     """
 
     job: str
@@ -41,7 +41,8 @@ class JobPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmNode:
-    """A node of the job; `gpus` are numbers by type, empty where Slurm names none."""
+    """A node of the job; `gpus` are types and numbers, the type empty if Slurm names
+    none."""
 
     name: str
     component: int | None
@@ -50,8 +51,8 @@ class SlurmNode:
 
 
 def job_parts(output: str) -> list[JobPart]:
-    """Read `scontrol show job -d -o`, a line for each component, without those that
-    have no nodes."""
+    """Read `scontrol show job -d -o`: a line for each component. Components without
+    nodes are left out."""
     found = []
     for line in output.splitlines():
         job, component = _JOB.search(line), _COMPONENT.search(line)
@@ -80,7 +81,7 @@ def addresses_of_nodes(output: str) -> dict[str, str]:
 
 
 def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
-    """Read what a job holds: types and numbers of GPUs.
+    """Read the GRES of a job: types and numbers of GPUs.
 
     >>> gpus_of("gpu:a100:2(IDX:0-1),gpu:t4:1(IDX:2),shard:4"), gpus_of("gpu:8")
     ((('a100', 2), ('t4', 1)), (('', 8),))
@@ -89,8 +90,8 @@ def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
 
 
 def kind_of_gres(kind: str) -> str:
-    """Return the catalogue's name of what a site calls so; of several that it may be
-    the one with the least memory, of none the word itself.
+    """Return the catalogue's name of a site's GRES type. If it may mean several, return
+    the one with the least memory; if none, the type itself.
 
     >>> kind_of_gres("l4"), kind_of_gres("a100"), kind_of_gres("own-chip")
     ('L4', 'A100-SXM4-40GB', 'own-chip')
@@ -101,7 +102,7 @@ def kind_of_gres(kind: str) -> str:
 
 
 def may_be(kind: str, device: str) -> bool:
-    """Whether a site that calls cards `kind` may mean the catalogue's `device`.
+    """Return whether a site that calls cards `kind` may mean the catalogue's `device`.
 
     >>> may_be("a100", "A100-SXM4-80GB"), may_be("t4", "A100-SXM4-80GB")
     (True, False)
@@ -113,9 +114,9 @@ def machines_of(
     nodes: Iterable[SlurmNode],
     seen: Mapping[str, Sequence[LocalDevice]] = MappingProxyType({}),
 ) -> list[Machine]:
-    """Give the nodes as machines, in parts where they have unlike GPUs.
+    """Return the nodes as machines, in parts if they have unlike GPUs.
 
-    What is `seen` on a node, by name, is believed before what Slurm calls it.
+    Devices `seen` on a node, by name, take precedence over Slurm's types.
     """
     found = []
     for node in nodes:

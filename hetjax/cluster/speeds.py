@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast devices are, beside the figures that the model of time has for their kind.
+"""Defines how fast devices are, relative to the time model's figures for their kind.
 
-Owns the named parameters of that model. Does not own their values: what is known before
-a run (`costs/certainty/priors.py`), and what a run teaches.
+Owns the named parameters of that model. Does not own their values, which are the priors
+(`costs/certainty/priors.py`) and what runs measure.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 class Speeds:
     """Factors on speeds; 1 is as modelled, 0.5 takes twice as long.
 
-    `products` are matrix products, `attention` what a kernel computes it with, `memory`
-    everything that memory bandwidth limits, updates included, `launches` what a kernel
-    takes that does nothing. `links` are those between devices of a node, `network` is
-    the hosts' cards. `layers` are times that a profile has measured: for these the
-    first four do not count.
+    `products` are matrix products, `attention` is the attention kernel, `memory` is
+    everything that memory bandwidth limits, including updates, and `launches` is the
+    overhead of a kernel that does nothing. `links` are those between devices of a node,
+    `network` is the hosts' network cards. `layers` are times measured by a profile; the
+    first four do not apply to these.
     """
 
     products: float = 1.0
@@ -29,7 +29,7 @@ class Speeds:
     layers: float = 1.0
 
     def __mul__(self, other: "Speeds") -> "Speeds":
-        """Apply both.
+        """Return the speeds with both factors.
 
         >>> (Speeds(memory=0.5) * Speeds(memory=0.5, links=2.0)).memory
         0.25
@@ -37,7 +37,7 @@ class Speeds:
         return Speeds(**{n: getattr(self, n) * getattr(other, n) for n in PARAMETERS})
 
     def scaled(self, factors: Mapping[str, float]) -> "Speeds":
-        """Apply factors by name; others stay."""
+        """Return the speeds times factors by name; the other speeds stay."""
         return self * Speeds(**factors)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of processes: host:port (port 0: any free one), or unix:path.
+"""Parses and opens addresses of processes: host:port (0: any free port) or unix:path.
 
-Owns what a socket for an address is, listening at one, and which connections do not
-leave this machine. Does not own who may connect (`door.py`, `handshake.py`).
+Owns the socket for an address, listening at an address, and the test whether a
+connection stays on this machine. Does not own who may connect (`door.py`,
+`handshake.py`).
 """
 
 import ipaddress
@@ -18,7 +19,7 @@ _MOST_PORT = 65_535
 
 
 def socket_for(address: str) -> socket.socket:
-    """A socket that can be bound or connected there."""
+    """Return a socket that can be bound or connected to the address."""
     unix = address.startswith("unix:")
     found = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     if not unix:
@@ -27,7 +28,7 @@ def socket_for(address: str) -> socket.socket:
 
 
 def endpoint(address: str) -> str | tuple[str, int]:
-    """What `bind` and `connect` take for the address."""
+    """Return the address in the form that `bind` and `connect` take."""
     if address.startswith("unix:"):
         return address.removeprefix("unix:")
     host, _, port = address.rpartition(":")
@@ -35,7 +36,7 @@ def endpoint(address: str) -> str | tuple[str, int]:
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """Listen on an address; return it with the port that was chosen."""
+    """Listen on an address; return the socket and the address with the chosen port."""
     found = socket_for(address)
     found.bind(endpoint(address))
     found.listen(64)
@@ -46,7 +47,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def stays_here(found: socket.socket) -> bool:
-    """Whether what is sent never leaves this machine: nobody else can come between."""
+    """Return whether the connection stays on this machine, out of others' reach."""
     if found.family == socket.AF_UNIX:
         return True
     with suppress(ValueError):
@@ -56,7 +57,7 @@ def stays_here(found: socket.socket) -> bool:
 
 
 def address_problems(option: str, address: str, *, least: int) -> Iterator[BadInput]:
-    """What is wrong with an address that a person gave, with a port from `least` on."""
+    """Yield what is wrong with a user's address; its port must be at least `least`."""
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None or not least <= int(found["port"]) <= _MOST_PORT:
         yield BadInput(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who calls at an address, and has not shown yet who it is.
+"""Accepts callers at an address that have not yet proven who they are.
 
-Owns listening, how many callers may wait at once, and a thread for each. Does not own
-what they have to show, nor what becomes of them then (`door.py`, and
+Owns listening, the limit on waiting callers, and one thread per caller. Does not own
+the proof that callers must show, nor what happens to them afterwards (`door.py`, and
 `launchers/joining/desk.py`).
 """
 
@@ -17,15 +17,16 @@ from hetjax.comm.addresses import listen
 Shown = TypeVar("Shown")
 
 _MOST_WAITING = 64
-_BREATH_S = 0.1  # until a door that cannot take a connection tries again
+_BREATH_S = 0.1  # before `accept` is retried after an error
 
 
 class Callers(Generic[Shown]):
-    """Listens at `address`, which then has the port, as soon as it is made.
+    """Listens at `address` from construction on; its `address` then has the port.
 
-    `ask` is called with each caller from a thread of its own, and says who it is;
-    OSError or None, and it is turned away. Else `admit` is, with what was found. Of too
-    many that do not show who they are the first has to go: others get their turn.
+    Calls `ask` with each caller, from one thread per caller; `ask` returns who the
+    caller is. If `ask` raises OSError or returns None, the caller is turned away;
+    otherwise `admit` is called with the result. If too many callers wait unproven, the
+    one that has waited longest is turned away to make room.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Callers(Generic[Shown]):
         self._ask, self._admit = ask, admit
         self._listener, self.address = listen(address)
         self._closed, self._lock = threading.Event(), threading.Lock()
-        self._waiting: dict[socket.socket, None] = {}  # the first to come first
+        self._waiting: dict[socket.socket, None] = {}  # oldest first
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no further callers."""
         self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -51,7 +52,7 @@ class Callers(Generic[Shown]):
         while not self._closed.is_set():
             try:
                 caller, _ = self._listener.accept()
-            except OSError:  # closed, or no descriptor is to be had for now
+            except OSError:  # closed, or out of file descriptors for now
                 self._closed.wait(_BREATH_S)
                 continue
             self._let_wait(caller)
@@ -59,7 +60,7 @@ class Callers(Generic[Shown]):
                 threading.Thread(
                     target=self._answer, args=(caller,), daemon=True
                 ).start()
-            except RuntimeError:  # no thread is to be had for now
+            except RuntimeError:  # out of threads for now
                 self._take_out(caller)
                 caller.close()
 
@@ -73,7 +74,7 @@ class Callers(Generic[Shown]):
             self._waiting[caller] = None
 
     def _take_out(self, caller: socket.socket) -> bool:
-        """Whether it still waited, and did not have to make room for another."""
+        """Stop the caller's wait; return False if it was turned away to make room."""
         with self._lock:
             there = caller in self._waiting
             self._waiting.pop(caller, None)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections between processes: messages by key, and a lost peer seen at once.
+"""Connects processes: sends messages by key and detects a lost peer at once.
 
-Owns the threads of one link, and when the other side counts as lost. A link is two
-connections: one for messages, and one on which a process beside each side gives signs
-of life, however busy both are (`heart.py`). A message is a key (six numbers) and bytes;
-it is sent by a thread of its own and delivered from another, in any order relative to
-other connections. Does not own proof of identity (`handshake.py`), the form of what is
-sent (`frames.py`) and what it means (`wire.py`, `reduction.py`), nor who is connected
+Owns the threads of one link, and the decision when the other side counts as lost. A
+link is two connections: one for messages, and one for heartbeats, which a process
+beside each side sends however busy both sides are (`heart.py`). A message is a key (six
+numbers) and bytes; one thread sends it and another delivers it, in any order relative
+to other connections. Does not own proof of identity (`handshake.py`), the form of what
+is sent (`frames.py`) and its meaning (`wire.py`, `reduction.py`), nor who is connected
 to whom (`peers.py`).
 """
 
@@ -24,22 +24,22 @@ from hetjax.comm.handshake import Ends
 from hetjax.comm.heart import heart
 from hetjax.comm.tls import Stream
 
-Deliver = Callable[[str, Key, np.ndarray], None]  # from whom, under which key, bytes
-Lost = Callable[[str, str], None]  # who, and why
-Wrote = Callable[[int, float], None]  # bytes of a message, and seconds
+Deliver = Callable[[str, Key, np.ndarray], None]  # sender, key, bytes
+Lost = Callable[[str, str], None]  # peer, reason
+Wrote = Callable[[int, float], None]  # bytes of a message, seconds
 
-SILENCE_S = 10.0  # without a sign of life, a peer counts as lost
-_FAREWELL_S = 5.0  # for what is still to be sent
+SILENCE_S = 10.0  # without a heartbeat, a peer counts as lost
+_FAREWELL_S = 5.0  # to send what is still queued
 _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
-_BUFFER_BYTES = 4 << 20  # of a Unix socket
+_BUFFER_BYTES = 4 << 20  # of a Unix socket's buffers
 
 
 class Connection:
-    """A connection to one peer, which has proven who it is.
+    """A connection to one peer that has proven who it is.
 
-    `deliver` and `lost` are called from the link's own threads; `lost` at most once,
-    also for a peer that leaves in good order, but not after `close`. `wrote` is called
-    with how long the system took to take each message.
+    `deliver` and `lost` are called from the link's own threads. `lost` is called at
+    most once, also for a peer that leaves in good order, but not after `close`. `wrote`
+    is called for each message with the time that the system took to accept it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Connection:
         self._reader = FrameReader(ends.messages, keys and keys.takes)
         self._outbox = queue.SimpleQueue[tuple[Key, Sequence[np.ndarray]] | None]()
         self._closing = threading.Event()
-        self._telling = threading.Lock()  # of a loss: taken once
+        self._telling = threading.Lock()  # held by the one thread that reports a loss
         _prepare(self._socket)
         self._heart, pulse = heart(), ends.pulse_keys
         codes = pulse and (pulse.sends, pulse.takes)
@@ -71,14 +71,14 @@ class Connection:
             thread.start()
 
     def send(self, key: Key, parts: Sequence[np.ndarray]) -> None:
-        """Send the parts one after the other as one message; returns at once.
+        """Send the parts, concatenated, as one message; return at once.
 
-        They must not change until they are sent. Lost peers are reported by `lost`.
+        The parts must not change until they are sent. `lost` reports a lost peer.
         """
         self._outbox.put((key, parts))
 
     def close(self) -> None:
-        """Send what is waiting, say goodbye, and end both threads."""
+        """Send what is queued, say goodbye, and end both threads."""
         self._closing.set()
         self._outbox.put(None)
         self._threads[0].join(timeout=_FAREWELL_S)
@@ -92,7 +92,7 @@ class Connection:
                 num_bytes = sum(part.nbytes for part in message[1])
                 self._wrote(num_bytes, time.perf_counter() - start_s)
             self._writer.write(_GOODBYE, [])
-        except Exception as error:  # whatever ends this thread loses the peer
+        except Exception as error:  # any error that ends this thread loses the peer
             self._fail(_reason(error))
 
     def _receive(self) -> None:
@@ -106,14 +106,14 @@ class Connection:
             self._fail(_reason(error))
 
     def _fail(self, reason: str) -> None:
-        """Tell of the loss, unless another thread has, or nobody cares."""
+        """Report the loss, unless already reported or the connection is closing."""
         if not self._closing.is_set() and self._telling.acquire(blocking=False):
             self._closing.set()
             self._lost(self.peer, reason)
         self._shut()
 
     def _shut(self) -> None:
-        """End both threads: what they wait for fails now."""
+        """End both threads: whatever they wait for fails now."""
         self._closing.set()
         self._heart.forget(self._pulse)
         with suppress(OSError):
@@ -124,7 +124,7 @@ class Connection:
 
 def _prepare(found: Stream) -> None:
     found.settimeout(None)
-    if found.family != socket.AF_UNIX:  # TCP fits its own buffers to the path
+    if found.family != socket.AF_UNIX:  # TCP sizes its own buffers
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return
     for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A door of a process: who calls is let in once it has proven to be of this run.
+"""Admits callers to a process once they have proven that they belong to this run.
 
-Owns joining both connections of a caller, and that an older start of a worker never
-takes the place of a newer one. Does not own waiting (`callers.py`), the proof
-(`handshake.py`), nor what becomes of who is let in.
+Owns the pairing of a caller's two connections, and the rule that an older start of a
+worker never replaces a newer one. Does not own accepting (`callers.py`), the proof
+(`handshake.py`), nor what happens to an admitted caller.
 """
 
 import socket
@@ -14,15 +14,16 @@ from hetjax.comm.callers import Callers
 from hetjax.comm.handshake import MESSAGES, PULSES, Caller, Ends, answer
 from hetjax.comm.tls import Tls
 
-Admit = Callable[[Ends, str, int], None]  # whom: connections, name and incarnation
+Admit = Callable[[Ends, str, int], None]  # connections, name, incarnation
 
 
 class Listener:
-    """Lets in callers that know the secret; strangers are turned away without a word.
+    """Admits callers that know the secret; turns others away without an answer.
 
-    Listens at `address` as soon as it is made, which then has the port. `admit` is
-    called with each caller's connections, name and incarnation, from a thread of its
-    own, and never with an older incarnation than before under that name.
+    Listens at `address` from construction on; its `address` then has the port. `admit`
+    is called with each caller's connections, name and incarnation, from one thread per
+    caller, and never with an older incarnation of a name than it was called with
+    before.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class Listener:
     ) -> None:
         self._own, self._secret, self._admit, self._tls = own, secret, admit, tls
         self._lock = threading.Lock()
-        # of two connections the first, by caller
+        # the first connection of a pair that waits for its second, by caller
         self._first: dict[str, tuple[Caller, socket.socket]] = {}
-        self._newest: dict[str, int] = {}  # incarnation that was let in, by caller
+        self._newest: dict[str, int] = {}  # admitted incarnation, by caller
         self._callers = Callers(address, self._ask, self._let_in)
         self.address = self._callers.address
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Admit no further callers."""
         self._callers.close()
         with self._lock:
             for _, caller in self._first.values():
@@ -61,15 +62,15 @@ class Listener:
         return incarnation < self._newest.get(name, 0)
 
     def _paired(self, caller: Caller, found: socket.socket) -> Ends | None:
-        """Both connections of a caller, once they have come, in either order."""
+        """Return both connections of a caller once both have come, in either order."""
         with self._lock:
             if self._is_stale(caller.name, caller.incarnation):
-                return found.close()  # a newer one came meanwhile
+                return found.close()  # a newer start was admitted meanwhile
             earlier = self._first.pop(caller.name, None)
             if earlier is None or _link(earlier[0]) != _link(caller):
                 self._first[caller.name] = caller, found
                 if earlier is not None:
-                    earlier[1].close()  # it called again, before its second one came
+                    earlier[1].close()  # it called again before the second came
                 return None
             self._newest[caller.name] = caller.incarnation
         return _ends((caller, found), earlier)
@@ -80,7 +81,7 @@ def _link(caller: Caller) -> tuple[int, bytes]:
 
 
 def _ends(*both: tuple[Caller, socket.socket]) -> Ends | None:
-    """One link of two connections; None, and closes them, if both are for the same."""
+    """Return a link of two connections; None, and close both, if both have one use."""
     found = {caller.use: (caller, one) for caller, one in both}
     if len(found) < len(both):
         for _, one in both:

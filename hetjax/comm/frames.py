@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on a stream: each a header and bytes, with codes where they have keys.
+"""Frames messages on a stream: a header and bytes, with codes if there is a key.
 
     key (six numbers), length of the bytes | code | bytes | code
 
-Owns this form, and that nothing is believed that the other side did not send: a code is
-a keyed BLAKE2b of how many messages came before, of the header, and, after the bytes,
-of the digests of their pieces, which other threads make meanwhile. So frames that are
-changed, left out, repeated or swapped end the stream, and no length is believed
+Owns this form, and the rule that only what the other side sent is accepted. A code is a
+keyed BLAKE2b of the number of earlier messages and of the header; the code after the
+bytes also covers the digests of their pieces, which other threads compute meanwhile. So
+a changed, omitted, repeated or swapped frame ends the stream, and no length is accepted
 unproven. Does not own the keys (`handshake.py`) nor threads (`connections.py`).
 """
 
@@ -28,24 +28,24 @@ Key = tuple[int, int, int, int, int, int]
 _HEADER = struct.Struct("<6IQ")
 _COUNT = struct.Struct("<Q")
 _CODE_BYTES = 16
-_CHUNK_BYTES = 1 << 20  # so much is in the caches when it is sent
+_CHUNK_BYTES = 1 << 20  # small enough to be still in the caches when it is sent
 _SMALL_BYTES, _NUM_THREADS = 64 << 10, min(8, os.cpu_count() or 1)
-_ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
-_MOST_VIEWS = 64  # in one call, of what the system takes
+_ALIGNMENT = 64  # bytes: JAX adopts such host arrays without a copy
+_MOST_VIEWS = 64  # in one call: a limit of the system
 
 
 class ForgedFrame(ConnectionError):
-    """What came is not what the other side sent, or not in its order."""
+    """The bytes received are not what the other side sent, or not in its order."""
 
 
 class FrameWriter:
-    """Writes messages, with codes if there is a key; for one thread."""
+    """Writes messages, with codes if there is a key; for one thread only."""
 
     def __init__(self, found: Stream, key: bytes | None) -> None:
         self._socket, self._key, self._count = found, key, 0
 
     def write(self, key: Key, parts: Sequence[np.ndarray]) -> None:
-        """Write the parts one after the other as one message."""
+        """Write the parts, concatenated, as one message."""
         views = [_bytes_of(part) for part in parts if part.size]
         header = _HEADER.pack(*key, sum(map(len, views)))
         if self._key is None:
@@ -71,14 +71,14 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Reads messages, and checks their codes if there is a key; for one thread."""
+    """Reads messages, and checks their codes if there is a key; for one thread only."""
 
     def __init__(self, found: Stream, key: bytes | None) -> None:
         self._socket, self._key, self._count = found, key, 0
         self._header = bytearray(_HEADER.size)
 
     def read(self) -> tuple[Key, np.ndarray]:
-        """The next message; raises OSError, ForgedFrame for one that cannot be."""
+        """Return the next message; raise OSError, or ForgedFrame for a wrong code."""
         _fill(self._socket, memoryview(self._header))
         if self._key is None:
             key, data = self._parsed()
@@ -111,7 +111,7 @@ class FrameReader:
 def _codes(
     key: bytes, count: int, header: bytes | bytearray
 ) -> tuple[blake2b, blake2b]:
-    """What makes the codes of this header, and of the bytes that will follow it."""
+    """Return the hashes for the codes of this header and of the bytes after it."""
     data = _COUNT.pack(count) + header
     size = _CODE_BYTES
     return (
@@ -121,7 +121,7 @@ def _codes(
 
 
 def _digest(key: bytes, piece: Sequence[memoryview]) -> Future[bytes]:
-    """The digest of a piece, small ones at once: no other thread is worth it."""
+    """Return the digest of a piece; small ones are not worth another thread."""
     if sum(map(len, piece)) >= _SMALL_BYTES:
         return _threads().submit(_piece_digest, key, piece)
     done: Future[bytes] = Future()
@@ -130,7 +130,7 @@ def _digest(key: bytes, piece: Sequence[memoryview]) -> Future[bytes]:
 
 
 def _piece_digest(key: bytes, piece: Sequence[memoryview]) -> bytes:
-    """Without the interpreter's lock for all but the smallest."""
+    """Return the digest of a piece; BLAKE2b releases the GIL except for tiny views."""
     digest = blake2b(key=key, digest_size=_CODE_BYTES, person=b"piece")
     for view in piece:
         digest.update(view)
@@ -138,7 +138,7 @@ def _piece_digest(key: bytes, piece: Sequence[memoryview]) -> bytes:
 
 
 def _code_of(of_bytes: blake2b, digests: Sequence[Future[bytes]]) -> bytes:
-    """The code of pieces; whoever cuts them otherwise gets another one."""
+    """Return the code of all pieces; other cuts of the bytes give another code."""
     for digest in digests:
         of_bytes.update(digest.result())
     return of_bytes.digest()
@@ -150,7 +150,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The same pieces of the bytes, however these are cut into views."""
+    """Yield pieces of the bytes that do not depend on how they are cut into views."""
     piece, left = list[memoryview](), _CHUNK_BYTES
     for view in views:
         while len(view):
@@ -165,7 +165,7 @@ def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _write(found: Stream, views: list[memoryview]) -> None:
-    """Write all, the header together with what follows: it wakes nobody for itself."""
+    """Write all views, the header together with what follows, to save a wake-up."""
     while views:
         count = found.sendmsg(views[:_MOST_VIEWS])
         while views and count >= len(views[0]):

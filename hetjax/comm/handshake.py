@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is at the other end: both sides prove that they know the run's secret.
+"""Authenticates both ends of a connection: each proves that it knows the run's secret.
 
-    caller -> greeting: names, nonce, incarnation, what the connection is for
-    called -> nonce, proof of it all
+    caller -> greeting: names, nonce, incarnation, use of the connection
+    called -> nonce, proof over everything so far
     caller -> proof
-    called -> verdict: welcome, or that a newer start of the caller has been let in
+    called -> verdict: welcome, or that a newer start of the caller has been admitted
 
-Owns these words, in which nothing goes unproven, the keys of a connection that follow
-from the secret and both nonces, and the refusal of older incarnations. An incarnation
-is a number that grows with every start of a worker. Does not own who listens
-(`door.py`) nor what is sent afterwards (`frames.py`, `heart.py`).
+Owns these messages, all covered by a proof; the keys of a connection, derived from the
+secret and both nonces; and the refusal of older incarnations. An incarnation is a
+number that grows with every start of a worker. Does not own who listens (`door.py`) nor
+what is sent afterwards (`frames.py`, `heart.py`).
 """
 
 import hmac
@@ -24,28 +24,28 @@ from hetjax.comm.addresses import endpoint, socket_for, stays_here
 from hetjax.comm.tls import FIRST_BYTE, Stream, Tls, TlsStream
 from hetjax.names import LONGEST_WORKER, is_worker
 
-_HANDSHAKE_S = 30.0  # for all of it: the other side may be starved
+_HANDSHAKE_S = 30.0  # for the whole handshake: the other side may be starved
 _NONCE_BYTES, _NAME_BYTES = 32, LONGEST_WORKER
-_PAIR_BYTES = 16  # that both connections of a link have in common
+_PAIR_BYTES = 16  # the same for both connections of a link
 _PROOF_BYTES = 32
-# caller, called, nonce, incarnation, what for, whether frames have codes, pair
+# caller, called, nonce, incarnation, use, whether frames have codes, pair
 _GREETING = struct.Struct(
     f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}sQc?{_PAIR_BYTES}s"
 )
-MESSAGES, PULSES = b"m", b"p"  # what a connection is for
+MESSAGES, PULSES = b"m", b"p"  # the use of a connection
 
 
 class HandshakeRefused(ConnectionError):
-    """The other side could not show that it belongs to this run."""
+    """The other side could not prove that it belongs to this run."""
 
 
 class StaleIncarnation(HandshakeRefused):
-    """A newer start of this worker has been let in: this one is of no use any more."""
+    """A newer start of this worker has been admitted: this one is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a connection's codes are made with, one key for each direction."""
+    """The keys for a connection's codes, one for each direction."""
 
     sends: bytes
     takes: bytes
@@ -55,7 +55,7 @@ class Keys:
 class Ends:
     """This side's ends of both connections to a peer that has proven who it is.
 
-    Without keys what is sent has no codes.
+    Without keys, what is sent has no codes.
     """
 
     messages: Stream
@@ -70,7 +70,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who has proven to be there, and what one of its two connections is for."""
+    """A caller that has proven who it is, and the use of one of its two connections."""
 
     name: str
     incarnation: int
@@ -89,11 +89,11 @@ def dial(
     coded: bool | None = None,
     tls: Tls | None = None,
 ) -> Ends:
-    """Connect to the peer that listens there and prove to each other who we are.
+    """Connect to the peer that listens there; both sides prove who they are.
 
-    `coded` says whether what is sent carries codes; None: where it leaves this machine.
-    With `tls` messages go within that, and signs of life have codes. Raises OSError:
-    StaleIncarnation if a newer start of us has called there.
+    `coded` says whether what is sent carries codes; None: only if it leaves this
+    machine. With `tls`, messages go through TLS, and only the heartbeats have codes.
+    Raises OSError: StaleIncarnation if a newer start of this worker has called there.
     """
     pair = os.urandom(_PAIR_BYTES)
     found = dict[bytes, tuple[Stream, Keys | None]]()
@@ -156,10 +156,10 @@ def answer(
     is_stale: Callable[[str, int], bool] = lambda name, incarnation: False,
     tls: Tls | None = None,
 ) -> Caller:
-    """Let a caller prove who it is, and prove who we are; raises OSError.
+    """Let a caller prove who it is, and prove who we are; raise OSError if that fails.
 
-    With `tls` it must come within that, but for its signs of life. One that `is_stale`,
-    by name and incarnation, is refused, with the reason.
+    With `tls`, the connection for messages must use TLS; the one for heartbeats must
+    not. A caller that `is_stale`, by name and incarnation, is refused, and learns why.
     """
     end_s = time.monotonic() + _HANDSHAKE_S
     stream = found if tls is None else _within(found, tls, end_s)
@@ -184,7 +184,7 @@ def answer(
 
 
 def _within(found: socket.socket, tls: Tls, end_s: float) -> Stream:
-    """The stream that the caller begins: within TLS, or the socket as it is."""
+    """Return the stream that the caller starts: TLS, or the plain socket."""
     found.settimeout(_HANDSHAKE_S)
     if found.recv(1, socket.MSG_PEEK) != FIRST_BYTE:
         return found
@@ -194,7 +194,7 @@ def _within(found: socket.socket, tls: Tls, end_s: float) -> Stream:
 def _caller(
     greeting: bytes, own: str, secret: bytes, said: bytes, stream: Stream
 ) -> Caller:
-    """Who a greeting is from that has been proven; raises HandshakeRefused."""
+    """Return the sender of a proven greeting; raise HandshakeRefused if it is wrong."""
     name_bytes, called, _, incarnation, use, coded, pair = _GREETING.unpack(greeting)
     if called != _name_bytes(own):
         raise HandshakeRefused(
@@ -220,14 +220,14 @@ def _check_verdict(verdict: bytes, secret: bytes, said: bytes, own: str) -> None
 
 
 def _name_bytes(name: str) -> bytes:
-    """The name as long as the greeting has room for; what reads it cuts nothing off."""
+    """Return the name padded to its field; raise HandshakeRefused if it is no name."""
     if not is_worker(name):
         raise HandshakeRefused(f"{name!r} is no worker's name")
     return name.encode().ljust(_NAME_BYTES, b"\0")
 
 
 def _proof(secret: bytes, role: bytes, said: bytes) -> bytes:
-    """That the secret is known, in this role, of all that was said so far."""
+    """Return the proof, in this role, that we know the secret, over all said so far."""
     return hmac.digest(secret, role + said, "sha256")
 
 
@@ -236,7 +236,7 @@ def _is_proof(found: bytes, secret: bytes, role: bytes, said: bytes) -> bool:
 
 
 def _keys(secret: bytes, said: bytes) -> Keys:
-    """The caller's keys; both nonces make them new for each connection."""
+    """Return the caller's keys; both nonces make them new for each connection."""
     return Keys(
         sends=_proof(secret, b"key of caller", said),
         takes=_proof(secret, b"key of called", said),
@@ -244,7 +244,7 @@ def _keys(secret: bytes, said: bytes) -> Keys:
 
 
 def read(found: Stream, size: int, end_s: float) -> bytes:
-    """Read all of it by then, however little of it comes at a time."""
+    """Read `size` bytes until `end_s`, however few arrive at a time."""
     data = b""
     while len(data) < size:
         left_s = end_s - time.monotonic()

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life between processes, sent and received by a process beside each.
+"""Exchanges heartbeats between processes; a child process of each sends and hears them.
 
     python -I -S heart.py CONTROL_FD PARENT_PID
 
-Owns this process's heart: a child that beats for it on connections which it is handed,
-and tells of those that fall silent. A thread would not do: it waits for the
-interpreter's lock, and where a CPU quota starves the process that is longer than the
-others wait. The child runs this file as a script. It has one thread, imports nothing
-but the standard library and shares no lock with its parent, so that it beats whatever
-the parent computes: asleep most of the time, it is let run even where a quota starves
-all others. It is silent while the parent is stopped, and ends with it.
+Owns this process's heart: a child process that sends beats on the connections that it
+is handed, and reports connections that fall silent. A thread would not do: it waits for
+the interpreter's lock, and if a CPU quota starves the process, that takes longer than
+the peers wait. The child runs this file as a script. It has one thread, imports only
+the standard library and shares no lock with its parent, so it beats whatever the parent
+computes. As it sleeps most of the time, the scheduler runs it even if a quota starves
+all other processes. It is silent while the parent is stopped, and ends with the parent.
 
-Their control socket brings the child what to watch, each with its connection, and takes
-the numbers of those that were silent for too long. Where a connection has keys each
-beat carries its number and a keyed BLAKE2b of that: one that is made up or repeated is
-none, nor is anything that follows it. Does not own the connections' proof of identity
-(`handshake.py`).
+Over the control socket the child receives what to watch, each with its connection, and
+reports the numbers of those that were silent for too long. If a connection has keys,
+each beat carries its number and a keyed BLAKE2b of that number: a forged or repeated
+beat does not count, nor does anything after it. Does not own the connections' proof of
+identity (`handshake.py`).
 """
 
 import hmac
@@ -32,18 +32,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 
-Silent = Callable[[str], None]  # why it is taken for lost
-Codes = tuple[bytes, bytes]  # the key for frames that are sent, and for those received
+Silent = Callable[[str], None]  # why the peer counts as lost
+Codes = tuple[bytes, bytes]  # the key for beats that are sent, and for those received
 
 _KEY_BYTES = 32
-# number, time of silence (0: watch it no more), whether there are keys, both
+# number, silence_s (0: stop watching), whether there are keys, both keys
 _COMMAND = struct.Struct(f"<Id?{_KEY_BYTES}s{_KEY_BYTES}s")
 _NO_KEYS = bytes(_KEY_BYTES), bytes(_KEY_BYTES)
 _COUNT, _CODE_BYTES = struct.Struct("<Q"), 16
 _SILENT = struct.Struct("<I")  # number
-_BEATS = 5  # in a time of silence
-_PATIENCE = 0.95  # share of that time: the rest is for telling others of the loss
-_FIRST = 12  # times of silence until the other side must have begun to beat
+_BEATS = 5  # per silence_s
+_PATIENCE = 0.95  # share of silence_s: the rest is for reporting the loss to others
+_FIRST = 12  # times silence_s, until the other side must have sent its first beat
 _STOPPED = "Tt"  # states of a process, see proc(5)
 
 
@@ -63,13 +63,13 @@ class Heart:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[child.fileno()],
-                start_new_session=True,  # out of reach of the terminal's Ctrl-C
+                start_new_session=True,  # the terminal's Ctrl-C does not reach it
             )
         threading.Thread(target=self._listen, name="heart", daemon=True).start()
 
     @property
     def beats(self) -> bool:
-        """Whether it does, and for this process."""
+        """Whether the child runs, and belongs to this process."""
         return self._parent == os.getpid() and self._child.poll() is None
 
     def watch(
@@ -79,9 +79,9 @@ class Heart:
         silent: Silent,
         codes: Codes | None = None,
     ) -> int:
-        """Beat on this connection, and call `silent`, once, if the other end does not.
+        """Beat on this connection; call `silent` once if the other end stops beating.
 
-        Takes the connection over; returns the number to `forget` it by.
+        Takes over the connection. Returns the number to `forget` it by.
         """
         with self._lock, found:
             self._number += 1
@@ -92,10 +92,10 @@ class Heart:
             return self._number
 
     def forget(self, number: int) -> None:
-        """Beat there no more; nothing if that was said before."""
+        """Stop beating there; do nothing if that was already requested."""
         with self._lock:
             if self._silent.pop(number, None) is not None:
-                with suppress(OSError):  # it has ended, and this with it
+                with suppress(OSError):  # the child has ended, and its beats with it
                     self._control.sendall(_COMMAND.pack(number, 0.0, False, *_NO_KEYS))
 
     def _listen(self) -> None:
@@ -103,7 +103,7 @@ class Heart:
             while data := self._control.recv(_SILENT.size, socket.MSG_WAITALL):
                 (number,) = _SILENT.unpack(data)
                 self._tell(number, "gave no sign of life")
-        for number in [*self._silent]:  # others will miss this process, too
+        for number in [*self._silent]:  # peers will miss this process, too
             self._tell(number, "cannot be heard: what listens for it has ended")
 
     def _tell(self, number: int, reason: str) -> None:
@@ -114,11 +114,11 @@ class Heart:
 
 
 _lock = threading.Lock()
-_hearts: list[Heart] = []  # one, unless an earlier one has ended
+_hearts: list[Heart] = []  # one, after any that have ended
 
 
 def heart() -> Heart:
-    """The heart of this process; the first call starts it."""
+    """Return the heart of this process; the first call starts it."""
     with _lock:
         if not (_hearts and _hearts[-1].beats):
             _hearts.append(Heart())
@@ -126,21 +126,21 @@ def heart() -> Heart:
 
 
 class Beats:
-    """Beats of one direction: bare bytes, or numbered ones with codes."""
+    """The beats of one direction: bare bytes, or numbered beats with codes."""
 
     def __init__(self, key: bytes | None) -> None:
         self._key, self._count = key, 0
-        self._waiting = b""  # what could not be sent, or came in part
+        self._waiting = b""  # the unsent rest of a beat, or the received part of one
 
     def next(self, send: Callable[[bytes], int]) -> None:
-        """Send the next one, or the rest of the last; raises OSError."""
+        """Send the next beat, or the rest of the last one; raise OSError on failure."""
         if not self._waiting:
             self._waiting = self._beat()
             self._count += 1
         self._waiting = self._waiting[send(self._waiting) :]
 
     def are_in(self, data: bytes) -> bool:
-        """Whether these bytes go on with the next ones, and nothing else."""
+        """Return whether these bytes continue the beats and hold nothing else."""
         if self._key is None:
             return bool(data)
         self._waiting += data
@@ -161,8 +161,7 @@ class Beats:
 
 
 class Watched:
-    """A connection to another heart: when to beat next, and until when to wait for its
-    beats."""
+    """A connection to another heart: when to beat next, how long to wait for beats."""
 
     def __init__(
         self,
@@ -181,11 +180,11 @@ class Watched:
 
     @property
     def due_s(self) -> float:
-        """When there is something to do, if nothing comes."""
+        """The time of the next thing to do, if nothing arrives."""
         return self.beat_s if self.is_silent else min(self.beat_s, self.patient_until_s)
 
     def read(self, now_s: float) -> bool:
-        """Take what has come; False if nothing will come any more."""
+        """Read what has arrived; return False if nothing more will arrive."""
         try:
             data = self.found.recv(4096)
         except BlockingIOError:
@@ -203,13 +202,13 @@ class Watched:
             try:
                 self._sent.next(self.found.send)
             except OSError:
-                pass  # it does not listen, or is gone: silence tells
+                pass  # the peer does not read, or is gone: its own silence shows that
 
 
 class Hearing:
-    """All that is watched, by number; what no longer beats is watched all the same.
+    """All watched connections, by number, including those that no longer beat.
 
-    A connection that ends says nothing of its process: that link's messages do.
+    A connection that ends says nothing about its process: the link for messages does.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -218,7 +217,7 @@ class Hearing:
         self._poll.register(control, select.POLLIN)
 
     def wait(self) -> tuple[bool, float]:
-        """Sleep until something is due or has come: is the parent there, how late."""
+        """Sleep until something is due or arrives; return (parent is there, late_s)."""
         due_s = min((w.due_s for w in self._watched.values()), default=None)
         left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         found = self._poll.poll(None if left_s is None else left_s * 1000 + 1)
@@ -232,7 +231,7 @@ class Hearing:
         return True, 0.0 if due_s is None else now_s - due_s
 
     def forgive(self, late_s: float) -> None:
-        """Beats that were missed while this process was not let run do not count."""
+        """Do not count beats that were missed while this process could not run."""
         for watched in self._watched.values():
             if late_s > watched.silence_s / _BEATS:
                 watched.patient_until_s += late_s
@@ -265,7 +264,7 @@ class Hearing:
             found = socket.socket(fileno=fds[0])
             codes: Codes | None = (keys[0], keys[1]) if has_keys else None
             watched = self._watched[number] = Watched(found, silence_s, now_s, codes)
-            watched.beat(now_s, runs=True)  # whatever the parent does: it begins
+            watched.beat(now_s, runs=True)  # its first: whatever the parent does
             self._numbers[fds[0]] = number
             self._poll.register(found, select.POLLIN)
         elif number in self._watched:
@@ -279,7 +278,7 @@ class Hearing:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process cannot run; False where the system does not tell."""
+    """Return whether the process is stopped; False if the system does not say."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read().rpartition(b")")[2].split()[0]
@@ -289,7 +288,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def main(control_fd: int, parent: int) -> None:
-    # whoever ends a group of processes tells all of them, and the parent has to save
+    # whoever ends a process group signals all its members, and the parent has to save
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hearing = Hearing(socket.socket(fileno=control_fd))
     with suppress(ConnectionError):  # of the control socket: the parent is gone

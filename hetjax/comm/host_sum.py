@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and roundings of long arrays on the host, by all cores that this process has.
+"""Sums and rounds long arrays on the host, on all cores of this process.
 
-Owns how elements are dealt out to threads, in blocks that stay in a core's cache while
-all contributions are added: NumPy adds and converts without the interpreter's lock.
-Elements are added in the order of the contributions: the bits do not depend on the
+Owns the split of elements over threads, in blocks that stay in a core's cache while all
+contributions are added: NumPy adds and converts without the interpreter's lock.
+Elements are added in the order of the contributions, so the bits do not depend on the
 number of cores. Does not own who sums what (`reduction.py`).
 """
 
@@ -16,16 +16,16 @@ import numpy as np
 
 _FULL = np.dtype(np.float32)
 _BLOCK = 1 << 17  # elements
-_ALONE = 2 * _BLOCK  # up to here a thread more costs what it saves
+_ALONE = 2 * _BLOCK  # elements: up to here another thread costs what it saves
 
 Work = Callable[[int, int], None]  # on the elements from .. to ..
 
 
 def added(parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-    """Return the fp32 sum of flat arrays of one length, added in their order.
+    """Return the fp32 sum of flat arrays of equal length, added in their order.
 
-    `out` is where it goes: fresh memory, or one of the first two parts, which is lost
-    then, if both are fp32. Without it the sum is an array of its own.
+    `out` receives the sum: fresh memory, or one of the first two parts, which is then
+    overwritten, if both are fp32. Without `out` the sum is a new array.
     """
     found = np.empty(parts[0].shape, _FULL) if out is None else out
 
@@ -40,9 +40,9 @@ def added(parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndar
 
 
 def rounded(values: np.ndarray, to: np.dtype) -> np.ndarray:
-    """Return a flat fp32 array in another dtype, rounded to the nearest, ties to even.
+    """Return a flat fp32 array in another dtype, rounded to nearest, ties to even.
 
-    The array itself if it has that dtype.
+    Returns the array itself if it has that dtype.
     """
     if values.dtype == to:
         return values
@@ -56,7 +56,7 @@ def rounded(values: np.ndarray, to: np.dtype) -> np.ndarray:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return flat arrays one behind the other, in fp32."""
+    """Return the concatenation of flat arrays, in fp32."""
     ends = np.cumsum([part.size for part in parts])
     found = np.empty(ends[-1], _FULL)
     for part, end in zip(parts, ends, strict=True):
@@ -72,7 +72,7 @@ def num_cores() -> int:
 
 
 def _add(target: np.ndarray, parts: Sequence[np.ndarray], room: np.ndarray) -> None:
-    """One block; `target` may be one of the first two parts."""
+    """Add one block; `target` may be one of the first two parts."""
     first, *rest = parts
     if rest and first.dtype == rest[0].dtype == _FULL:
         np.add(first, rest.pop(0), out=target)

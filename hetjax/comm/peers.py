@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker among the others: who is connected, what has arrived, who is lost.
+"""Connects a worker to the other workers: connections, arrived messages, lost peers.
 
 Owns the connections of one process to its peers and the mailbox where their messages
-wait to be taken. Whoever waits gets the loss of a peer as an error instead of waiting
-for ever. Does not own one connection (`connections.py`) nor what messages mean.
+wait to be taken. A waiting caller gets the loss of a peer as an error instead of
+waiting for ever. Does not own one connection (`connections.py`) nor what messages mean.
 """
 
 import threading
@@ -23,7 +23,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class PeerLost(ConnectionError):
-    """What is waited for will not come; `peer` is the worker that is gone."""
+    """The awaited message will not come; `peer` is the worker that is gone."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(f"worker {peer!r} {reason}")
@@ -31,13 +31,13 @@ class PeerLost(ConnectionError):
 
 
 class Mailbox:
-    """Messages that have arrived and were not taken yet, by sender and key."""
+    """Messages that have arrived and were not yet taken, by sender and key."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._messages: dict[tuple[str, Key], np.ndarray] = {}
         self._lost: PeerLost | None = None
-        self.version = 0  # changes with all that `wait` ends at
+        self.version = 0  # changes with everything that ends `wait`
 
     def put(self, sender: str, key: Key, data: np.ndarray) -> None:
         with self._changed:
@@ -45,7 +45,7 @@ class Mailbox:
             self.touch()
 
     def has(self, sender: str, key: Key) -> bool:
-        """Whether the message has arrived, and was not taken."""
+        """Return whether the message has arrived and was not yet taken."""
         return (sender, key) in self._messages
 
     def pop(self, sender: str, key: Key) -> np.ndarray:
@@ -53,7 +53,7 @@ class Mailbox:
         return self._messages.pop((sender, key))
 
     def receive(self, sender: str, key: Key) -> np.ndarray:
-        """Wait for a message; raises PeerLost if a peer is."""
+        """Wait for a message and take it; raise PeerLost if any peer is lost."""
         with self._changed:
             while (sender, key) not in self._messages:
                 self.check()
@@ -61,7 +61,7 @@ class Mailbox:
             return self._messages.pop((sender, key))
 
     def wait(self, version: int) -> int:
-        """Return the version once it is another; raises PeerLost if a peer is."""
+        """Return the version once it differs; raise PeerLost if any peer is lost."""
         with self._changed:
             while self.version == version:
                 self.check()
@@ -70,13 +70,13 @@ class Mailbox:
             return self.version
 
     def touch(self) -> None:
-        """Let those who wait look again."""
+        """Wake all waiting threads so that they check again."""
         with self._changed:
             self.version += 1
             self._changed.notify_all()
 
     def lose(self, peer: str, reason: str) -> None:
-        """Let all who wait, now or later, know that a peer is gone."""
+        """Report to all who wait, now or later, that a peer is gone."""
         with self._changed:
             self._lost = self._lost or PeerLost(peer, reason)
             self.touch()
@@ -88,9 +88,10 @@ class Mailbox:
 
 
 class Pace:
-    """How long the system takes to send large messages, by peer.
+    """The time that the system takes to send large messages, by peer.
 
-    Small ones are taken at once, into its buffers, and tell nothing of a link.
+    The system takes small messages at once into its buffers; they say nothing of a
+    link.
     """
 
     def __init__(self) -> None:
@@ -114,9 +115,10 @@ class Pace:
 class Peers:
     """The connections of worker `own` to the other workers of a run.
 
-    Listens on `address` as soon as it is made; `address` then has the port. `sent`
-    counts what goes to each of them, `pace` how fast. `incarnation` is this worker's;
-    `coded` says whether what it sends when it calls carries codes (see `dial`).
+    Listens on `address` from construction on; `address` then has the port. `sent`
+    counts the bytes to each peer, `pace` their speed. `incarnation` is this worker's.
+    `coded` says whether what this worker sends carries codes if it is the caller (see
+    `dial`).
     """
 
     def __init__(
@@ -140,10 +142,10 @@ class Peers:
         self.address = self._listener.address
 
     def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
-        """Connect to all peers by name; of two workers the first in order calls.
+        """Connect to all peers by name; of two workers, the one first in order calls.
 
-        Raises PeerLost naming one that did not come or could not be reached, and as
-        soon as any is lost.
+        Raises PeerLost with the name of a peer that did not come or could not be
+        reached, and as soon as any peer is lost.
         """
         for peer, address in addresses.items():
             if self.own < peer:
@@ -159,18 +161,18 @@ class Peers:
                 raise PeerLost(missing, f"did not connect within {timeout_s:g} s")
 
     def lose(self, peer: str, reason: str) -> None:
-        """Let all who wait, now or later, know that a peer is gone."""
+        """Report to all who wait, now or later, that a peer is gone."""
         self.mailbox.lose(peer, reason)
         with self._joined:
             self._joined.notify_all()
 
     def send(self, peer: str, key: Key, parts: Sequence[np.ndarray]) -> None:
-        """Send a message; returns at once."""
+        """Send a message; return at once."""
         self.sent.add(peer, key[2], sum(part.nbytes for part in parts))
         self.links[peer].send(key, parts)
 
     def close(self) -> None:
-        """Send what is waiting, then end all connections."""
+        """Send what is queued, then end all connections."""
         self._listener.close()
         for link in self.links.values():
             link.close()
@@ -190,7 +192,7 @@ class Peers:
             raise PeerLost(peer, f"cannot be reached at {address} ({error})") from error
 
     def _add(self, found: Ends, peer: str, incarnation: int = 0) -> None:
-        """Let a peer in; of one that was there the later end is no loss any more."""
+        """Admit a peer; closing a replaced connection is not reported as a loss."""
         with self._joined:
             number = self._admitted[peer] = self._admitted.get(peer, 0) + 1
             earlier = self.links.get(peer)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encrypted streams to one side whose certificate the other knows beforehand.
+"""Opens encrypted streams to a side whose certificate fingerprint is known beforehand.
 
-No authority is needed: the side that is called makes a certificate for itself, whose
-fingerprint people carry to those who call, and who calls sends nothing before it has
-seen that very certificate. Owns making it, and how a fingerprint is spelled. Does not
-own the stream (`tls.py`), nor how who calls shows who it is
+No certificate authority is needed. The called side makes its own certificate, and
+people carry its fingerprint to the callers. A caller sends nothing before it has seen
+that very certificate. Owns making the certificate, and the spelling of a fingerprint.
+Does not own the stream (`tls.py`), nor how a caller proves who it is
 (`launchers/joining/hello.py`).
 """
 
@@ -21,14 +21,14 @@ from hetjax.comm.addresses import endpoint, socket_for
 from hetjax.comm.tls import TlsStream, fingerprint_of
 from hetjax.files.writing import write_whole
 
-OWNER_ALONE = 0o600  # mode of files that nobody else may read
+OWNER_ALONE = 0o600  # mode of files that only the owner may read
 _SPELLED = re.compile(r"sha256:([0-9a-f]{64})")
-_DAYS = 3650  # it is known by itself, not by how old it is
+_DAYS = 3650  # the fingerprint identifies it, not its age
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 
 
 class OtherCertificate(ConnectionError):
-    """Who is called shows another certificate than the one that is known."""
+    """The called side shows another certificate than the known one."""
 
     def __init__(self, found: str) -> None:
         super().__init__(f"another certificate: {found}")
@@ -37,13 +37,13 @@ class OtherCertificate(ConnectionError):
 
 @dataclass(frozen=True)
 class OwnCertificate:
-    """The side that is called: paths of a certificate and its key (PEM)."""
+    """The called side: paths of a certificate and its key (PEM)."""
 
     cert: str
     key: str
 
     def context(self, is_called: bool) -> ssl.SSLContext:
-        """It asks nobody for a certificate."""
+        """Return a server context that requests no certificate from callers."""
         assert is_called
         found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         found.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -57,25 +57,25 @@ class OwnCertificate:
 
 @dataclass(frozen=True)
 class _Caller:
-    """The side that calls, and shows no certificate."""
+    """The calling side, which shows no certificate."""
 
     fingerprint: bytes = sha256(b"").digest()
 
     def context(self, is_called: bool) -> ssl.SSLContext:
-        """That the other side has the key of what it shows is proven all the same."""
+        """Return a client context; TLS proves that the other side has its key."""
         assert not is_called
         found = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         found.minimum_version = ssl.TLSVersion.TLSv1_3
         found.check_hostname = False
-        found.verify_mode = ssl.CERT_NONE  # by its fingerprint instead
+        found.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
         return found
 
 
 def dial_pinned(address: str, fingerprint: bytes, end_s: float) -> TlsStream:
-    """Connect to who listens there and has the certificate of this fingerprint.
+    """Connect to the address and require the certificate of this fingerprint.
 
     Raises OSError by that monotonic time at the latest: OtherCertificate before
-    anything was sent, ssl.SSLError where nobody speaks TLS.
+    anything was sent, ssl.SSLError if the other side does not speak TLS.
     """
     found = socket_for(address)
     try:
@@ -92,9 +92,9 @@ def dial_pinned(address: str, fingerprint: bytes, end_s: float) -> TlsStream:
 
 
 def kept_certificate(folder: Path) -> OwnCertificate:
-    """The certificate in a folder, which nobody else may read; made if none is there.
+    """Return the certificate in a folder only the owner can read; make it if missing.
 
-    Raises OSError, ValueError for files that are no certificate and its key.
+    Raises OSError, or ValueError if the files are not a certificate and its key.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     cert, key = folder / _CERTIFICATE, folder / _KEY
@@ -108,7 +108,7 @@ def kept_certificate(folder: Path) -> OwnCertificate:
 
 
 def spelled(fingerprint: bytes) -> str:
-    """Give a fingerprint as people carry it.
+    """Return a fingerprint as people carry it.
 
     >>> spelled(bytes(32))[:12]
     'sha256:00000'
@@ -117,7 +117,7 @@ def spelled(fingerprint: bytes) -> str:
 
 
 def read_fingerprint(text: str) -> bytes:
-    """Inverse of `spelled`; ValueError for another text."""
+    """Inverse of `spelled`; raise ValueError for any other text."""
     found = _SPELLED.fullmatch(text)
     if found is None:
         raise ValueError("sha256: and 64 digits from 0 to f")
@@ -125,8 +125,8 @@ def read_fingerprint(text: str) -> bytes:
 
 
 def _made() -> tuple[str, str]:
-    """A certificate and its key, as PEM."""
-    from cryptography import x509  # not every process makes one
+    """Return a new certificate and its key, as PEM."""
+    from cryptography import x509  # few processes need it
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers between stages of different processes, from device to device.
+"""Transfers arrays between stages of different processes, from device to device.
 
-Owns the ids of offers, the transfer server of a process, and the transport over it: a
-sender offers pieces of rows and says so by link once they are computed; only then does
-the receiver pull them, and says by link when it has them. Bounded memory: what is not
-received stays where it was made. Does not own connections and lost peers
-(`connections.py`, `peers.py`), nor transfers by link alone (`wire.py`).
+Owns the ids of offers, the transfer server of a process, and the transport over it. A
+sender offers pieces of rows, and announces them by link once they are computed. Only
+then does the receiver pull them; it acknowledges by link when it has them. This bounds
+memory: what is not yet received stays where it was computed. Does not own connections
+and lost peers (`connections.py`, `peers.py`), nor transfers by link alone (`wire.py`).
 
-The wire checks neither who pulls nor what: offers have ids that cannot be guessed, and
-both sides derive the pieces from the same degrees. It is not encrypted.
+The transfer server checks neither who pulls nor what is pulled: offers have ids that
+cannot be guessed, and both sides derive the pieces from the same degrees. The transfer
+is not encrypted.
 """
 
 import hashlib
@@ -36,19 +37,19 @@ _BITS = (8, 16, 1, 12, 11, 16)  # of each number of `key_of`
 _HALF_BITS, _NUM_ROUNDS = 32, 4
 _OFFERED = {"F": 4, "B": 5}  # kinds of link messages, beside those of `wire.py`
 _ACKNOWLEDGED = {"F": 6, "B": 7}
-_NUM_LANES = 4  # connections to each peer; more move large arrays no faster
+_NUM_LANES = 4  # connections to each peer; more do not speed up large arrays
 _CHUNK_BYTES = 1 << 20
-_LOOK_S = 0.1  # how often to look for lost peers and acknowledgements
+_LOOK_S = 0.1  # interval of the checks for lost peers and acknowledgements
 _NOTHING = np.empty(0, np.uint8)
 
 
 def offer_id(tag: Tag, secret: bytes) -> int:
-    """The 64-bit id of a tag's offer: a keyed permutation of the packed tag.
+    """Return the 64-bit id of a tag's offer: a keyed permutation of the packed tag.
 
     Four Feistel rounds over 32-bit halves, whose round function is BLAKE2b keyed by the
-    secret (1 to 64 bytes). So ids cannot be guessed without it, and tags whose numbers
-    fit (`check_fits`) cannot collide: no collision has to be looked for. Generation
-    and step count modulo 2^8 and 2^16.
+    secret (1 to 64 bytes). So ids cannot be guessed without the secret. Tags whose
+    numbers fit (`check_fits`) cannot collide, so no check for collisions is needed.
+    Generation and step count modulo 2^8 and 2^16.
     """
     assert secret, "without a secret everybody knows the ids"
     code = 0
@@ -61,9 +62,9 @@ def offer_id(tag: Tag, secret: bytes) -> int:
 
 
 def check_fits(*, num_replicas: int, num_stages: int, num_microbatches: int) -> None:
-    """Refuse plans whose tags would not be distinguished.
+    """Raise BadInput if ids could not tell all tags of a plan apart.
 
-    `num_stages` and `num_microbatches` are the most of any replica. Raises BadInput.
+    `num_stages` and `num_microbatches` are the most of any replica.
     """
     found = (num_replicas, num_stages, num_microbatches)
     names = ("replicas", "stages in a replica", "microbatches in a replica")
@@ -78,7 +79,7 @@ def check_fits(*, num_replicas: int, num_stages: int, num_microbatches: int) -> 
 
 @cache
 def row_ranges(num_rows: int, *degrees: int) -> tuple[RowRange, ...]:
-    """The pieces of rows that appear when all data degrees cut them, in order."""
+    """Return the ranges of rows that result if all data degrees cut them, in order."""
     assert all(num_rows % degree == 0 for degree in degrees), (num_rows, degrees)
     ranks = (range(0, num_rows, num_rows // degree) for degree in degrees)
     starts = sorted(set[int]().union(*ranks))
@@ -86,11 +87,11 @@ def row_ranges(num_rows: int, *degrees: int) -> tuple[RowRange, ...]:
 
 
 class PullServer:
-    """What this process offers others to pull, and its connections to their servers.
+    """The pieces that this process offers, and its connections to servers of others.
 
-    It listens on `host` only, an address that peers reach, as long as the process
-    lives. Offers and connections are those of one generation, in `join` to `drop`.
-    Raises BadInput for a host that would mean all interfaces.
+    Listens only on `host`, an address that peers reach, as long as the process lives.
+    Offers and connections belong to one generation, from `join` to `drop`. Raises
+    BadInput for a host that would mean all interfaces.
     """
 
     def __init__(self, host: str, secret: bytes) -> None:
@@ -109,13 +110,13 @@ class PullServer:
 
     @property
     def address(self) -> str:
-        """Where others connect to."""
+        """The address that others connect to."""
         return self._server.address()
 
     def join(self, mailbox: Mailbox) -> None:
-        """Begin the generation whose acknowledgements and losses the mailbox tells.
+        """Start the generation whose acknowledgements and losses arrive in the mailbox.
 
-        Nothing if it has begun; ends the one before.
+        Does nothing if that generation has started; ends the previous one.
         """
         if mailbox is self._mailbox:
             return
@@ -126,14 +127,14 @@ class PullServer:
         threading.Thread(target=watch, name="pulls", daemon=True).start()
 
     def drop(self) -> None:
-        """End the generation: what still is to be pulled fails, offers are gone."""
+        """End the generation: pending pulls fail, and offers are discarded."""
         with self._lock:
             self._ended.set()
             self._mailbox = None
             self._poison()
             self._connections.clear()
             self._held.clear()
-            # else offers that nobody pulled would keep their memory
+            # otherwise offers that were never pulled would keep their memory
             self._server._reset_rendevous_table()  # pyright: ignore
 
     def hold(self, node: str, acknowledged: Key, pieces: Sequence[jax.Array]) -> None:
@@ -141,7 +142,7 @@ class PullServer:
         self._held[node, acknowledged] = pieces
 
     def offer(self, tag: Tag, pieces: Sequence[jax.Array]) -> None:
-        """Let whoever knows the secret pull the pieces once, in their order."""
+        """Let anyone who knows the secret pull the pieces once, in their order."""
         self._server.await_pull(offer_id(tag, self._secret), pieces)
 
     def pull(
@@ -149,8 +150,9 @@ class PullServer:
     ) -> list[jax.Array]:
         """Start to fetch what a peer's server offers, each piece to its one device.
 
-        Returns at once: where nobody answers, pulls stay pending until the peer is
-        lost, or until `drop`. Raises PeerLost; a peer lost later makes the arrays fail.
+        Returns at once: if the server does not answer, pulls stay pending until the
+        peer is lost, or until `drop`. Raises PeerLost; a peer lost later makes the
+        arrays fail.
         """
         with self._lock:
             assert self._mailbox is not None, "join first"
@@ -161,7 +163,7 @@ class PullServer:
         return connection.pull(offer_id(tag, self._secret), list(pieces))
 
     def release(self) -> None:
-        """Let go of the pieces whose receivers have them."""
+        """Drop the pieces that their receivers have acknowledged."""
         with self._lock:
             if self._mailbox is None:
                 return
@@ -171,7 +173,10 @@ class PullServer:
                     del self._held[node, key]
 
     def _watch(self, mailbox: Mailbox, ended: threading.Event) -> None:
-        """A silent peer leaves pulls pending for ever: whoever waits is let go."""
+        """Drop acknowledged pieces; fail all pulls once a peer is lost.
+
+        A silent peer would otherwise leave pulls pending for ever.
+        """
         while not ended.wait(_LOOK_S):
             try:
                 mailbox.check()
@@ -183,7 +188,7 @@ class PullServer:
             self.release()
 
     def _poison(self) -> None:
-        """What is and will be pulled over the connections fails."""
+        """Fail all present and future pulls over the connections."""
         for connection in self._connections.values():
             connection._poison_connection()  # pyright: ignore
 
@@ -191,8 +196,8 @@ class PullServer:
 class TransferTransport:
     """The transport of one worker to stages of others, by pull; for one generation.
 
-    `nodes` says which worker has a stage, `degrees` its data degree, both by (replica,
-    stage). Devices wait for what they pull, and this process never does.
+    `nodes` maps each stage to its worker, `degrees` to its data degree, both by
+    (replica, stage). Devices wait for pulled data; this process never does.
     """
 
     def __init__(
@@ -211,7 +216,7 @@ class TransferTransport:
     def send(self, tag: Tag, x: jax.Array) -> None:
         node = self._nodes[tag.receiver]
         self._server.release()
-        # cut in the device's own order, not behind what it will be given until then
+        # cut now, in the device's queue, not after actions that are enqueued later
         pieces = _cut(x, self._degrees[tag.sender], self._ranges(tag, x.shape[0]))
         self._server.hold(node, key_of(tag, _ACKNOWLEDGED), pieces)
         about = f"{self._server.address} {_form(x)}".encode()
@@ -245,7 +250,7 @@ class TransferTransport:
         try:
             jax.block_until_ready(pieces)
         except JaxRuntimeError:
-            # made from what failed to come? then its sender is lost, not we
+            # if an input failed to arrive, its sender is lost, not this worker
             for earlier, pulled in list(self._pulled.items()):
                 self._complete(self._nodes[earlier.sender], pulled)
             raise
@@ -260,7 +265,7 @@ class TransferTransport:
             del self._pulled[tag]
 
     def _complete(self, sender: str, pieces: Sequence[jax.Array]) -> bool:
-        """Wait for what is pulled; its sender counts as lost if it does not come."""
+        """Wait for pulled pieces; report their sender as lost if they do not come."""
         try:
             jax.block_until_ready(pieces)
         except JaxRuntimeError as error:
@@ -282,7 +287,7 @@ def _address(host: str) -> str:
 
 
 def _mixed(half: int, turn: int, secret: bytes) -> int:
-    """The round function: 32 bits that depend on all of its arguments."""
+    """Return the round function: 32 bits that depend on all of its arguments."""
     data = half.to_bytes(4, "big")
     digest = hashlib.blake2b(data, digest_size=4, key=secret, salt=bytes([turn]))
     return int.from_bytes(digest.digest(), "big")
@@ -293,7 +298,7 @@ def _form(x: jax.Array | jax.ShapeDtypeStruct) -> str:
 
 
 def _holders(x: jax.Array | jax.ShapeDtypeStruct) -> dict[RowRange, list[jax.Device]]:
-    """The devices of each data rank, by its rows; no other dim may be cut."""
+    """Return the devices of each data rank, by its rows; no other dim may be cut."""
     found: dict[RowRange, list[jax.Device]] = {}
     for device, (rows, *rest) in shard_boxes(x.sharding, x.shape).items():
         assert rest == [(0, size) for size in x.shape[1:]], x.sharding
@@ -304,12 +309,12 @@ def _holders(x: jax.Array | jax.ShapeDtypeStruct) -> dict[RowRange, list[jax.Dev
 def _rank(
     holders: Mapping[RowRange, Sequence[jax.Device]], piece: RowRange
 ) -> RowRange:
-    """The rows of the data rank that the piece is cut from or joined into."""
+    """Return the rows of the data rank that the piece is cut from or joined into."""
     return next(rows for rows in holders if rows[0] <= piece[0] < rows[1])
 
 
 def _cut(x: jax.Array, degree: int, ranges: Sequence[RowRange]) -> list[jax.Array]:
-    """Pieces of rows on the devices that hold them; tensor ranks take turns."""
+    """Return pieces of rows on the devices that hold them; tensor ranks take turns."""
     holders = _holders(x)
     assert len(holders) == degree, (x.sharding, degree)
     shards = {shard.device: shard.data for shard in x.addressable_shards}

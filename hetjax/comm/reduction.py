@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum of one gradient group over its holders, whose meshes may all be unlike.
+"""Sums one gradient group over its holders, whose meshes may all differ.
 
 Every holder packs its gradients of the group into R canonical rows: row j holds the
-j-th part of every parameter, so holders with other tensor or data degrees differ only
-in how many rows a device holds. A holder with D devices has its rows as R/D arrays
+j-th part of every parameter. So holders with other tensor or data degrees differ only
+in the number of rows per device. A holder with D devices has its rows as R/D arrays
 rows_DN, one row per device: element i of array k is row i * R/D + k. Inside a process
 rows move point to point, device to device (no program spans two holders, so device
-kinds may differ); over processes their values do. Every holder adds all contributions
-in the same order: the result is bit-identical everywhere. Owns packing, exchange and
-sum. Does not own when they happen (the REDUCE action).
+kinds may differ); between processes their values move over the host. Every holder adds
+all contributions in the same order: the result is bit-identical everywhere. Owns
+packing, exchange and sum. Does not own when they happen (the REDUCE action).
 
 R rows (the least common multiple of device counts), D devices of a holder, N elements
 per row.
@@ -32,7 +32,7 @@ from hetjax.mesh.reshard import shard_boxes
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """One row per device of the mesh, tensor-major like master weights."""
+    """Return the sharding of one row per device, tensor-major like master weights."""
     return NamedSharding(mesh, PartitionSpec(("tensor", "data")))
 
 
@@ -42,10 +42,10 @@ Rows = tuple[jax.Array, ...]  # R/D arrays rows_DN
 def pack(
     leaves: Sequence[jax.Array], dims: Sequence[int], rows: int, num_devices: int
 ) -> Rows:
-    """Rows of a group: each leaf split in R parts along its dim, zero-padded.
+    """Return the rows of a group: each leaf cut in R parts along its dim, zero-padded.
 
-    Traced inside a program of the holder's mesh. Leaf shapes are global and equal
-    for all holders, so row j means the same everywhere.
+    Traced inside a program of the holder's mesh. Leaf shapes are global and equal for
+    all holders, so row j means the same everywhere.
     """
     parts = [_to_rows(leaf, dim, rows) for leaf, dim in zip(leaves, dims, strict=True)]
     rows_RN = jnp.concatenate(parts, axis=1)
@@ -54,8 +54,10 @@ def pack(
 
 
 def unpacked_rows(packed: Rows, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """The rows of each leaf that was packed; traced inside a program of the holder's
-    mesh."""
+    """Return the rows of each packed leaf.
+
+    Traced inside a program of the holder's mesh.
+    """
     rows = len(packed) * packed[0].shape[0]
     rows_RN = jnp.stack(packed, axis=1).reshape(rows, -1)
     ends = list(accumulate(-(-math.prod(shape) // rows) for shape in shapes))
@@ -65,11 +67,11 @@ def unpacked_rows(packed: Rows, shapes: Sequence[tuple[int, ...]]) -> list[jax.A
 def exchange(
     contributions: Sequence[Rows], moved: Callable[[int, int, int], None]
 ) -> list[Rows]:
-    """Sum over holders, laid out for each holder as its own contribution was.
+    """Return the sum over holders, once per holder, laid out like its contribution.
 
-    Direct exchange: a holder receives (holders - 1) times the group's bytes, which for
-    two holders is what a ring moves as well. `moved` is called for all that goes from
-    device to device: (from, to, bytes), holders by number.
+    Direct exchange: a holder receives (holders - 1) times the group's bytes; with two
+    holders, a ring moves as many. `moved` is called for each copy from device to
+    device: (from, to, bytes), holders by number.
     """
     sums = []
     for holder, own in enumerate(contributions):
@@ -82,9 +84,9 @@ def exchange(
 
 
 def to_host(rows: Rows, wanted: Sequence[int]) -> np.ndarray:
-    """These of the canonical rows on the host, in their order; waits for the devices.
+    """Return the wanted canonical rows on the host, in order; wait for the devices.
 
-    Of a mesh that spans processes, rows that this one's devices hold.
+    If the mesh spans processes, devices of this process must hold the rows.
     """
     num_arrays, (num_devices, num_elements) = len(rows), rows[0].shape
     if num_arrays == num_devices == 1:
@@ -97,14 +99,14 @@ def to_host(rows: Rows, wanted: Sequence[int]) -> np.ndarray:
 
 
 def from_host(rows_RN: np.ndarray, like: Rows) -> Rows:
-    """Canonical rows, laid out as a holder's are."""
+    """Return canonical rows, laid out as a holder's are."""
     return tuple(
         to_mesh(rows_RN[k :: len(like)], array.sharding) for k, array in enumerate(like)
     )
 
 
 def _copied(rows: Rows, like: Rows, moved: Callable[[int], None]) -> Rows:
-    """The same rows on the devices of another holder; shard by shard, never waiting."""
+    """Copy rows to the devices of another holder, shard by shard, without waiting."""
     shards = [_by_device(array) for array in rows]
     ordered = [array[i] for i in range(len(shards[0])) for array in shards]
     target, (_, num_elements) = like[0].sharding, like[0].shape
@@ -126,14 +128,14 @@ def _by_device(array: jax.Array) -> list[jax.Array]:
 
 
 def _by_row(array: jax.Array) -> dict[int, jax.Array]:
-    """What is here of an array rows_DN."""
+    """Return this process's shards of an array rows_DN, by row."""
     shards = array.addressable_shards
     return {shard.index[0].indices(array.shape[0])[0]: shard.data for shard in shards}
 
 
 @cache
 def _row_devices(sharding: Sharding, shape: tuple[int, ...]) -> list[jax.Device]:
-    """The device of each row."""
+    """Return the device of each row."""
     boxes = shard_boxes(sharding, shape)
     return sorted(boxes, key=lambda device: boxes[device][0])
 
@@ -144,7 +146,7 @@ def _to_rows(leaf: jax.Array, dim: int, rows: int) -> jax.Array:
 
 
 def leaf_of_rows(part_RN: jax.Array, shape: tuple[int, ...], dim: int) -> jax.Array:
-    """The leaf of this shape that has these rows, cut along the dim."""
+    """Return the leaf of this shape that has these rows, cut along the dim."""
     moved = (shape[dim], *shape[:dim], *shape[dim + 1 :])
     flat = part_RN.reshape(-1)[: math.prod(shape)]
     return jnp.moveaxis(flat.reshape(moved), 0, dim)
@@ -169,15 +171,16 @@ def total(
     own: np.ndarray,
     wire: np.dtype = _FULL,
 ) -> np.ndarray:
-    """Sum a flat fp32 array over its holders, names of workers in the order to add.
+    """Sum a flat fp32 array over its holders, worker names in the order of addition.
 
-    Two holders, or little to sum: each sends all it has to all others. Else each holder
-    sums one part for all: it gets that part from all others and sends its sum back,
-    which moves 2 (n - 1) / n of the bytes per holder, as a ring does, in two hops
-    instead of 2 (n - 1).
+    With two holders, or little to sum, each sends its whole array to all others.
+    Otherwise each holder sums one part: it receives that part from all others and sends
+    the sum back. That moves 2 (n - 1) / n of the bytes per holder, as a ring does, in
+    two hops instead of 2 (n - 1).
 
-    What is sent is rounded to dtype `wire` first, our own contribution, too. Blocks;
-    may run beside others with other keys, whose last number must be 0. Raises PeerLost.
+    All contributions, this worker's included, are first rounded to dtype `wire`.
+    Blocks. Calls with other keys may run concurrently; the last number of a key must be
+    0. Raises PeerLost.
     """
     assert own.ndim == 1 and key[-1] == 0, (own.shape, key)
     sent = rounded(own, wire)
@@ -201,10 +204,10 @@ def total(
 def _added(
     peers: Peers, holders: Sequence[str], key: Key, sent: np.ndarray
 ) -> np.ndarray:
-    """The fp32 sum of what holders sent under the key and our own, in their order.
+    """Return the fp32 sum of what all holders sent under the key, in their order.
 
-    It takes the place of what came from the nearest of them, where that is fp32: fresh
-    memory costs as much as adding.
+    Reuses the memory of the first received part if it is fp32: fresh memory costs as
+    much as adding.
     """
     parts = [
         sent

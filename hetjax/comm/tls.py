@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encrypted streams between processes, where certificates are given.
+"""Encrypts streams between processes that have certificates.
 
-Owns a socket within TLS 1.3 that one thread may read while another writes, which the
-standard library's may not, and what a handshake has to say of both certificates: then
-nobody can stand in between with a third one, even of the same authority. Does not own
-who is at the other end (`handshake.py`).
+Owns a TLS 1.3 socket that one thread may read while another writes (the standard
+library's may not), and the binding of a handshake to both certificates, which excludes
+a man in the middle with a third certificate, even one of the same authority. Does not
+own the proof of who is at the other end (`handshake.py`).
 """
 
 import socket
@@ -21,33 +21,36 @@ from hetjax.errors import BadInput
 from hetjax.files.reading import Unreadable, opened
 
 _PIECE_BYTES = 256 << 10
-_HANDSHAKE_BYTES = 16 << 10  # at a time: nobody has shown yet who it is
-FIRST_BYTE = b"\x16"  # of a TLS connection, and of no greeting of ours
+_HANDSHAKE_BYTES = 16 << 10  # at a time: the other side is not authenticated
+FIRST_BYTE = b"\x16"  # of every TLS connection, and of no greeting of ours
 
 
 class TlsSide(Protocol):
-    """What one side of a stream within TLS brings: certificates, or what it asks."""
+    """What one side of a TLS stream brings: its context and its fingerprint."""
 
     def context(self, is_called: bool) -> ssl.SSLContext:
-        """For the side that is called, or calls."""
+        """Return the context for the side that is called, or the side that calls."""
         ...
 
     @property
     def fingerprint(self) -> bytes:
-        """Of its own certificate; of nothing, if it shows none."""
+        """The fingerprint of its certificate; that of no bytes if it shows none."""
         ...
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Paths of this machine's certificate and key, and of the authority's (PEM)."""
+    """Paths of this machine's certificate and key, and of its authority's certificate.
+
+    All are PEM files.
+    """
 
     cert: str
     key: str
     ca: str
 
     def check(self) -> None:
-        """Raise BadInput where they cannot be used."""
+        """Raise BadInput if they cannot be used."""
         try:
             for option in ("cert", "key", "ca"):  # OpenSSL would wait for a FIFO
                 with opened(getattr(self, option), what=f"--tls.{option}"):
@@ -65,11 +68,11 @@ class Tls:
             ) from error
 
     def context(self, is_called: bool) -> ssl.SSLContext:
-        """For the side that is called, or calls; both must show certificates."""
+        """Return the context for one side; both sides must show certificates."""
         side = ssl.PROTOCOL_TLS_SERVER if is_called else ssl.PROTOCOL_TLS_CLIENT
         found = ssl.SSLContext(side)
         found.minimum_version = ssl.TLSVersion.TLSv1_3
-        found.check_hostname = False  # the run's secret says who it is
+        found.check_hostname = False  # the run's secret proves who it is
         found.verify_mode = ssl.CERT_REQUIRED
         found.load_cert_chain(self.cert, self.key)
         found.load_verify_locations(self.ca)
@@ -77,12 +80,12 @@ class Tls:
 
     @property
     def fingerprint(self) -> bytes:
-        """Of this machine's own certificate, the first in its file."""
+        """The fingerprint of this machine's certificate, the first in its file."""
         return fingerprint_of(Path(self.cert).read_text())
 
 
 def fingerprint_of(pem: str) -> bytes:
-    """SHA-256 of the first certificate of a PEM file's text; ValueError if none is."""
+    """Return the SHA-256 of the first certificate in a PEM text; ValueError if none."""
     end = "-----END CERTIFICATE-----"
     first = pem.partition(end)[0]
     first = first[first.index("-----BEGIN CERTIFICATE-----") :]
@@ -90,14 +93,15 @@ def fingerprint_of(pem: str) -> bytes:
 
 
 class TlsStream:
-    """A socket within TLS: what frames and handshakes need of one."""
+    """A socket within TLS, with the methods that frames and handshakes use."""
 
     def __init__(
         self, found: socket.socket, tls: TlsSide, is_called: bool, end_s: float
     ) -> None:
-        """Takes the socket over; raises OSError, by that monotonic time at the latest.
+        """Take over the socket and do the handshake.
 
-        However little comes at a time.
+        Raises OSError, by that monotonic time at the latest, however slowly bytes
+        arrive.
         """
         self._socket, self._lock = found, threading.Lock()
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -114,7 +118,7 @@ class TlsStream:
         self._flush()
         theirs = sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
         both = (theirs, tls.fingerprint) if is_called else (tls.fingerprint, theirs)
-        self.binding = b"".join(both)  # the caller's certificate, and the called's
+        self.binding = b"".join(both)  # caller's certificate, then the called side's
 
     @property
     def family(self) -> int:
@@ -127,7 +131,7 @@ class TlsStream:
         self._socket.settimeout(seconds)
 
     def sendall(self, data: bytes | memoryview) -> None:
-        """For one thread at a time, as all that writes."""
+        """Send all bytes; like all writes, for one thread at a time."""
         view = memoryview(data)
         for start in range(0, len(view), _PIECE_BYTES):
             with self._lock:
@@ -135,7 +139,7 @@ class TlsStream:
             self._flush()
 
     def sendmsg(self, views: Sequence[memoryview]) -> int:
-        """Send all of it: small ones together."""
+        """Send all views, small ones together."""
         if sum(map(len, views)) <= _PIECE_BYTES:
             views = [memoryview(b"".join(views))]
         for view in views:

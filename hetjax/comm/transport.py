@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tagged point-to-point transfers between stages.
+"""Transfers tagged arrays point to point between stages.
 
 Owns the tag, the in-process transport (device to device between meshes), and the count
-of what is sent. Does not own transports between processes (`wire.py`, `pull.py`).
+of bytes sent. Does not own transports between processes (`wire.py`, `pull.py`).
 """
 
 import threading
@@ -16,7 +16,7 @@ from jax.sharding import Sharding
 
 from hetjax.mesh.reshard import Parcel, delivered, moved_bytes, parcel
 
-KINDS = {"F": 0, "B": 1}  # of messages, in the words of tags
+KINDS = {"F": 0, "B": 1}  # the number of each kind of a Tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class Tag:
 
     @property
     def sender(self) -> tuple[int, int]:
-        """The stage before it, or of gradients the stage after."""
+        """The stage before the receiver; for gradients, the stage after it."""
         return self.replica, self.stage + (-1 if self.kind == "F" else 1)
 
 
 class Transport(Protocol):
     """Moves arrays between stages; all calls return before the data has moved.
 
-    A message takes memory where it is sent until it is received, and where it is
-    received only from then on: a fast sender cannot fill the devices of a slow
-    receiver, whose memory is as its own program has it
+    A message occupies memory at the sender until it is received, and at the receiver
+    only from then on. So a fast sender cannot fill the devices of a slow receiver,
+    whose memory use follows from its own program alone
     (`schedule/simulation/memory.py`).
     """
 
@@ -55,13 +55,13 @@ class Transport(Protocol):
         ...
 
     def arrived(self, tag: Tag) -> bool:
-        """Whether `receive` can be called without waiting for the sender's program."""
+        """Return whether `receive` would not wait for the sender's program."""
         ...
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        """Start moving the array sent under `tag` here, and give it as it will be.
+        """Start moving the array sent under `tag` here; return it before it arrives.
 
-        Its shape and dtype must be the expected.
+        Its shape and dtype must be the expected ones.
         """
         ...
 
@@ -69,9 +69,9 @@ class Transport(Protocol):
 class InProcess:
     """Meshes in one process: the receiver starts the copy out of the sender's memory.
 
-    What has to be cut for that is cut by the sender, in its own order. `layouts` says
-    how a stage, by (replica, stage), wants what it receives to be laid out. `sent`
-    counts what devices send each other, by (from stage, to stage).
+    The sender makes the cuts that the copy needs, in its own order. `layouts` maps a
+    stage, (replica, stage), to the layout of what it receives. `sent` counts the bytes
+    that devices send each other, by (from stage, to stage).
     """
 
     def __init__(self, layouts: Mapping[tuple[int, int], Sharding]) -> None:
@@ -96,8 +96,7 @@ class InProcess:
 
 
 class Routed:
-    """Transfers between stages that are `here`, both of them, go one way, all others
-    another."""
+    """Routes a transfer `within` if both its stages are `here`, otherwise `across`."""
 
     def __init__(
         self, here: Container[tuple[int, int]], within: Transport, across: Transport
@@ -119,11 +118,11 @@ class Routed:
 
 
 class Tally:
-    """Bytes that were sent, by link and kind, the third number of a message's key.
+    """Bytes sent, by link and kind (the third number of a message's key).
 
-    Counted from any thread, without headers and signs of life: what costs charge is
-    held against this. A link is what tells the ends: among workers the receiver, in one
-    process both.
+    Any thread may count. Headers and heartbeats do not count: the bytes that costs
+    charge are compared with these. The caller chooses a link's name: workers use the
+    receiver, one process both ends.
     """
 
     def __init__(self) -> None:
@@ -135,6 +134,6 @@ class Tally:
             self._bytes[link, kind] += num_bytes
 
     def by_link_and_kind(self) -> dict[tuple[Hashable, int], int]:
-        """All that was counted so far."""
+        """Return all counts so far."""
         with self._lock:
             return dict(self._bytes)

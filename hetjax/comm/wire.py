@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers between stages of different processes, over links.
+"""Transfers arrays between stages of different processes, over links.
 
-Owns how an array becomes bytes and an array again. What crosses is the whole array
-once, cut where the sender's data ranks cut it: copies for tensor ranks are made on
-arrival. Where stages span workers, each receiver gets the rows that its own devices
-hold, and no others. Does not own connections (`connections.py`, `peers.py`).
+Owns the conversion of arrays to bytes and back. The whole array crosses once, cut where
+the sender's data ranks cut it; the receiver makes the copies for its tensor ranks. If
+stages span workers, each receiver gets only the rows that its own devices hold. Does
+not own connections (`connections.py`, `peers.py`).
 """
 
 import math
@@ -26,17 +26,17 @@ Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its r
 RowRange = tuple[int, int]  # of dim 0: start, stop
 
 _GRACE_S = 0.2
-SUMS, SQUARES, LEAVES = 2, 3, 4  # kinds of messages that are no transfers of stages
+SUMS, SQUARES, LEAVES = 2, 3, 4  # kinds of messages other than transfers between stages
 
 
 @cache
 def who_sends(
     senders: Ranks, receivers: Ranks
 ) -> dict[tuple[str, str], list[RowRange]]:
-    """The rows that go from worker to worker, ascending, in units of `unit_rows`.
+    """Return the rows that go from worker to worker, ascending, in `unit_rows` units.
 
-    Workers that have what they need take it from themselves; of several that have it,
-    those who need it take turns.
+    A worker that has rows it needs takes them from itself. Other rows come from the
+    workers that have them, in turn.
     """
     found: dict[tuple[str, str], list[RowRange]] = {}
     size = math.lcm(len(senders), len(receivers))
@@ -51,7 +51,7 @@ def who_sends(
 
 
 def unit_rows(num_rows: int, senders: Ranks, receivers: Ranks) -> int:
-    """How many rows neither side's data ranks cut."""
+    """Return the largest number of rows that no data rank of either side cuts."""
     size = math.lcm(len(senders), len(receivers))
     assert num_rows % size == 0, (num_rows, size)
     return num_rows // size
@@ -60,7 +60,7 @@ def unit_rows(num_rows: int, senders: Ranks, receivers: Ranks) -> int:
 def host_parts(x: jax.Array, rows: RowRange) -> list[np.ndarray]:
     """Copy rows of an array to the host, cut along dim 0 as its devices are.
 
-    Waits for the devices. Dim 0 may be cut and no other.
+    Waits for the devices. Only dim 0 may be cut.
     """
     shards = {
         shard.index[0].indices(x.shape[0])[:2]: shard.data
@@ -72,7 +72,7 @@ def host_parts(x: jax.Array, rows: RowRange) -> list[np.ndarray]:
 def parts_of(
     held: Mapping[RowRange, jax.Array | np.ndarray], rows: RowRange
 ) -> list[np.ndarray]:
-    """Rows out of what is held, in parts that follow each other; nothing is copied."""
+    """Return rows out of the held ones, as consecutive parts; copy nothing."""
     parts = []
     for start, stop in sorted(held):
         first, last = max(start, rows[0]), min(stop, rows[1])
@@ -83,20 +83,20 @@ def parts_of(
 
 
 class HostWorkPool:
-    """Threads that wait for devices, so that links only ever send what is there."""
+    """Threads that wait for devices, so that links only send data that is ready."""
 
     def __init__(self, peers: Peers, num_threads: int) -> None:
         self._peers = peers
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pool")
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do it soon; an error of it reaches all who wait."""
+        """Do the work soon; an error in it reaches all who wait."""
 
         def reporting_failure() -> None:
             try:
                 work()
             except Exception as error:
-                time.sleep(_GRACE_S)  # if a lost peer is why, that comes first
+                time.sleep(_GRACE_S)  # a lost peer that caused it is reported first
                 self._peers.mailbox.lose(self._peers.own, f"failed: {error}")
 
         self._pool.submit(reporting_failure)
@@ -118,7 +118,7 @@ class SocketTransport:
         self._given_up = False
 
     def give_up(self) -> None:
-        """From now on send nothing, and receive at once what has no value (NaN)."""
+        """From now on send nothing, and receive NaN at once."""
         self._given_up = True
 
     def send(self, tag: Tag, x: jax.Array) -> None:
@@ -165,23 +165,23 @@ class SocketTransport:
         return self._ranks[tag.sender], self._ranks[tag.receiver]
 
     def _coming(self, tag: Tag) -> dict[str, list[RowRange]]:
-        """Who sends which of our rows, in units."""
+        """Return who sends which rows of this worker, in units."""
         pairs = who_sends(*self._ends(tag)).items()
         return {by: rows for (by, to), rows in pairs if to == self._peers.own}
 
 
 def no_value(like: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of NaN, for who cannot wait for its value."""
+    """Return an array of NaN, for a receiver that cannot wait for the value."""
     return to_mesh(np.full(like.shape, np.nan, like.dtype), like.sharding)
 
 
 def laid_out(
     held: Mapping[RowRange, np.ndarray], expected: jax.ShapeDtypeStruct
 ) -> jax.Array:
-    """Rows of this process on its devices, of which each needs only some.
+    """Lay out rows of this process on its devices, of which each needs only some.
 
-    One call for any layout: it takes half the time of `jax.device_put`, which a message
-    of 1 MiB would feel.
+    One call serves all layouts. It takes half the time of `jax.device_put`, a
+    difference that matters for messages of 1 MiB.
     """
 
     def joined(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -197,6 +197,6 @@ def laid_out(
 
 
 def key_of(tag: Tag, kinds: Mapping[str, int] = KINDS) -> Key:
-    """The tag in six numbers, of which `kinds` says the third."""
+    """Return the tag as six numbers; `kinds` gives the third."""
     kind = kinds[tag.kind]
     return tag.generation, tag.step, kind, tag.replica, tag.stage, tag.microbatch

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan costs: times, bytes and routes, as plain numbers.
+"""Defines the costs of a plan: times, bytes and routes, as plain numbers.
 
-Owns the data that the schedules and the simulator work with. Who fills it (analytic
-model, measured profile) is decided elsewhere in this room; nothing here needs JAX.
+Owns the data that the schedules and the simulator work with. Does not own its source
+(analytic model, measured profile), which other files of this room choose. Needs no JAX.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ class StageTimes:
     """Seconds that one stage's devices are busy with each action.
 
     `fused_s` is forward and backward of the last stage in one program, the loss
-    included. I and W are the halves of a backward that was cut in two, None where
-    nobody asked for them.
+    included. `input_gradient_s` and `weight_gradient_s` are the halves I and W of a
+    split backward; None if the caller did not request them.
     """
 
     forward_s: float
@@ -33,12 +33,12 @@ class StageMemory:
     """Bytes of one stage on each of its devices.
 
     `static_bytes` live through the whole step: weights and their compute copies,
-    optimizer state, gradient accumulators. `saved_bytes` are what one microbatch keeps
-    from F to B, the stage's input and the residuals, `half_saved_bytes` what it keeps
-    from I to W. `input_bytes` and `output_bytes` are one microbatch's activation on
-    each side, equal to the bytes of its gradient. `workspace_bytes` is the largest that
-    any program of the stage needs while it runs, `update_bytes` what its update does,
-    when no microbatch is in flight.
+    optimizer state, gradient accumulators. `saved_bytes` is what one microbatch keeps
+    from F to B: the stage's input and the residuals. `half_saved_bytes` is what it
+    keeps from I to W. `input_bytes` and `output_bytes` are one microbatch's activation
+    on each side, equal to the bytes of its gradient. `workspace_bytes` is the most that
+    any program of the stage needs while it runs. `update_bytes` is the workspace of the
+    update, which runs when no microbatch is in flight.
     """
 
     static_bytes: int = 0
@@ -52,10 +52,10 @@ class StageMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The way of messages from one stage to another, or of a ring's hop.
+    """The route of messages from one stage to another, or of a ring's hop.
 
-    `trunks` are the capacities that it takes part of, by name (see `Costs.trunks`):
-    each direction of a link is one. A message holds its trunks for bytes / bandwidth,
+    `trunks` names the capacities that the route uses (see `Costs.trunks`): each
+    direction of a link is one. A message holds its trunks for bytes / bandwidth,
     and arrives `latency_s` later.
     """
 
@@ -65,9 +65,9 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduction:
-    """One group's gradient sum: what all its holders together send over each trunk.
+    """One group's gradient sum: the bytes that all its holders send over each trunk.
 
-    The sum is there `latency_s` after the last of these bytes.
+    The sum is complete `latency_s` after the last of these bytes.
     """
 
     trunk_bytes: Mapping[str, float]
@@ -79,8 +79,8 @@ class Costs:
     """All that the simulator needs to know about a plan besides its programs.
 
     `trunks` gives bytes per second by trunk. `routes` and `message_bytes` are keyed by
-    (from stage, to stage); `memory_bytes` is what a device of the stage has. The
-    workspace of stages in `compiled` was measured by the compiler.
+    (from stage, to stage). `memory_bytes` is the memory of one device of the stage.
+    For stages in `compiled`, the compiler reported the workspace.
     """
 
     times: Mapping[StageKey, StageTimes]

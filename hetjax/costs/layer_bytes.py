@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of one layer on one device, traced once a kind.
+"""Computes the bytes of one layer on one device, with one trace per kind of layer.
 
-Owns what adds up over the layers of a stage, so that any cut can be priced from the
-distinct layers alone. Does not own whole stages, which `stage_memory.py` prices to the
-byte, nor seconds (`roofline.py`).
+Owns the quantities that add up over the layers of a stage, so that the distinct layers
+alone suffice to price any cut. Does not own whole stages, which `stage_memory.py`
+prices to the byte, nor seconds (`roofline.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ from hetjax.stage.partition import StageStacks, stage_stacks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFacts:
-    """One layer on one device: what lives through the step and between F and B.
+    """Bytes of one layer on one device: through the step, and between F and B.
 
-    `saved_bytes` are the residuals that a layer adds to a stack of equal ones and
-    `stack_saved_bytes` those that a stack has once; a layer that is alone in it may
-    keep a little more or less: `alone_saved_bytes`.
+    `saved_bytes` are the residuals that a layer adds to a stack of equal layers, and
+    `stack_saved_bytes` those that a stack has once. A layer that is alone in its stack
+    may keep a little more or less: `alone_saved_bytes`.
     """
 
     static_bytes: int
@@ -36,7 +36,7 @@ class LayerFacts:
 
 @lru_cache(maxsize=4096)
 def layer_stacks(model: Model, layer: int) -> StageStacks:
-    """Give a layer as a stage of its own; equal layers give equal stacks."""
+    """Return a stage that holds only this layer; equal layers give equal stacks."""
     return stage_stacks(model, [(layer, layer + 1)])
 
 
@@ -49,7 +49,7 @@ def layer_facts(
     data: int,
     optimizer: OptimizerInit,
 ) -> LayerFacts:
-    """Give the bytes of one layer of the model under a data degree."""
+    """Return the bytes of one layer of the model under a data degree."""
     held = layer_stacks(model, layer)
     mesh = StageMesh(data=data, tensor=shares.tensor)
     saved_bytes, stack_saved_bytes, alone_bytes = _saved_bytes(
@@ -66,9 +66,9 @@ def layer_facts(
 def layer_workspace_bytes(
     held: StageStacks, shares: Shares, remat: Remat, data: int, compiler: Compiler
 ) -> tuple[int, int, int]:
-    """Give what programs need while they run: for every layer of a stack, and besides;
-    and how much less that is for one layer alone."""
-    # the data axis only shows in what a CPU's compiler makes of it
+    """Return the workspace bytes per layer of a stack, those once per stack, and by how
+    much the sum of both exceeds the workspace of one layer alone."""
+    # the data axis matters only to the compiler for CPUs
     ranks = data if compiler == "cpu" else 1
     return _layer_workspace_bytes(held, shares, remat, ranks, compiler)
 
@@ -94,7 +94,7 @@ def _layer_workspace_bytes(
 def _saved_bytes(
     held: StageStacks, shares: Shares, remat: Remat, data: int
 ) -> tuple[int, int, int]:
-    """Residuals of each layer of a stack, and of the stack; of one layer alone."""
+    """Return residual bytes: per layer of a stack, per stack, of one layer alone."""
     alone = residual_bytes(passes(held, shares, remat), data)
     if held.first or held.last:
         return alone, 0, alone
@@ -106,7 +106,7 @@ def _saved_bytes(
 
 
 def _times(held: StageStacks, number: int) -> StageStacks:
-    """The layer's units, `number` times in a row."""
+    """Return the layer's units, repeated `number` times."""
     longer = tuple(
         stack if stack.only else replace(stack, num_units=number * stack.num_units)
         for stack in held.stacks

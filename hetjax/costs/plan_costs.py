@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's costs on a cluster: measured where somebody measured, else estimated.
+"""Computes a plan's costs on a cluster, from measurements where there are any.
 
-Owns how stages, memory and the network come together, how a profile's links and device
-kinds meet the cluster's, and what a plan's nodes cost. Does not own the times of a
-stage (`stage_times.py`), its memory (`stage_memory.py`) nor routes
+Owns the combination of times, memory and network, the matching of a profile's links and
+device kinds with the cluster's, and the price of a plan's nodes. Does not own the times
+of a stage (`stage_times.py`), its memory (`stage_memory.py`) nor routes
 (`network/routes.py`).
 """
 
@@ -68,15 +68,16 @@ def costs_of(
     halves: bool = True,
     compiled: CompiledBytes = NOTHING,
 ) -> Costs:
-    """Return what the plan costs: measured where the profile knows the device.
+    """Return the plan's costs: measured for devices in the profile, else estimated.
 
-    `dtype` and `attention` are what was asked for where stages do not say theirs
-    (`plans/precision.py`, `plans/attention.py`), `transport` how the plan's workers
-    talk, `gradient_wire` what they send gradients in, `compiled` what a compiler has
-    said of programs. Without `halves` costs are
-    known sooner, but a plan that cuts backwards in two cannot be simulated.
-    BadInput for an unknown device, an unreachable link, a profile of another model, or
-    one that lacks a layer or the precision of a stage on a device that it knows.
+    `dtype` and `attention` are the requested defaults for stages that set none
+    (`plans/precision.py`, `plans/attention.py`). `transport` is how the plan's workers
+    communicate, `gradient_wire` the type in which they send gradients, `compiled` the
+    compiler's figures for programs. Without `halves` the call is faster, but a plan
+    that splits backward passes cannot be simulated.
+    Raises BadInput for an unknown device, an unreachable link, a profile of another
+    model, or a profile that lacks a layer or the precision of a stage on one of its
+    devices.
     """
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
@@ -127,12 +128,12 @@ def costs_of(
 
 
 def stage_devices(plan: Plan, cluster: Cluster) -> dict[StageKey, str]:
-    """Return the kind of device of every stage, as the cluster calls it."""
+    """Return the kind of device of every stage, by its name in the cluster."""
     return {(r, s): cluster.node(stage.node).device for r, s, stage in plan.stages()}
 
 
 def _edges(plan: Plan) -> dict[tuple[StageKey, StageKey], tuple[Place, Place]]:
-    """Pairs of neighbouring stages with their devices, in both directions."""
+    """Return pairs of neighbouring stages with their devices, in both directions."""
     places = {(r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()}
     forth = [((r, s), (r, s + 1)) for r, s in places if (r, s + 1) in places]
     both = forth + [(after, before) for before, after in forth]
@@ -146,7 +147,7 @@ def _message_bytes(
     precisions: Mapping[StageKey, Precision],
     transport: Transport,
 ) -> dict[tuple[StageKey, StageKey], float]:
-    """Bytes per lane, in the sender's precision."""
+    """Return bytes per lane, in the sender's precision."""
     found = {}
     for (a, (r, s)), places in _edges(plan).items():
         replica = plan.replicas[r]
@@ -174,13 +175,13 @@ def _reductions(
 
 
 def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
-    """Return the cluster with a link for each pair of its nodes that was measured.
+    """Return the cluster with a link for each measured pair of its nodes.
 
-    Of two directions the slower counts for both.
+    If both directions were measured, the slower one counts for both.
     """
     nodes = {node.name for node in cluster.nodes}
     links = {frozenset(link.between): link for link in cluster.links}
-    # the slowest come last, and stay
+    # the slowest come last and overwrite the others
     for found in sorted(profile.links, key=lambda f: -f.bandwidth_gbit_per_s):
         ends = frozenset(found.between)
         if len(ends) == 2 and ends <= nodes:
@@ -195,10 +196,10 @@ def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
 def usd_per_hour(
     plan: Plan, cluster: Cluster, usd_per_kwh: float | None = None
 ) -> float | None:
-    """The price of the nodes in use, None if that of any is unknown.
+    """Return the price of the used nodes; None if the price of any is unknown.
 
-    A node is rented whole, however few of its devices the plan uses; of one that nobody
-    rents out (`cluster/prices.py`) the electricity of all its devices counts.
+    A node is rented whole, however few of its devices the plan uses. For a node that is
+    not rented (`cluster/prices.py`), the electricity of all its devices counts.
     """
     used = plan.nodes
     nodes = [node for node in cluster.nodes if node.name in used]

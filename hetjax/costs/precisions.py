@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stages are priced in: as measured where somebody measured, else as they run.
+"""Determines the precision that the costs of each stage assume.
 
-Owns how a profile's precision goes with that of stages. Does not own what a stage runs
-in (`plans/precision.py`).
+Owns the check of the stages' precisions against the profile's. Does not own the
+precision in which a stage runs (`plans/precision.py`).
 """
 
 from hetjax.cluster.catalogue import Precision, canonical_name
@@ -17,10 +17,10 @@ from hetjax.plans.precision import Dtype, node_precision
 def priced_precision(
     node: Node, profile: Profile | None, dtype: Dtype | None
 ) -> Precision:
-    """Return the precision of stages on the node that do not say their own.
+    """Return the precision of stages on the node that set none.
 
-    That of the profile if it knows the node's device, else as asked by `dtype`, or what
-    the device does best.
+    It is the profile's if the profile has the node's device, else the requested
+    `dtype`, else what the device does best.
     """
     if profile is not None and canonical_name(node.device) in profile.devices:
         return profile.dtype
@@ -30,9 +30,9 @@ def priced_precision(
 def stage_precisions(
     plan: Plan, cluster: Cluster, profile: Profile | None, dtype: Dtype | None
 ) -> dict[StageKey, Precision]:
-    """Return what every stage of the plan is priced in.
+    """Return the precision in which every stage of the plan is priced.
 
-    BadInput for a stage that says another precision than its device was measured in.
+    Raises BadInput if a stage sets another precision than the profile's for its device.
     """
     found: dict[StageKey, Precision] = {}
     for r, s, stage in plan.stages():

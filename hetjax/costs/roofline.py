@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of passes and updates on a device that nobody measured.
+"""Estimates the seconds of passes and updates on devices without measurements.
 
-Every kernel takes the longer of its arithmetic and its memory traffic, plus the time
-to launch it; all-reduces over the tensor axis are rings whose time adds up, as do the
-collectives over the data axis that come with an update. Owns this model and its
-constants. Does not own what the kernels are (`graph/kernels.py`), the figures
-of a device (the catalogue) nor measured times (`profile.py`).
+Every kernel takes the longer of its arithmetic and its memory traffic, plus its launch
+time. All-reduces over the tensor axis, and an update's collectives over the data axis,
+are rings whose times are added. Owns this model and its constants. Does not own the
+kernels (`graph/kernels.py`), the figures of a device (the catalogue) nor measured times
+(`measured/layer_profile.py`).
 """
 
 import math
@@ -24,27 +24,28 @@ from hetjax.costs.stage_memory import StaticBytes
 from hetjax.models.attention.kernel_attention import BACKWARD, FORWARD
 from hetjax.plans.plan import StageMesh
 
-# Products of an attention kernel: scores and output; in the backward the scores again,
-# and the gradients of probabilities, queries, keys and values.
+# Products of an attention kernel. Forward: scores and output. Backward: the scores
+# again, and the gradients of probabilities, queries, keys and values.
 _PRODUCTS = {FORWARD: 2, BACKWARD: 5}
-# What PCIe 3.0 x16 gives of its 15.8 GB/s one way, which most cards have at least; and
-# AdamW compiled for a host, of 36 bytes per parameter: 15 GB/s on two cores
+# The usable part of the 15.8 GB/s one way of PCIe 3.0 x16, which most cards have at
+# least; and the rate of AdamW compiled for a host, with 36 bytes per parameter: 15 GB/s
+# on two cores
 _HOST_LINK_BYTES_PER_S, _HOST_BYTES_PER_S = 12e9, 15e9
-_BLOCK = 128  # positions that a kernel scores or leaves out as one
+_BLOCK = 128  # positions that a kernel computes or skips together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How much of its figures a kind of device gives.
+    """The share of its catalogue figures that a kind of device reaches.
 
-    `matmul_efficiency` is the share of the peak that the largest products reach,
-    `half_size` the rows, columns or depth at which a product reaches half of that for
-    one device (tiles that are not full, pipelines that fill). `memory_efficiency` and
+    `matmul_efficiency` is the share of the peak that the largest products reach.
+    `half_size` is the number of rows, columns or depth at which a product reaches half
+    of that on one device (partly filled tiles and pipelines). `memory_efficiency` and
     `link_efficiency` are the shares of the two bandwidths that plain kernels and
-    rings of all-reduces see. `launch_s` is what a kernel takes that does nothing,
-    `latency_s` a ring's hop. A kernel of attention reaches `attention_efficiency` of
-    the peak at endless lengths and heads, and half of that for one of them at
-    `attention_half_length` positions or heads of `attention_half_head`.
+    all-reduce rings reach. `launch_s` is the time of an empty kernel, `latency_s` that
+    of a ring's hop. An attention kernel reaches `attention_efficiency` of the peak for
+    infinite lengths and heads. A length of `attention_half_length` positions halves
+    that, and so does a head size of `attention_half_head`.
     """
 
     matmul_efficiency: float = 0.80
@@ -61,9 +62,9 @@ class Calibration:
 # Matmul: best measured bf16 products over the peak (Maximum Achievable Matmul FLOPS):
 # A100-SXM 271 of 312, A100-PCIe 253, GH200 829 of 989, B200 1745 of 2250. Memory:
 # STREAM-like copies reach 0.8 to 0.9 of HBM. Links: all-reduce bus bandwidth of 8 A100
-# on NVLink 154 of 300 GB/s. Those of Hopper were fitted to an H200
-# (`experiments/results/gpu/`), whose chip the H100 has: products as XLA compiles them
-# reach 694 TFLOP/s of the 794 that the best of cuBLAS gives.
+# on NVLink 154 of 300 GB/s. The constants of Hopper were fitted to an H200
+# (`experiments/results/gpu/`), which has the same chip as the H100: products compiled
+# by XLA reach 694 TFLOP/s, the best of cuBLAS 794.
 _HOPPER = Calibration(
     matmul_efficiency=0.745,
     half_size=112.0,
@@ -85,16 +86,16 @@ CALIBRATIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
-    """The slowest step of a ring of devices from one to the next."""
+    """The slowest step of a ring from one device to the next."""
 
     bytes_per_s: float
     latency_s: float
 
 
 def ring_hop(device: DeviceSpec, card_bytes_per_s: float = math.inf) -> Hop:
-    """Give a ring's slowest hop: between devices of a host, or over its network card.
+    """Return a ring's slowest hop: between devices of a host, or over its network card.
 
-    `card_bytes_per_s` is of `network.ring_card_bytes_per_s`.
+    `card_bytes_per_s` is the result of `ring_card_bytes_per_s` (`network/routes.py`).
     """
     constants = calibration(device)
     inside = device.intra_node_gb_per_s * 1e9 * constants.link_efficiency
@@ -106,7 +107,7 @@ def ring_hop(device: DeviceSpec, card_bytes_per_s: float = math.inf) -> Hop:
 
 
 def calibration(device: DeviceSpec) -> Calibration:
-    """Give the constants of the device's kind, found by its name, at its speeds."""
+    """Return the constants of the device's kind, found by its name, at its speeds."""
     known = [kind for kind in CALIBRATIONS if device.name.startswith(kind)]
     found = CALIBRATIONS[max(known, key=len)] if known else Calibration()
     speeds = device.speeds
@@ -124,9 +125,9 @@ def calibration(device: DeviceSpec) -> Calibration:
 def pass_times(
     passes: Passes, device: DeviceSpec, precision: Precision, hop: Hop
 ) -> tuple[float, float]:
-    """Estimate the seconds of F and B of one microbatch; gradients are added to sums.
+    """Estimate the seconds of F and B of one microbatch, with gradient accumulation.
 
-    `precision` is that of compute, `hop` of the rings over the tensor axis.
+    `precision` is that of compute; `hop` belongs to the rings over the tensor axis.
     """
     backward_s = graph_s(passes.backward, passes.cuts, device, precision, hop)
     forward_s = graph_s(passes.forward, passes.cuts, device, precision, hop)
@@ -136,7 +137,7 @@ def pass_times(
 def half_times(
     passes: SplitPasses, device: DeviceSpec, precision: Precision, hop: Hop
 ) -> tuple[float, float]:
-    """Estimate the seconds of I and W, which adds gradients to fp32 sums."""
+    """Estimate the seconds of I and of W; W adds gradients to fp32 sums."""
     input_s = graph_s(passes.input_gradient, passes.cuts, device, precision, hop)
     weight_s = graph_s(passes.weight_gradient, passes.cuts, device, precision, hop)
     return input_s, weight_s + _accumulate_s(passes, device)
@@ -152,7 +153,7 @@ def _accumulate_s(passes: Passes | SplitPasses, device: DeviceSpec) -> float:
 def update_s(held: StaticBytes, device: DeviceSpec) -> float:
     """Estimate the seconds of an update, and of the norm before it.
 
-    Masters and state are read and written, gradients read twice, copies written.
+    They read and write masters and state, read gradients twice, and write copies.
     """
     traffic = 2 * (held.masters + held.optimizer + held.accumulators) + held.copies
     return traffic / _bytes_per_s(device) + calibration(device).launch_s
@@ -163,9 +164,9 @@ def host_update_s(
 ) -> float:
     """Estimate the seconds of an update on the host, and of the norm before it.
 
-    Gradients of a device go there over its link, compute copies back. Masters and state
-    are read and written, gradients read, by a host that does as much for each of the
-    `per_host` devices that it has. One after the other: only stacks overlap.
+    Gradients of a device go to the host over its link, and compute copies come back.
+    The host reads and writes masters and state, reads gradients, and does as much for
+    each of its `per_host` devices. These times add up: only different stacks overlap.
     """
     link = host_link_bytes_per_s(device)
     gradients, num_devices = held.accumulators / mesh.data, mesh.data * mesh.tensor
@@ -179,18 +180,19 @@ def host_update_s(
 
 
 def host_link_bytes_per_s(device: DeviceSpec) -> float:
-    """Return what the link between a device and its host is counted on to move."""
+    """Return the assumed rate of the link between a device and its host."""
     return min(_HOST_LINK_BYTES_PER_S, device.intra_node_gb_per_s * 1e9)
 
 
 def data_sync_s(held: StaticBytes, gradient_bytes: float, data: int, hop: Hop) -> float:
     """Estimate the seconds of the data axis in an update, on one device.
 
-    Gradients are summed by an all-reduce, as the programs are compiled today, and the
-    compute copies gathered from the ranks' shares of the masters: 2 (d - 1) / d of the
-    ones and (d - 1) / d of the others leave every device.
+    As programs are compiled today, an all-reduce sums the gradients: 2 (d - 1) / d of
+    them leave every device. The compute copies are gathered from the ranks' shares of
+    the masters: (d - 1) / d of them leave every device.
     """
-    gathered = 0 if held.on_host else held.copies  # a host gives each its own
+    # a host gives each device its copies without a gather
+    gathered = 0 if held.on_host else held.copies
     gather_s = ring_s(gathered, data, data - 1, hop)
     return all_reduce_s(gradient_bytes, data, hop) + gather_s
 
@@ -212,7 +214,7 @@ def all_reduce_s(num_bytes: float, num_devices: int, hop: Hop) -> float:
 
 
 def ring_s(num_bytes: float, num_devices: int, num_hops: int, hop: Hop) -> float:
-    """Estimate so many hops of a ring, each of a device's share of the bytes."""
+    """Estimate `num_hops` hops of a ring, each with one device's share of the bytes."""
     return num_hops * (num_bytes / num_devices / hop.bytes_per_s + hop.latency_s)
 
 
@@ -246,7 +248,7 @@ def product_share(sizes: tuple[int, int, int, int], constants: Calibration) -> f
 
 
 def attention_share(length: int, head_size: int, constants: Calibration) -> float:
-    """Return the share of the peak that a kernel of attention reaches.
+    """Return the share of the peak that an attention kernel reaches.
 
     It saturates in both sizes s as s / (s + half).
     """
@@ -258,10 +260,10 @@ def attention_share(length: int, head_size: int, constants: Calibration) -> floa
 
 
 def attention_products(name: str, length: int) -> float:
-    """Return how many products of all scores a pass of causal attention is counted as.
+    """Return as how many products over all scores a pass of causal attention counts.
 
-    `name` is that of the pass (`kernel_attention.py`). Blocks that no query sees are
-    left out.
+    `name` is that of the pass (`kernel_attention.py`). Blocks that no query sees do not
+    count.
     """
     blocks = math.ceil(length / _BLOCK)
     return _PRODUCTS[name] * ((blocks + 1) / (2 * blocks))
@@ -299,7 +301,7 @@ def _product_s(
 def _ragged_s(
     step: Operation, cuts: Cuts, device: DeviceSpec, precision: Precision
 ) -> float:
-    """All groups' products as one of that size, and every array read or written."""
+    """Estimate all groups' products as one of their total size, or their traffic."""
     shapes = [cuts.shape(value) for value in step.inputs]
     products_s = _arithmetic_s(
         (1, *ragged_sizes(step.params, shapes)), precision, device
@@ -311,7 +313,8 @@ def _ragged_s(
 def _attention_s(
     step: Operation, cuts: Cuts, device: DeviceSpec, precision: Precision
 ) -> float:
-    """A kernel's products, of blocks that some query sees; scores stay inside."""
+    """Estimate a kernel's products over the blocks that some query sees, or its traffic
+    without scores, which stay inside the kernel."""
     batch, length, heads, head_size = cuts.shape(step.inputs[0])
     sizes = (batch * heads, length, length, head_size)
     rate = flops_per_s(device, precision) * attention_share(
@@ -337,9 +340,9 @@ def _product_sizes(step: Operation, cuts: Cuts) -> tuple[int, int, int, int]:
 def flops_per_s(device: DeviceSpec, precision: Precision) -> float:
     """Return the matrix peak, if the matrix units multiply this precision.
 
-    Else XLA computes as in fp32, whose operands are TF32 at half the rate where there
-    is bf16 (JAX's default precision). Other devices do that without matrix units: where
-    nobody tells that rate, at an eighth of the fp16 peak (V100).
+    Otherwise XLA computes as in fp32. On devices with bf16 the operands are then TF32,
+    at half the rate (JAX's default precision). Other devices compute fp32 without
+    matrix units: if that rate is unknown, at an eighth of the fp16 peak (V100).
     """
     if precision in native_precisions(device):
         return device.peak_tflops * 1e12

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a stage of a plan needs on each of its devices.
+"""Computes the bytes that a stage of a plan needs on each of its devices.
 
-Owns the buffers of a stage, equal to those of its compiled programs to the byte, and
-the estimate of what the programs need while they run. Does not own which buffers are
-live at once (`schedule/`) nor what a device has (`cluster/`).
+Owns the sizes of a stage's buffers, equal to those of its compiled programs to the
+byte, and the estimate of the programs' workspace. Does not own which buffers are live
+at once (`schedule/`) nor the memory of a device (`cluster/`).
 """
 
 import math
@@ -56,11 +56,14 @@ SCALAR_BYTES = 4 + 1  # of a stage: its loss, and whether its masters are finite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticBytes:
-    """Bytes on each device of the stage; `copies` are compute weights that are not
-    the masters themselves, `frozen` those that have none, `accumulators` include the
-    loss, and whether the weights are finite. `on_host` is what the stage has on its
-    host in place of masters and optimizer state on each device. `largest_master` is the
-    masters' largest array, `largest_unit` that of one unit of a stack."""
+    """Bytes on each device of the stage.
+
+    `copies` are compute weights that are not the masters themselves, `frozen` are
+    compute weights without masters. `accumulators` include the loss and the flag
+    whether the weights are finite. `on_host` is what the stage keeps on its host
+    instead of masters and optimizer state on each device. `largest_master` is the
+    masters' largest array, `largest_unit` the largest of one unit of a stack.
+    """
 
     masters: int
     optimizer: int
@@ -78,7 +81,7 @@ class StaticBytes:
 
 
 def adam_state(params: dict[str, Any]) -> Any:
-    """Give the state of Adam: two moments of every parameter, and a count."""
+    """Return the state of Adam: two moments of every parameter, and a count."""
     return {"count": jnp.zeros((), jnp.int32), "mu": params, "nu": params}
 
 
@@ -89,7 +92,7 @@ def static_bytes(
     optimizer: OptimizerInit,
     offload: Offload = "none",
 ) -> StaticBytes:
-    """Add up what the stage holds from the first action of a step to the last."""
+    """Sum up what the stage holds from the first action of a step to the last."""
     held = [
         (
             stack.num_units,
@@ -111,7 +114,7 @@ def static_bytes(
 
 
 def gradient_bytes(stacks: Sequence[BlockStack], mesh: StageMesh) -> int:
-    """Give the fp32 bytes of gradients on a device, cut over tensor alone."""
+    """Return the fp32 bytes of gradients on a device, sharded over tensor only."""
     return sum(_gradient_bytes(stack, mesh) for stack in stacks)
 
 
@@ -166,14 +169,14 @@ def stage_memory(
     compiler: Compiler = "cpu",
     compiled: CompiledStage = NOT_COMPILED,
 ) -> StageMemory:
-    """Estimate the memory of one stage of the plan, its programs made by this compiler.
+    """Estimate the memory of one stage of the plan if `compiler` makes its programs.
 
-    `dtype` is that of compute, `optimizer` the function that makes the optimizer's
-    state. The saved bytes include the stage's input, which the residuals keep alive.
-    What lives between I and W is left out, and its tracing, without `halves`.
+    `dtype` is that of compute; `optimizer` makes the optimizer's state. The saved bytes
+    include the stage's input, which the residuals keep alive. Without `halves` the call
+    skips the tracing of I and W, and counts nothing between them.
     The workspace is that of F and B, or FB on the last stage, and enough for F, I and
-    W; with `split` it is that of F, I and W alone. What the compiler has said takes the
-    place of estimates.
+    W; with `split` it is that of F, I and W alone. Figures in `compiled` replace
+    estimates.
     """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
@@ -181,7 +184,7 @@ def stage_memory(
     shares = stage_shares(plan, model, replica, stage, dtype)
     way = held, shares, stage.remat, stage.mesh.data
     buffers = _pass_memory(*way, split, compiler)
-    # while gradients are packed no microbatch is in flight: its buffers are free
+    # no microbatch is in flight while gradients are packed: its buffers are free
     fused = held.last and not split
     free = buffers.input_bytes if fused else buffers.saved_bytes
     workspace, packing = compiled.workspace_bytes, compiled.packing_bytes
@@ -198,7 +201,7 @@ def stage_memory(
         static_bytes=static.total,
         half_saved_bytes=half_bytes(*way) if halves else 0,
         workspace_bytes=max(workspace, packing - free - buffers.output_bytes),
-        # new copies of weights are made beside the old
+        # new copies of weights are made while the old ones still exist
         update_bytes=static.copies + updating,
     )
 
@@ -212,7 +215,7 @@ def _pass_memory(
     split: bool,
     compiler: Compiler,
 ) -> StageMemory:
-    """The memory of the passes alone, without what lives through the step."""
+    """Return the memory of the passes alone, without what lives through the step."""
     traced = passes(held, shares, remat)
     working = split_passes(held, shares, remat) if split else traced
     first, num_given = len(traced.weights), 2 if shares.packed else 1
@@ -230,7 +233,7 @@ def _pass_memory(
 
 @lru_cache(maxsize=1024)
 def half_bytes(held: StageStacks, shares: Shares, remat: Remat, data: int) -> int:
-    """Give the bytes of what lives between I and W of one microbatch on a device."""
+    """Return the bytes that live between I and W of one microbatch on a device."""
     traced = split_passes(held, shares, remat)
     saved, weights = identities(traced.saved), identities(traced.weights)
     kept = [value for value in traced.kept if id(value) not in weights]
@@ -243,7 +246,7 @@ def half_bytes(held: StageStacks, shares: Shares, remat: Remat, data: int) -> in
 def stage_shares(
     plan: Plan, model: Model, replica: Replica, stage: Stage, dtype: Precision
 ) -> Shares:
-    """Say what one device of the stage computes of a microbatch."""
+    """Return the part of a microbatch that one device of the stage computes."""
     return Shares(
         num_sequences=replica.microbatch_size // stage.mesh.data,
         seq_len=plan.seq_len,
@@ -257,7 +260,7 @@ def stage_shares(
 
 @lru_cache(maxsize=64)
 def hidden_size(model: Model) -> int:
-    """Give the width of the residual stream."""
+    """Return the width of the residual stream."""
     spec = model.modules[0]
     params = {
         name: jax.ShapeDtypeStruct(param.shape, param.held_in(jnp.float32))
@@ -268,25 +271,25 @@ def hidden_size(model: Model) -> int:
 
 
 def residual_bytes(traced: Passes, data: int) -> int:
-    """Give the bytes of one microbatch's residuals on a device.
+    """Return the bytes of one microbatch's residuals on a device.
 
-    Those that do not depend on the batch (masks, RoPE tables, scales) are stacked over
-    the data ranks, and every device holds the whole stack.
+    Residuals that do not depend on the batch (masks, RoPE tables, scales) are stacked
+    over the data ranks, and every device holds the whole stack.
     """
     return sum(saved_bytes(traced, value, data) for value in traced.saved)
 
 
 def _is_packed(plan: Plan, stage: Stage) -> bool:
-    """Whether gradients are summed as packed rows."""
+    """Return whether gradients are summed as packed rows."""
     return len(plan.replicas) > 1 or stage.mesh.data > 1
 
 
 def _updating_bytes(static: StaticBytes, packed: bool, compiler: Compiler) -> int:
-    """A leaf's gradient, where it is taken out of rows; and of one unit the scaled
-    gradient, and what a compiler stores besides.
+    """Return the update's workspace: a leaf's gradient, if it is unpacked from rows,
+    plus one unit's scaled gradient and as much again that a compiler stores.
 
     Read off programs for GPUs. XLA for CPUs may store the scaled gradient of a whole
-    leaf (of 0.12 it does, of 0.10 it does not); with data ranks all gradients at once.
+    leaf (in JAX 0.12, not in 0.10), and with data ranks all gradients at once.
     """
     scaled = 2 * static.largest_unit
     if compiler == "cpu":
@@ -295,7 +298,7 @@ def _updating_bytes(static: StaticBytes, packed: bool, compiler: Compiler) -> in
 
 
 def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
-    """The rows of the largest gradient group, and the arrays that they are cut from."""
+    """Return the bytes of the largest gradient group's rows and of their sources."""
     stage = plan.replicas[key[0]].stages[key[1]]
     if not _is_packed(plan, stage):
         return 0
@@ -307,7 +310,7 @@ def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
 
 
 def _group_bytes(plan: Plan, model: Model, stage: Stage) -> Iterator[int]:
-    """The fp32 bytes of the stage's gradient groups."""
+    """Yield the fp32 bytes of the stage's gradient groups."""
     held = stage_parameters(model, segments_of(stage, segments(plan)))
     for leaf_ids in held.groups.values():
         yield sum(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of a stage, and of a layer alone, measured or estimated.
+"""Computes the seconds of a stage, and of a single layer, measured or estimated.
 
-Owns that a stage's seconds are the sum over its layers, and that a profile goes before
-the estimates for a device that it knows. What the data axis exchanges in a step counts
-as part of the update: nothing hides it. Does not own the estimates (`roofline.py`) nor
-the profile (`measured/layer_profile.py`).
+Owns two rules: a stage's seconds are the sum over its layers, and a profile takes
+precedence over estimates for its devices. A step's exchange over the data axis counts
+as part of the update, as no computation hides it. Does not own the estimates
+(`roofline.py`) nor the profile (`measured/layer_profile.py`).
 """
 
 from collections.abc import Iterable
@@ -41,14 +41,14 @@ from hetjax.plans.plan import Offload, Plan, Remat, Stage, segments, segments_of
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import BlockStack, StageStacks, stage_stacks
 
-# dtype of compute, the optimizer, and where its state is
+# dtype of compute, the optimizer, and the place of its state
 _Way = tuple[Precision, OptimizerInit, Offload]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTimes:
-    """Seconds of one layer alone: both passes of a microbatch, the backward pass of
-    them, and an update."""
+    """Seconds of one layer alone: both passes of a microbatch, the backward pass alone,
+    and an update."""
 
     busy_s: float
     backward_s: float
@@ -66,11 +66,12 @@ def layer_times(
     optimizer: OptimizerInit,
     profile: Profile | None = None,
 ) -> LayerTimes:
-    """Give what a layer adds to a stage that runs as `stage` does, on a node.
+    """Return the seconds that a layer adds to a stage on a node that runs as `stage`.
 
-    Its tensor groups get so much of a network card each (`network/routes.py`).
-    What a program takes whatever it holds is left out (`Profile.program_s`). A measured
-    update is that of a layer which several replicas hold, where that was measured.
+    Each of its tensor groups gets `tensor_card_bytes_per_s` of a network card
+    (`network/routes.py`). The fixed time of a program is not included
+    (`Profile.program_s`). A measured update is that of a layer in several replicas, if
+    the profile has it.
     """
     held = layer_stacks(model, layer)
     way: _Way = shares.dtype, optimizer, stage.offload
@@ -107,11 +108,11 @@ def least_update_s(
     optimizer: OptimizerInit,
     profile: Profile | None = None,
 ) -> float:
-    """Give what a layer adds at least to the update of any stage that runs as `stage`
-    does and holds it, whether several replicas hold it or not.
+    """Return a lower bound of what a layer adds to the update of any stage that runs as
+    `stage`, whether several replicas hold the layer or not.
 
-    Left out are what an update takes however little there is, tied elements of other
-    layers, and the data axis.
+    The bound leaves out the fixed time of an update, tied elements of other layers, and
+    the data axis.
     """
     device = device_spec(node)
     if profile is not None and canonical_name(node.device) in profile.devices:
@@ -137,7 +138,7 @@ def layer_halves_s(
     tensor_card_bytes_per_s: float,
     profile: Profile | None = None,
 ) -> float:
-    """Give the seconds of a layer's backward in two halves, as of `layer_times`."""
+    """Return the seconds of a layer's split backward, I plus W; see `layer_times`."""
     if profile is not None and canonical_name(node.device) in profile.devices:
         m = _measured(profile, stage, layer, node, shares.num_sequences)
         return _half(m, m.input_gradient_s) + _half(m, m.weight_gradient_s)
@@ -158,11 +159,11 @@ def stage_times(
     profile: Profile | None = None,
     halves: bool = True,
 ) -> StageTimes:
-    """Give the stage's seconds by action: the sum over its layers.
+    """Return the stage's seconds by action: the sum over its layers.
 
-    From the profile if it knows the node's device, else estimated. What was measured
-    of a tensor group, inside a host, stands for groups over several hosts too.
-    Estimates of I and W, and their tracing, are left out without `halves`.
+    They come from the profile if it has the node's device, else from estimates. A
+    profile measures tensor groups inside a host; its times are also used for groups
+    over several hosts. Without `halves`, I and W are neither traced nor estimated.
     """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
@@ -177,7 +178,7 @@ def stage_times(
             microbatch_size=replica.microbatch_size,
             shared=len(plan.replicas) > 1,
         )
-        if stage.offload != "none":  # nobody measures that
+        if stage.offload != "none":  # profiles do not measure it
             on_host_s = _stage_update_s(stacks, stage, node, way)
             times = replace(times, update_s=on_host_s)
         times = replace(times, update_s=times.update_s + sync_s)
@@ -213,9 +214,9 @@ def profiled_times(
 ) -> StageTimes:
     """Return the stage's seconds by action: the sum over its layers, plus one program.
 
-    `microbatch_size` is the replica's, before the split over `data`. A backward that
-    was not measured in halves is cut into equal ones. Layers are `shared` if several
-    replicas hold them: their updates take other programs.
+    `microbatch_size` is the replica's, before the split over `data`. A backward whose
+    halves were not measured is divided equally. Layers are `shared` if several replicas
+    hold them: other programs then update them.
     """
     layers = _measured_layers(profile, stage, node, microbatch_size)
 
@@ -235,7 +236,7 @@ def profiled_times(
 def has_halves(
     profile: Profile, stage: Stage, *, node: Node, microbatch_size: int
 ) -> bool:
-    """Say whether the halves of all the stage's backwards were measured."""
+    """Return whether the profile has both backward halves of all the stage's layers."""
     layers = _measured_layers(profile, stage, node, microbatch_size)
     return all(m.input_gradient_s is not None for m in layers)
 
@@ -293,7 +294,7 @@ def _stage_update_s(
 
 
 def _held_update_s(held: StaticBytes, stage: Stage, node: Node) -> float:
-    """On the device or on the host, as the stage says."""
+    """Estimate an update on the device or on the host, depending on the stage."""
     device = device_spec(node)
     if stage.offload == "none":
         return update_s(held, device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step makes of the devices that it uses: FLOPs beside their peak, and energy.
+"""Computes how well a step uses its devices: FLOPs relative to the peak, and energy.
 
 Recomputation (remat) does not count, nor do devices that the plan leaves idle. Does not
 own data sheet figures (`cluster/catalogue.py`) nor any time of a step.
@@ -18,13 +18,13 @@ from hetjax.plans.plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
-    """What data sheets say of the devices that a plan uses; None if one does not."""
+    """Data sheet figures of a plan's devices; None if those of any are unknown."""
 
     seconds_at_peak: float | None = None
     watts: float | None = None
 
     def metrics(self, line: Mapping[str, float]) -> dict[str, float]:
-        """Return what follows for a step, of which `line` has the other metrics."""
+        """Return the derived metrics of a step; `line` has its other metrics."""
         known = dict[str, float]()
         if self.seconds_at_peak is not None:
             known["mfu"] = self.seconds_at_peak / line["step_time_s"]
@@ -35,7 +35,7 @@ class DeviceUse:
 
 
 def device_use(plan: Plan, model: Model, cluster: Cluster) -> DeviceUse:
-    """Return what is known of the devices that the plan uses."""
+    """Return the known figures of the devices that the plan uses."""
     return DeviceUse(
         seconds_at_peak=seconds_at_peak(plan, model, cluster),
         watts=board_watts(plan, cluster),
@@ -45,8 +45,8 @@ def device_use(plan: Plan, model: Model, cluster: Cluster) -> DeviceUse:
 def seconds_at_peak(plan: Plan, model: Model, cluster: Cluster) -> float | None:
     """Return the time of a step at every used device's dense peak; mfu is this / time.
 
-    A step is three forward passes' FLOPs (the backward counts twice). None where a
-    peak is not known: CPUs, and devices that neither catalogue nor cluster describe.
+    A step is three forward passes' FLOPs (the backward counts twice). None if a peak is
+    unknown: CPUs, and devices that neither catalogue nor cluster describe.
     """
     peaks = [_peak_tflops(cluster.node(name)) for name, _ in plan.used_devices()]
     if 0.0 in peaks:
@@ -56,14 +56,14 @@ def seconds_at_peak(plan: Plan, model: Model, cluster: Cluster) -> float | None:
 
 
 def board_watts(plan: Plan, cluster: Cluster) -> float | None:
-    """Return the board power of all used devices; None where one is not known."""
+    """Return the board power of all used devices; None if any is unknown."""
     used = [device_watts(cluster.node(name)) for name, _ in plan.used_devices()]
     known = [power for power in used if power is not None]
     return sum(known) if len(known) == len(used) else None
 
 
 def _peak_tflops(node: Node) -> float:
-    """Dense bf16 peak of one device of the node, 0 where it is not known."""
+    """Return the dense bf16 peak of one device of the node, 0 if unknown."""
     if node.peak_tflops is not None:
         return node.peak_tflops
     known = catalogue().get(canonical_name(node.device))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary bytes of the programs of a stage, by XLA's backend.
+"""Estimates the temporary bytes of a stage's programs, per backend of XLA.
 
-Owns what surrounds the traced passes in their programs: accumulators that gradients are
-added into, outputs with buffers of their own, and the copies that XLA's CPU backend
-makes of residuals. Does not own what lives at once in a graph (`graph/liveness.py`).
+Owns what surrounds the traced passes in their programs: accumulators of gradients,
+outputs with their own buffers, and the copies that XLA's CPU backend makes of
+residuals. Does not own what is live at once in a graph (`graph/liveness.py`).
 """
 
 from collections.abc import Mapping
@@ -20,19 +20,18 @@ from hetjax.costs.graph.liveness import (
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 
-# The model of XLA leaves out small buffers, gaps between buffers and the copies that
-# layouts cost; so much more there is of what it says.
-# Chosen by `experiments/compiled_memory/`, which says how well kinds that are left out
-# are predicted.
+# Factors for what the model of XLA leaves out: small buffers, gaps between buffers and
+# copies for layouts. `experiments/compiled_memory/` chose them, and reports how well
+# they predict kinds that were left out.
 MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.20}
 
 # What a TPU's compiler keeps of a fused program in the memory of the vector unit, or in
-# v4's CMEM, at its peak: read off programs, in which 45 to 112 MiB of it are used.
+# v4's CMEM, at the peak. Programs were seen to use 45 to 112 MiB of it.
 _VECTOR_BYTES = 45 * 2**20
 
 
 def workspace_bytes(traced: Passes | SplitPasses, data: int, compiler: Compiler) -> int:
-    """Estimate the temporary bytes of the largest pass, its margin included."""
+    """Estimate the temporary bytes of the largest pass, with a margin."""
     largest = max(pass_bytes(traced, data, compiler).values())
     return round(MARGINS[_backend(compiler)] * largest)
 
@@ -42,11 +41,11 @@ def pass_bytes(
 ) -> dict[str, int]:
     """Estimate the temporary bytes of each pass.
 
-    Those are F and B, or FB on the last stage, or F, I and W.
+    The passes are F and B, or FB on the last stage, or F, I and W.
     """
     backend = _backend(compiler)
     if isinstance(traced, Passes) and not traced.forward.outputs[0].shape:
-        return {"fused": _fused_bytes(traced, data, backend)}  # it gives a loss
+        return {"fused": _fused_bytes(traced, data, backend)}  # the output is a loss
     outputs = identities(traced.forward.outputs)
     around = Surroundings(backend=backend, elsewhere=outputs)
     found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
@@ -68,7 +67,7 @@ def _backend(compiler: Compiler) -> Backend:
 
 
 def _backwards(traced: Passes | SplitPasses, backend: Backend) -> dict[str, Graph]:
-    """What runs in place of a backward, gradients added to their accumulators."""
+    """Return the graphs of the backward or its halves, with gradient accumulation."""
     if isinstance(traced, Passes):
         return {"backward": _accumulating(traced, backend)}
     second = traced.weight_gradient
@@ -95,8 +94,8 @@ def _backward_bytes(
     traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
 ) -> int:
     if around.backend != "cpu":
-        # XLA for GPUs was seen to run a whole one in the first order where another
-        # would do with less
+        # XLA for GPUs was seen to run a whole backward in the first order even though
+        # another order needs less
         halves = isinstance(traced, SplitPasses)
         peak = least_peak_bytes if halves else peak_bytes
         return peak(backward, traced.cuts, around)
@@ -111,9 +110,9 @@ def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
 
 
 def _accumulating(traced: Passes, backend: Backend) -> Graph:
-    """The backward pass with its gradients added into their accumulators.
+    """Return the backward pass with additions of its gradients to the accumulators.
 
-    Programs for TPUs were seen to do so at their end.
+    Programs for TPUs were seen to add at their end.
     """
     outputs, num_trained = traced.backward.outputs, len(traced.trained)
     gradients, others = outputs[:num_trained], outputs[num_trained:]
@@ -138,7 +137,7 @@ def _added(
 
 
 def _added_in_place(backward: Graph, data: int, backend: Backend) -> frozenset[int]:
-    """Scatters that a CPU makes into the accumulator itself: those over a data dim."""
+    """Return the scatters that a CPU makes into the accumulator itself (data > 1)."""
     if backend != "cpu":
         return frozenset()
     scatters = [s for s in backward.steps if s.op == "scatter-add" and data > 1]
@@ -146,10 +145,10 @@ def _added_in_place(backward: Graph, data: int, backend: Backend) -> frozenset[i
 
 
 def _relaid(traced: Passes | SplitPasses, data: int) -> frozenset[int]:
-    """Stacks of residuals that the backward loop can only read as a copy.
+    """Return the stacks of residuals that the backward loop can only read as a copy.
 
-    They arrive with the data dim first. Where that moves another dim, and where XLA
-    cannot tell it from a second dim of size 1, it copies the whole stack.
+    They arrive with the data dim first. If that moves another dim, or if XLA cannot
+    distinguish it from a second dim of size 1, it copies the whole stack.
     """
     return identities(
         [v for v in traced.saved if data > 1 or 1 in traced.cuts.shape(v)[1:]]
@@ -157,8 +156,8 @@ def _relaid(traced: Passes | SplitPasses, data: int) -> frozenset[int]:
 
 
 def _own_copies_bytes(traced: Passes | SplitPasses, backward: Graph, data: int) -> int:
-    """Each data rank's copy out of residuals that are stacked over all ranks, where no
-    loop reads them."""
+    """Return the bytes that a data rank copies out of residuals that are stacked over
+    all ranks, for residuals that no loop reads."""
     if data == 1:
         return 0
     loops = [step for step in backward.steps if step.body is not None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An .npy file of one dim that is written piece by piece.
+"""Writes an .npy file of one dim piece by piece.
 
 Owns its header and errors of the disk. Does not own which files there are
 (`building.py`).
@@ -16,7 +16,7 @@ _FORMAT = np.lib.format
 
 
 class ArrayFile:
-    """An .npy file of one dim that grows; equal to the byte to what `np.save` gives."""
+    """An .npy file of one dim that grows, equal byte for byte to that of `np.save`."""
 
     def __init__(self, path: Path, dtype: Any) -> None:
         self._path, self._dtype, self.length = path, np.dtype(dtype), 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches as pure functions of (seed, step, sample index).
+"""Makes batches, as pure functions of (seed, step, sample index).
 
-Owns the shuffled order of windows over epochs, the fixed validation windows, and what
-batches are weighted by. Does not own windows (`windows.py`), tokens (`dataset.py`) nor
-which worker takes which samples (`plans/`).
+Owns the shuffled order of windows over epochs, the fixed validation windows, and the
+weights of batches. Does not own windows (`windows.py`), tokens (`dataset.py`) nor which
+worker takes which samples (`plans/`).
 
 Shape legend: L sequence length, G global batch.
 """
@@ -20,34 +20,34 @@ from hetjax.data.tokens import Tokens
 from hetjax.data.windows import UNCOUNTED, PackedWindows, windows_of
 from hetjax.errors import BadInput
 
-# inputs_GL, targets_GL and, of packed sequences, documents_GL (0: padding), all int32
+# inputs_GL, targets_GL and, if packed, documents_GL (0: padding), all int32
 Batch = tuple[np.ndarray, ...]
 
-_NUM_SEEDS = 2**32  # what grain's shuffle takes
+_NUM_SEEDS = 2**32  # that grain's shuffle takes
 
 
 def num_targets(batch: Batch) -> int:
-    """How many targets of a batch count: what its loss is divided by."""
+    """Return how many targets of a batch count: its loss is divided by this."""
     return int(np.count_nonzero(batch[1] != UNCOUNTED))
 
 
 def aux_weight(batch: Batch) -> float:
-    """What the sum of auxiliary losses of a packed batch is multiplied by.
+    """Return the factor for the sum of a packed batch's auxiliary losses.
 
-    They are sums over tokens, and all is divided by the targets that count.
+    They are sums over tokens, but are divided by the number of targets that count.
     """
     return num_targets(batch) / int(np.count_nonzero(batch[2]))
 
 
 def weights(batches: Sequence[Batch]) -> list[float]:
-    """What the mean losses of batches are weighted by in their mean: 1 on average."""
+    """Return the weights of the mean losses of batches in their mean: 1 on average."""
     counts = [num_targets(batch) for batch in batches]
     return [count / (sum(counts) / len(counts)) for count in counts]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """An endless sequence of windows: each once per epoch, epochs in unlike orders.
+    """An endless sequence of windows: each once per epoch, in another order each time.
 
     Sample i of step k is element k * global_batch + i. Steps count from 0.
     """
@@ -55,14 +55,14 @@ class Samples:
     elements: grain.MapDataset
 
     def batch(self, step: int, global_batch: int) -> Batch:
-        """Give the global batch of a step."""
+        """Return the global batch of a step."""
         assert step >= 0 and global_batch >= 1, (step, global_batch)
         first = step * global_batch
         return _batch(self.elements[first + i] for i in range(global_batch))
 
 
 def packing(sources: Sequence[Tokens], seq_len: int) -> str:
-    """Say how the documents to learn from share sequences."""
+    """Describe how the training documents share sequences."""
     said = []
     for tokens in sources:
         windows = windows_of(tokens, seq_len, "training", is_packed=True)
@@ -82,10 +82,10 @@ def samples(
     shares: Sequence[float] = (1.0,),
     is_packed: bool = False,
 ) -> Samples:
-    """Give the training samples of a split in the seed's order.
+    """Return the training samples of a split in the seed's order.
 
-    Each source has its share of them, from the first on. Raises BadInput for a split
-    without a window and a seed outside 32 bits.
+    Each source has its share of them, from the first sample on. Raises BadInput for a
+    split without a window and a seed outside 32 bits.
     """
     if not 0 <= seed < _NUM_SEEDS:
         raise BadInput(
@@ -130,11 +130,11 @@ def validation_batches(
     *,
     is_packed: bool = False,
 ) -> list[Batch]:
-    """Give the windows of every evaluation: spread evenly over the split, in order.
+    """Return the windows of every evaluation: spread evenly over the split, in order.
 
-    Gives fewer than `num_batches` where the split holds fewer whole batches, each
-    window once. Where it does not fill one batch, its windows are repeated in order,
-    with a warning. Raises BadInput for a split without a window.
+    Returns fewer than `num_batches` if the split holds fewer whole batches, each window
+    once. If the split does not fill one batch, its windows are repeated in order, with
+    a warning. Raises BadInput for a split without a window.
     """
     assert global_batch >= 1 and num_batches >= 1, (global_batch, num_batches)
     windows: Any = _Joined(

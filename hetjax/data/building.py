@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token files made of rows, read as often as needed and never held.
+"""Builds token files from rows, which are read as often as needed and never all held.
 
 Owns the order of the readings, the sample that a tokenizer learns from and the arrays
 on disk. Does not own their directory (`dataset.py`), ids (`tokenizer.py`) nor which
 rows go where (`splitting.py`).
 
-Shape legend: T tokens of a split, R its rows. Documents are `NAME.npy` alone; of other
-rows `NAME_starts.npy` says where each begins (R + 1 numbers), `NAME_learnt.npy` which
-tokens (bool) the loss counts, and `NAME_first.npy` the place of the first in each row.
+Shape legend: T tokens of a split, R its rows. Documents have only `NAME.npy`. Other
+rows also have `NAME_starts.npy` (where each row begins, R + 1 numbers),
+`NAME_learnt.npy` (bool: which tokens the loss counts) and `NAME_first.npy` (the place
+of the first such token in each row).
 """
 
 import time
@@ -40,8 +41,8 @@ from hetjax.data.splitting import (
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 
-_SAMPLE_CHARS = 4_000_000  # that a tokenizer is trained on
-_LONG_BYTES = 10_000_000  # from which on progress is shown
+_SAMPLE_CHARS = 4_000_000  # to train a tokenizer on
+_LONG_BYTES = 10_000_000  # texts from this size on show progress
 
 
 Progress = Callable[[str], None]  # receives a line for each phase of a build
@@ -49,14 +50,14 @@ Progress = Callable[[str], None]  # receives a line for each phase of a build
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is learnt from, and what that is validated with; None: a part of each."""
+    """The sources to train on, and the one to validate with (None: a part of each)."""
 
     train: tuple[Source, ...]
     validation: Source | None = None
 
 
 def file_name(split: str, number: int) -> str:
-    """The stem of the files of a split of one source, the first or another."""
+    """Return the stem of the files of a split of one source, which has this number."""
     return f"{split}_{number}" if number else split
 
 
@@ -68,9 +69,9 @@ def build(
     progress: Progress,
     doing: Progress,
 ) -> dict[str, Any]:
-    """Write the token files of both splits, and a tokenizer unless it is `theirs`.
+    """Write the token files of both splits, and a tokenizer unless `theirs` is given.
 
-    Gives what the files hold, as JSON data by split.
+    Returns what the files hold, as JSON data by split.
     """
     report = _Timed(progress)
     doing("reading " + " and ".join(source.name for source in sources.train))
@@ -112,7 +113,7 @@ def build(
 
 
 def _about(sources: Sources, parts: Mapping[str, "Parts"]) -> Iterator[str]:
-    """What rows were taken for, and which of them do not train."""
+    """Yield lines on how rows were recognised, and on rows that are not trained on."""
     every = [*sources.train]
     if sources.validation is not None:
         every.append(sources.validation)
@@ -138,7 +139,7 @@ def _about(sources: Sources, parts: Mapping[str, "Parts"]) -> Iterator[str]:
 
 
 def _aside(part: "Parts") -> tuple[float, int]:
-    """Bytes that are held out, and all of them."""
+    """Return the number of bytes that are held out, and that of all bytes."""
     bytes_D, cut = part.found.bytes_D, part.split.cut
     aside = sum(int(bytes_D[index]) for index in part.split.aside)
     return aside + (0 if cut is None else cut[1] * int(bytes_D[cut[0]])), int(
@@ -147,7 +148,7 @@ def _aside(part: "Parts") -> tuple[float, int]:
 
 
 class _Timed:
-    """Reports what was done with the time since the report before."""
+    """Reports what was done, with the time since the previous report."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._began_s = progress, time.monotonic()
@@ -158,7 +159,7 @@ class _Timed:
 
 
 class _Percent:
-    """Says how much of the text has been turned into tokens: each tenth once."""
+    """Reports how much of the text has been turned into tokens: each tenth once."""
 
     def __init__(self, doing: Progress, total_bytes: int) -> None:
         self._doing, self._total, self._done = doing, total_bytes, 0
@@ -175,7 +176,7 @@ class _Percent:
 
 
 def _parts(sources: Sources) -> dict[str, "Parts"]:
-    """By file name; one source makes both splits."""
+    """Return parts by file name; without a validation source, each has both splits."""
     is_split = sources.validation is None
     outlines = [(train, _outline(train, is_split)) for train in sources.train]
     made: dict[str, Parts] = {}
@@ -236,7 +237,7 @@ def _nothing_to_learn(source: Source, name: str) -> BadInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Parts:
-    """A source with what is to be made of each of its distinct rows."""
+    """A source, and the use of each of its distinct rows."""
 
     source: Source
     found: Outline
@@ -244,7 +245,7 @@ class Parts:
     cut: tuple[str, str] | None = None  # head and tail of the document that is cut
 
     def rows(self, is_aside: bool) -> Iterator[Row]:
-        """Read the source again for the rows of one side."""
+        """Read the source again, and yield the rows of one side."""
         at = None if self.split.cut is None else self.split.cut[0]
         for index, row in enumerate(self.found.distinct(self.source.rows())):
             if index == at:
@@ -258,7 +259,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What a token file holds; bytes are those of the text that is learnt."""
+    """What a token file holds; bytes are those of the learnt text."""
 
     num_rows: int
     num_tokens: int
@@ -267,7 +268,7 @@ class Counts:
 
 
 def parts_of(source: Source, found: Outline, split: Split) -> Parts:
-    """Read the document that is to be cut, if there is one."""
+    """Return the parts of a source; reads the document that is to be cut, if any."""
     if split.cut is None:
         return Parts(source=source, found=found, split=split)
     index, share = split.cut
@@ -276,14 +277,14 @@ def parts_of(source: Source, found: Outline, split: Split) -> Parts:
 
 
 def trained_tokenizer(parts: Sequence[Parts], vocab_size: int) -> Tokenizer:
-    """Train on documents to learn from, as many of each source."""
+    """Train a tokenizer on training documents, equally many characters per source."""
     chars = _SAMPLE_CHARS // max(1, len(parts))
     documents = chain.from_iterable(_sample(part, chars) for part in parts)
     return tokenizer.train(documents, vocab_size)
 
 
 def _sample(parts: Parts, max_chars: int) -> Iterator[str]:
-    """Documents in the order of their hashes."""
+    """Yield training documents in the order of their hashes, up to `max_chars`."""
     wanted, num_chars = set[int](), 0
     at = None if parts.split.cut is None else parts.split.cut[0]
     for index in parts.found.by_hash_D.tolist():
@@ -358,7 +359,10 @@ def write_rows(
 
 
 def _text(row: Row) -> str:
-    """What a tokenizer learns from; conversations need one that has a template."""
+    """Return the text that a tokenizer learns from.
+
+    Conversations are refused later: they need a tokenizer with a template.
+    """
     return (
         row.prompt + row.completion if isinstance(row, Completion) else canonical(row)
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens on disk: built once, cached under what they were made of, checked by hash.
+"""Keeps tokens on disk: built once, cached by what they were made of, checked by hash.
 
 Owns the cache directory's layout, its atomic publication and `Dataset`. Does not own
-rows (`corpus.py`), their way to token files (`building.py`), ids (`tokenizer.py`) nor
-batches (`batches.py`).
+rows (`corpus.py`), the building of token files (`building.py`), ids (`tokenizer.py`)
+nor batches (`batches.py`).
 """
 
 import errno
@@ -49,16 +49,16 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class DamagedDataset(BadInput):
-    """A dataset directory whose content is not what its manifest says."""
+    """A dataset directory whose content does not match its manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Dataset:
     """Immutable tokens of one corpus under one tokenizer.
 
-    `bytes_per_token` is the UTF-8 bytes of the validation text that is learnt over its
-    tokens, ends of documents counted as tokens: bits per byte = nats per token / ln 2 /
-    bytes_per_token. `hashes` maps each artefact's file name to its SHA-256.
+    `bytes_per_token` is the number of UTF-8 bytes of the learnt validation text over
+    the number of its tokens, ends of documents included: bits per byte = nats per token
+    / ln 2 / bytes_per_token. `hashes` maps each artefact's file name to its SHA-256.
     """
 
     directory: Path
@@ -74,7 +74,7 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to learn from."""
+        """The number of training tokens."""
         return sum(len(tokens.tokens_T) for tokens in self.trains)
 
     @property
@@ -92,10 +92,10 @@ def prepare(
 ) -> Dataset:
     """Open the cached dataset of these ingredients, or build it.
 
-    `progress` gets what was done, `doing` what begins.
-    Processes may call this at once on one cache. Raises BadInput for a path without
-    usable rows, a vocabulary that is too small for the tokenizer (of our own: under
-    257) and a cache directory that cannot be made.
+    `progress` receives what was done, `doing` what begins.
+    Several processes may call this at once on one cache. Raises BadInput for a path
+    without usable rows, a vocabulary that is too small for the tokenizer (for our own:
+    under 257) and a cache directory that cannot be made.
     """
     theirs = None if wanted.tokenizer is None else read_tokenizer(wanted.tokenizer)
     if theirs is None:
@@ -127,8 +127,8 @@ def kept(
 ) -> Dataset:
     """Open the dataset with these hashes that was fetched before, or fetch it.
 
-    `fetch` writes the file of a name to a path. Processes may call this at once on one
-    cache. Raises DamagedDataset where other files come.
+    `fetch` writes the file of a name to a path. Several processes may call this at once
+    on one cache. Raises DamagedDataset if other files come.
     """
     directory = cache_dir / f"fetched-{_key(hashes)[:16]}"
     if directory.exists():
@@ -154,7 +154,7 @@ def _with(hashes: Mapping[str, str], found: Dataset) -> Dataset:
 
 
 def files_of(found: Dataset) -> dict[str, Path]:
-    """All files of a dataset by name, as `kept` fetches them."""
+    """Return all files of a dataset by name, as `kept` fetches them."""
     return {name: found.directory / name for name in (_MANIFEST, *found.hashes)}
 
 
@@ -198,7 +198,7 @@ def _copy_tokenizer(folder: Path, directory: Path) -> None:
 def load(directory: Path) -> Dataset:
     """Open a dataset directory after checking every hash.
 
-    Raises DamagedDataset where a file is missing, changed or of another format.
+    Raises DamagedDataset if a file is missing, changed or of another format.
     """
     try:
         manifest = json_value(read_bytes(directory / _MANIFEST))
@@ -238,7 +238,7 @@ def load(directory: Path) -> Dataset:
 
 
 def _sources_of(split: str, names: Container[str]) -> list[str]:
-    """The names of the split's files, one for each source."""
+    """Return the stems of the split's files, one for each source."""
     every = (file_name(split, number) for number in count())
     return list(takewhile(lambda name: f"{name}.npy" in names, every))
 
@@ -309,7 +309,7 @@ def _write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _publish(building: Path, directory: Path) -> None:
-    """Move the finished build into place, unless a sound one got there first."""
+    """Move the finished build into place, unless a sound dataset got there first."""
     for path in (*building.iterdir(), building):
         _fsync(path)
     for attempt in count():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer of a Hugging Face folder: ids, tokens around texts, chat template.
+"""Reads a Hugging Face folder's tokenizer: ids, tokens around texts, chat template.
 
-Owns which of the folder's files matter and what they say. Does not own encoding
+Owns which of the folder's files matter and what they mean. Does not own encoding
 (`tokenizer.py`) nor the rendering of templates (`chat_template.py`).
 """
 
@@ -20,14 +20,14 @@ from hetjax.files.reading import decoded, read_bytes
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
-FILES = (TOKENIZER, CONFIG, TEMPLATE, SPECIAL)  # the last two need not be there
+FILES = (TOKENIZER, CONFIG, TEMPLATE, SPECIAL)  # the last two are optional
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token")
 _SPECIAL += ("cls_token", "mask_token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTokenizer:
-    """Text to the ids of a model, and conversations to texts, if it chats."""
+    """Converts text to a model's ids, and conversations to texts if the model chats."""
 
     ids: Tokenizer
     template: ChatTemplate | None
@@ -54,7 +54,7 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
 
 
 def kept_tokenizer(folder: Path) -> ModelTokenizer:
-    """Read what a run or a model keeps: a model's, or our own, with nothing beside it.
+    """Read a tokenizer that a run or a model keeps: a model's, or our own single file.
 
     BadInput names the file that is missing or broken.
     """
@@ -86,7 +86,7 @@ def _core(folder: Path) -> tokenizers.Tokenizer:
             core = tokenizers.Tokenizer.from_str(_read(path))
     except BadInput:
         raise
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises nothing more specific
         raise _broken(path, str(error)) from error
     core.no_truncation()
     core.no_padding()
@@ -99,9 +99,9 @@ def _special_of(core: tokenizers.Tokenizer) -> tuple[str, ...]:
 
 
 def _around(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids before and after a text.
+    """Return the ids before and after a text.
 
-    Of tokenizer.json alone: transformers pays no heed to `add_bos_token` beside it.
+    Only tokenizer.json counts: transformers ignores `add_bos_token` in other files.
     """
     bare = core.encode("a", add_special_tokens=False).ids
     whole = core.encode("a").ids
@@ -137,7 +137,7 @@ def _id(
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The file's goes before that of the config; of several the default."""
+    """Return the template: the file's before the config's; of several the default."""
     if (folder / TEMPLATE).exists():
         return _read(folder / TEMPLATE)
     found = config.get("chat_template")
@@ -162,7 +162,7 @@ def _is_named_template(entry: Any) -> bool:
 
 
 def _special(token: Any, name: str, folder: Path) -> str:
-    """The text of a special token, which may be an object with more about it."""
+    """Return the text of a special token, which may be an object with other fields."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise _broken(folder / CONFIG, f"{name} = {str(token)[:60]}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which documents share a sequence, so that little of it is padding.
+"""Decides which documents share a sequence, so that little of it is padding.
 
-Owns best-fit-decreasing packing, in time that grows with the lengths that there are and
-hardly with the documents. Does not own documents nor the windows made of them
+Owns best-fit-decreasing packing, in time that grows with the number of different
+lengths and hardly with that of documents. Does not own documents nor their windows
 (`windows.py`).
 
 Legend: N documents, P packs.
@@ -30,18 +30,18 @@ class Packs:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Packs that hold as many documents of each length as each other."""
+    """Packs that hold equally many documents of each length."""
 
     number: int
-    holds: tuple[tuple[int, int], ...] = ()  # (length, how many of it)
+    holds: tuple[tuple[int, int], ...] = ()  # (length, number of documents)
 
     def with_more(self, number: int, length: int, times: int) -> "_Alike":
-        """So many of them, with as many documents more in each."""
+        """Return `number` such packs, each with `times` documents of `length` more."""
         return _Alike(number, (*self.holds, (length, times)))
 
 
 def packed(lengths_N: np.ndarray, size: int) -> Packs:
-    """Put documents of 1 to `size` positions together, the longest first.
+    """Pack documents of 1 to `size` positions, the longest first.
 
     Each goes where it leaves the least room, or into a new pack (best-fit decreasing).
     """
@@ -66,7 +66,7 @@ def packed(lengths_N: np.ndarray, size: int) -> Packs:
 
 
 def _filled(counts: dict[int, int], size: int) -> list[_Alike]:
-    """The packs, those alike together; `counts` are by length, the longest first."""
+    """Return the packs, grouped by content; `counts` are by length, longest first."""
     rooms: list[int] = []  # that some packs have left, ascending
     with_room: dict[int, list[_Alike]] = {}
 
@@ -87,7 +87,7 @@ def _filled(counts: dict[int, int], size: int) -> list[_Alike]:
         while left:
             at = bisect_left(rooms, length)
             room, alike = taken(at) if at < len(rooms) else (size, _Alike(left))
-            times = room // length  # one takes all these before another is tried
+            times = room // length  # a pack takes all these before another is tried
             full = min(alike.number, left // times)
             put(room - times * length, alike.with_more(full, length, times))
             left -= full * times

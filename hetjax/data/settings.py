@@ -45,9 +45,9 @@ class DataConfig:
 class Ingredients:
     """What a dataset is made of, besides the size of the model's vocabulary.
 
-    No `path` means the offline corpus, unless there is a `mixture` of several; no
-    `validation` a part of their rows, no `tokenizer` (a Hugging Face folder) one that
-    is trained on the text.
+    Without a `path` it is the offline corpus, unless there is a `mixture` of several
+    paths. Without `validation`, a part of the rows is held out. Without a `tokenizer`
+    (a Hugging Face folder), one is trained on the text.
     """
 
     path: Path | None = None
@@ -59,24 +59,24 @@ class Ingredients:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """What is trained on, in order; nothing is the offline corpus."""
+        """The paths to train on, in order; none means the offline corpus."""
         return self.mixture or (() if self.path is None else (self.path,))
 
     @property
     def option(self) -> str:
-        """Where people gave the sources."""
+        """The option by which people gave the sources."""
         return "--data.mixture" if self.mixture else PATH
 
     @property
     def given(self) -> tuple[tuple[Path, str], ...]:
-        """All that is to be there, each with the option that it was given by."""
+        """All paths that must exist, each with the option that gave it."""
         sources = tuple((path, self.option) for path in self.sources)
         aside = self.validation
         return sources + (() if aside is None else ((aside, VALIDATION),))
 
 
 def ingredients(config: DataConfig) -> Ingredients:
-    """Say what the dataset of these settings is made of."""
+    """Return what the dataset of these settings is made of."""
     if config.mixture is not None and config.path is not None:
         raise BadInput(
             got=f"--data.path {config.path} with --data.mixture {config.mixture}",
@@ -100,7 +100,7 @@ def shares(config: DataConfig) -> tuple[float, ...]:
 
 
 def _shares(config: DataConfig) -> list[tuple[Path, float]]:
-    """The mixture's paths with their weights; BadInput for one that cannot be."""
+    """Return the mixture's paths with their weights; BadInput for an invalid one."""
     if config.mixture is None:
         return []
     found = []

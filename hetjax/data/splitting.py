@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows are learnt from and which are kept aside, no row in both.
+"""Splits rows into those to learn from and those kept aside, with no row in both.
 
-Rows are read three times at most and never held: the first reading leaves a hash and
-two sizes of each (`Outline`), by which all else is decided. Owns deduplication and the
+Rows are read three times at most and never held. The first reading leaves a hash and
+two sizes of each (`Outline`), which decide everything else. Owns deduplication and the
 split. Does not own where rows come from (`corpus.py`).
 
 Legend: N rows as they are read, D distinct ones in the same order.
@@ -23,24 +23,24 @@ from hetjax.errors import BadInput
 
 _MIN_VALIDATION_BYTES = 100_000
 _CUT_SEARCH_CHARS = 1_000
-_HASH_BYTES = 16  # of a SHA-256: the same order, and no two alike in practice
+_HASH_BYTES = 16  # of a SHA-256: in the same order, and unique in practice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outline:
-    """What one reading leaves of a source: which rows count, and how large they are."""
+    """The result of one reading of a source: which rows count, and their sizes."""
 
     name: str
     is_text: bool
-    taken_N: np.ndarray  # rows that are neither blank nor were there before
-    hash_D2: np.ndarray  # two halves, the first ones more significant
+    taken_N: np.ndarray  # rows that are neither blank nor duplicates
+    hash_D2: np.ndarray  # two halves, the more significant first
     bytes_D: np.ndarray
     chars_D: np.ndarray
     num_duplicates: int
 
     @property
     def by_hash_D(self) -> np.ndarray:
-        """Distinct rows in an order that is fixed and unrelated to their place."""
+        """The distinct rows in a fixed order that is unrelated to their place."""
         return _by_hash(self.hash_D2)
 
     def distinct(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -52,7 +52,7 @@ class Outline:
 class Split:
     """Which distinct rows are kept aside.
 
-    `cut` says of which document only the tail is, and about which share of it.
+    `cut` is a document of which only the tail is, and the tail's approximate share.
     """
 
     aside: frozenset[int]
@@ -62,10 +62,10 @@ class Split:
 def outline(
     name: str, rows: Iterable[Row], *, option: str = PATH, is_split: bool = True
 ) -> Outline:
-    """Read a source once; BadInput where it mixes documents with other rows.
+    """Read a source once. Raises BadInput if it mixes documents with other rows.
 
-    Also where there is not enough of it: two characters or two rows if a part is to be
-    set aside, else one. `option` is where people gave it.
+    Also raises it if there are not enough: two characters or two rows if a part is to
+    be set aside, else one. `option` is the option that gave the source.
     """
     hashes, num_bytes, num_chars = bytearray(), array("q"), array("q")
     counts = bytearray()
@@ -101,8 +101,8 @@ def split(found: Outline) -> Split:
     """Set about 1 % of the bytes aside, chosen by hash.
 
     Small sources give more, 100 kB but at most 10 %, so that some validation windows
-    exist. Where whole documents would miss the target by more than half (one long
-    document, say), the tail of the next one is cut off; other rows stay whole.
+    exist. If whole documents would miss the target by more than half (one long
+    document, say), the tail of the next document is cut off. Other rows stay whole.
     """
     wanted = _validation_bytes(int(found.bytes_D.sum()))
     if not found.is_text:
@@ -120,7 +120,7 @@ def split(found: Outline) -> Split:
 
 
 def cut_tail(text: str, share: float) -> tuple[str, str]:
-    """Part off a tail of about `share` of the text, at a line if one is near."""
+    """Split off a tail of about `share` of the text, at a line start if one is near."""
     at = len(text) - max(1, round(share * len(text)))
     line = text.rfind("\n", max(0, at - _CUT_SEARCH_CHARS), at) + 1
     at = line or at
@@ -128,12 +128,12 @@ def cut_tail(text: str, share: float) -> tuple[str, str]:
 
 
 def in_hash_order(documents: Sequence[str]) -> list[str]:
-    """Put documents in the order of their hashes."""
+    """Return documents in the order of their hashes."""
     return sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
 
 
 def _whole_rows(found: Outline, wanted: int) -> Split:
-    """At least one row, and not all of them."""
+    """Set whole rows aside: at least one, and not all of them."""
     order_D = found.by_hash_D[:-1]
     before_D = np.cumsum(found.bytes_D[order_D]) - found.bytes_D[order_D]
     return Split(aside=frozenset(order_D[before_D < wanted].tolist()))
@@ -149,8 +149,8 @@ def _by_hash(hash_D2: np.ndarray) -> np.ndarray:
 
 
 def _first_of_equals(hash_D2: np.ndarray) -> np.ndarray:
-    """Whether no row before has the same hash."""
-    order_D = _by_hash(hash_D2)  # stable: of equal ones the first comes first
+    """Return whether each row is the first with its hash."""
+    order_D = _by_hash(hash_D2)  # stable: of equal rows the first comes first
     is_again_D = np.zeros(len(hash_D2), bool)
     ordered_D2 = hash_D2[order_D]
     is_again_D[order_D[1:]] = np.all(ordered_D2[1:] == ordered_D2[:-1], axis=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back; of our own, a byte-level BPE, without loss.
+"""Converts text to token ids and back; our own is a lossless byte-level BPE.
 
 Owns training, files and encoding. Does not own the documents (`corpus.py`), the
 tokenizers of other models (`hugging_face.py`) nor where the results are kept
@@ -24,8 +24,8 @@ END_OF_DOCUMENT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # every byte and the end of a document
 _PIECE_CHARS = 1 << 16  # bounds what one encoding call holds in memory
 _CALL_CHARS = 1 << 20
-# Before a piece that is not the first of its document, and its ids are dropped: some
-# tokenizers put a blank before whatever they are given
+# Put before each piece but the first of its document; its ids are then dropped. Some
+# tokenizers put a blank before whatever text they encode
 _LEAD = "\n"
 
 
@@ -35,11 +35,11 @@ class Tokenizer:
 
     core: tokenizers.Tokenizer
     opening: tuple[int, ...] = ()  # ids before each document
-    end: int | None = None  # the id after it; None: that of our own marker
+    end: int | None = None  # the id after each document; None: that of our own marker
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids in use; a tiny text may have given fewer than were asked."""
+        """The number of ids in use; a tiny text may have given fewer than requested."""
         return self.core.get_vocab_size()
 
     @property
@@ -53,20 +53,20 @@ class Tokenizer:
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.int32]:
-        """What ids are kept as."""
+        """The dtype in which ids are stored."""
         return np.uint16 if self.vocab_size <= 1 << 16 else np.int32
 
     def encode(self, text: str) -> list[int]:
-        """Give the ids of a text, without those around a document."""
+        """Return the ids of a text, without those around a document."""
         with panics_refused():
             return self.core.encode(text, add_special_tokens=False).ids
 
     def start(self, prompt: str) -> list[int]:
-        """Give the ids that a model is to go on after; of no prompt, one at least."""
+        """Return the ids that a model is to continue; at least one, for no prompt."""
         return [*self.opening, *self.encode(prompt)] or [self.end_of_document]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Give the text of ids.
+        """Return the text of ids.
 
         An end of document shows as its marker, half a character as U+FFFD.
         """
@@ -74,14 +74,14 @@ class Tokenizer:
             return self.core.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def encode_documents(self, documents: Iterable[str]) -> np.ndarray:
-        """Give one array tokens_T of all documents, as `document_tokens` gives them."""
+        """Return tokens_T of all documents in one array, else as `document_tokens`."""
         parts = list(self.document_tokens(documents))
         return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
 
     def document_tokens(self, documents: Iterable[str]) -> Iterator[np.ndarray]:
         """Yield tokens_T of many documents, each between its opening and its end.
 
-        Uses all cores; of the documents no more is held than two calls encode.
+        Uses all cores, and holds only the documents that two calls encode.
         """
         lead = self.encode(_LEAD)
         for pieces, encodings in _encoded(self.core, _groups(_pieces(documents))):
@@ -99,7 +99,7 @@ class Tokenizer:
 
 @contextmanager
 def panics_refused() -> Iterator[None]:
-    """Turn a panic of the library, which is no Exception, into BadInput."""
+    """Raise BadInput for a panic of the library, which is no Exception."""
     try:
         yield
     except BaseException as error:
@@ -123,7 +123,7 @@ def check_vocab_size(vocab_size: int) -> None:
 
 
 def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary; the same documents in the same order give the same one."""
+    """Learn a vocabulary, which depends only on the documents and their order."""
     check_vocab_size(vocab_size)
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -159,7 +159,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def own_tokenizer(core: tokenizers.Tokenizer) -> Tokenizer:
-    """Take one that `train` made."""
+    """Wrap a tokenizer that `train` made."""
     # A text that spells the marker out must stay that text, or decoding would lie.
     core.encode_special_tokens = True
     return Tokenizer(core)
@@ -173,8 +173,8 @@ class _Piece:
 
 
 def _pieces(documents: Iterable[str]) -> Iterator[_Piece]:
-    """Cut long documents, before lines that begin with no blank where possible: there
-    no token of the tokenizers that we know goes on."""
+    """Cut long documents, where possible before a line that begins with no blank: no
+    token of the tokenizers that we know spans such a place."""
     for text in documents:
         start = 0
         while len(text) - start > _PIECE_CHARS:
@@ -185,7 +185,7 @@ def _pieces(documents: Iterable[str]) -> Iterator[_Piece]:
 
 
 def _last_line(text: str, start: int, end: int) -> int:
-    """Where the last line of a part begins that begins with no blank, or its end."""
+    """Return the start of a part's last line that begins with no blank, or its end."""
     at = end
     while (at := text.rfind("\n", start, at)) >= start:
         if at + 1 < end and not text[at + 1].isspace():
@@ -194,7 +194,7 @@ def _last_line(text: str, start: int, end: int) -> int:
 
 
 def _groups(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Put together what one encoding call gets: enough for all cores."""
+    """Yield the pieces of each encoding call: enough for all cores."""
     group: list[_Piece] = []
     num_chars = 0
     for piece in pieces:
@@ -210,7 +210,7 @@ def _groups(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
 def _encoded(
     core: tokenizers.Tokenizer, groups: Iterable[list[_Piece]]
 ) -> Iterator[tuple[list[_Piece], list[tokenizers.Encoding]]]:
-    """Encode one group while the one before is used and the next one is read."""
+    """Encode one group while the group before is used and the next is read."""
     encode = partial(core.encode_batch_fast, add_special_tokens=False)
     with ThreadPoolExecutor(1, thread_name_prefix="encoding") as thread:
         before: tuple[list[_Piece], Future[list[tokenizers.Encoding]]] | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a split as they lie on disk.
+"""Defines the tokens of a split as they are stored on disk.
 
 Does not own their files (`building.py`) nor the windows cut from them (`batches.py`).
 Shape legend: T tokens of a split, R its rows.
@@ -12,10 +12,10 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
-    """Where the rows of a split are, and what of them is learnt.
+    """Where the rows of a split are, and which of their tokens are learnt.
 
-    Row r is tokens starts[r] up to starts[r + 1]; `first_R` is the place in it of the
-    first token that is learnt and has one before it.
+    Row r is tokens starts[r] up to starts[r + 1]; `first_R` is the place in the row of
+    the first learnt token that has a token before it.
     """
 
     starts_R: np.ndarray  # R + 1

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The windows of a split: the inputs and targets of one sequence each.
+"""Makes the windows of a split: the inputs and targets of one sequence each.
 
-Owns how tokens are cut into windows, or put together in them, and which targets count.
-Does not own their order (`batches.py`), which documents share one (`packing.py`) nor
+Owns how tokens are cut into windows, or packed in them, and which targets count. Does
+not own their order (`batches.py`), which documents share a window (`packing.py`) nor
 tokens (`tokens.py`).
 
 Shape legend: T tokens of a split, R its rows, N documents or parts of them, L sequence
-length, W = L + 1 (the inputs and the target that follows the last one), 2: inputs and
-targets, 3: and the number of each position's document.
+length, W = L + 1 (the inputs and the target of the last one), 2: inputs and targets,
+3: also the number of each position's document.
 """
 
 import warnings
@@ -25,7 +25,7 @@ UNCOUNTED = -1  # a target that the loss leaves out
 def windows_of(
     tokens: Tokens, seq_len: int, split: str, *, is_packed: bool
 ) -> "Windows | RowWindows | PackedWindows":
-    """Cut into windows; BadInput where there is not one."""
+    """Return the windows of the tokens. Raises BadInput if there is none."""
     assert seq_len >= 1, seq_len
     if is_packed:
         return _packed_windows(tokens, seq_len, split)
@@ -82,9 +82,9 @@ class RowWindows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowParts:
-    """Documents, or parts of them: `lengths_N` positions from a place on.
+    """Documents, or parts of them: `lengths_N` positions from `starts_N` on.
 
-    The last token of one is a target alone, so a position has a target in its own.
+    Each has one more token, which is only a target: targets stay within a document.
     """
 
     starts_N: np.ndarray
@@ -147,8 +147,9 @@ def _packed_windows(tokens: Tokens, seq_len: int, split: str) -> PackedWindows:
 
 
 def _text_parts(tokens: Tokens, seq_len: int) -> WindowParts:
-    """Documents end with their marker; one that is too long goes on in another part,
-    whose first input is the last target of the part before."""
+    """Cut tokens into documents at their end markers. A document that is too long
+    continues in another part, whose first input is the last target of the part before.
+    """
     ends = np.flatnonzero(tokens.tokens_T == tokens.end)
     ends = np.union1d(ends, [len(tokens.tokens_T) - 1])
     starts = np.concatenate([[0], ends[:-1] + 1])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From facts to findings: what is well, what may be better, what must be mended.
+"""Turns facts into findings: ok, warning or problem.
 
 Pure functions; each yields the findings of one check. Owns the thresholds and the
-words. Does not own how facts are found out (`gathering.py`).
+texts. Does not own the gathering of facts (`gathering.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -30,20 +30,20 @@ from hetjax.plans.attention import EVERYWHERE
 from hetjax.report.diagnosis import Diagnosis, Finding, Level
 
 _HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-# The least that wheels run on: NVIDIA's driver, and compute capability
+# The minimum that wheels need: NVIDIA's driver, and compute capability
 _DRIVERS = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
 _CAPABILITIES = {"jax-cuda12-plugin": 5.2, "jax-cuda13-plugin": 7.5}
 # From 9.11 on cuDNN has no code for cards before 7.5 (seen in its libraries)
 _CUDNN, _CUDNN_WITHOUT, _CUDNN_CAPABILITY = "nvidia-cudnn-cu12", (9, 11), 7.5
 _LEAST_FREE_GIB = {"problem": 1.0, "warning": 20.0}
 _SLOW_DISK_MB_PER_S = 50.0
-_CLOCK_S = {"problem": 60.0, "warning": 1.0}  # stores refuse requests by the minute
-_STORE_CLOCK_S = 2.0  # S3 tells whole seconds
-_SLOW_LINK = 0.5  # of what the cluster file or the catalogue promises
+_CLOCK_S = {"problem": 60.0, "warning": 1.0}  # stores tolerate minutes at most
+_STORE_CLOCK_S = 2.0  # S3 reports whole seconds
+_SLOW_LINK = 0.5  # of the bandwidth in the cluster file or the catalogue
 
 
 def diagnosis(facts: Facts) -> Diagnosis:
-    """Return all findings, in the order in which a person would mend things."""
+    """Return all findings, in the order in which a person would fix them."""
     found = [*_versions(facts.installed)]
     found += _wheels(facts.installed)
     found += _devices(facts.installed, facts.started)
@@ -59,7 +59,7 @@ def diagnosis(facts: Facts) -> Diagnosis:
 
 
 def _versions(installed: Installed) -> Iterator[Finding]:
-    """JAX, jaxlib and plugins must be of one version."""
+    """Check that JAX, jaxlib and plugins have the same version."""
     versions = installed.versions
     ours = versions.get("jaxlib")
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -95,7 +95,7 @@ def _extra(plugin: str) -> str:
 
 
 def _wheels(installed: Installed) -> Iterator[Finding]:
-    """What NVIDIA's driver and cards are too old for."""
+    """Check that NVIDIA's driver and cards are new enough for the wheels."""
     plugins = [name for name in NVIDIA.extras if name in installed.versions]
     for card in dict.fromkeys(replace(card, uuid="") for card in installed.cards):
         capability, driver = _number(card.compute_capability), _number(card.driver)
@@ -141,7 +141,7 @@ def _cudnn(
 
 
 def _devices(installed: Installed, started: Started) -> Iterator[Finding]:
-    """What JAX computes on, and what a run would do there."""
+    """Report the devices that JAX computes on, and what a run would do there."""
     if started.error is not None:
         yield _problem("devices", f"JAX does not start: {started.error}", _JAX_FIX)
         return
@@ -163,7 +163,7 @@ _JAX_FIX = "put right what JAX says, or run with --platform cpu"
 
 
 def _cpu_beside(installed: Installed) -> Finding:
-    """The cause of a CPU beside an accelerator, the simplest first."""
+    """Return why JAX has only the CPU beside an accelerator, simplest cause first."""
     there, variables = installed.visible, installed.variables
     assert there is not None
     beside = f"JAX has only the CPU of a machine with {there}"
@@ -285,7 +285,7 @@ def _peer(peer: Peer, cluster: ClusterFile | None) -> Iterator[Finding]:
 
 
 def clock_off(whose: str, ahead_s: float) -> Iterator[Finding]:
-    """A clock that is off from this machine's."""
+    """Yield a finding if a clock differs from this machine's."""
     level = _level(_CLOCK_S, lambda most: abs(ahead_s) > most)
     if level != "ok":
         way = "ahead of" if ahead_s > 0 else "behind"
@@ -304,7 +304,7 @@ def _level(limits: dict[str, float], is_past: Callable[[float], bool]) -> Level:
 
 
 def _number(version: str | None) -> float | None:
-    """The first two parts of a version: 550.54 of 550.54.15."""
+    """Return the first two parts of a version: 550.54 of 550.54.15."""
     parts = (version or "").split(".")[:2]
     return float(".".join(parts)) if all(part.isdigit() for part in parts) else None
 

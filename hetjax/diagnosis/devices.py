@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.diagnosis.devices`: what JAX starts with here, as a line of JSON.
+"""`python -m hetjax.diagnosis.devices`: prints JAX's devices here as a line of JSON.
 
-A process of its own, since a driver may hang it, and since JAX keeps what it started
-with. Owns what is read of a device. Does not own who waits for it (`gathering.py`).
+It is a separate process, because a driver may hang it, and because JAX keeps the
+devices that it started with. Owns what it reads of a device. Does not own the process
+that waits for it (`gathering.py`).
 """
 
 import json
@@ -15,8 +16,8 @@ MARK = "hetjax devices: "  # libraries print, too
 
 
 def devices_found() -> dict[str, Any]:
-    """Return the devices by kind, or the first line of what JAX says instead."""
-    import jax  # who waits for this process does without
+    """Return the devices by kind, or the first line of JAX's error."""
+    import jax  # the process that waits for this one does not need it
 
     try:
         devices = jax.local_devices()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found out about a machine and a run: data that checks judge.
+"""Defines the facts about a machine and a run that checks judge.
 
-Owns the shapes. Does not own the finding out (`gathering.py`, `peers.py`), nor what
-follows (`checks.py`). Where something could not be found out, an `error` says why.
+Owns the data classes. Does not own the gathering (`gathering.py`, `peers.py`), nor the
+judgement (`checks.py`). If a fact could not be determined, its `error` says why.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,8 @@ class Seen:
 class Installed:
     """The machine and its packages: versions by distribution, settings by variable.
 
-    `visible` is the accelerator of the device files, `cards` what NVIDIA's driver says.
+    `visible` is the accelerator of the device files, `cards` are those that NVIDIA's
+    driver reports.
     """
 
     system: str
@@ -40,7 +41,7 @@ class Installed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """What JAX came up with in a process of its own, or why it did not."""
+    """The devices that JAX found in a separate process, or why it did not start."""
 
     devices: tuple[Seen, ...] = ()
     error: str | None = None
@@ -48,7 +49,8 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDirectory:
-    """A run directory, written to; `clock_ahead_s` is its file server's clock."""
+    """The result of writing to a run directory; `clock_ahead_s` is how far its file
+    server's clock is ahead."""
 
     path: str
     free_gib: float = 0.0
@@ -60,7 +62,7 @@ class RunDirectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreAnswer:
-    """A checkpoint store, tried out."""
+    """The result of a trial of a checkpoint store."""
 
     url: str
     seconds: float = 0.0
@@ -71,7 +73,7 @@ class StoreAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Port:
-    """A TCP port of this machine; `error` if it cannot be listened on."""
+    """A TCP port of this machine; `error` says why hetjax cannot listen on it."""
 
     number: int
     error: str | None = None
@@ -79,7 +81,8 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """Another machine that answers as `doctor --listen` does: one way there."""
+    """The measured connection to another machine, which answers as `doctor --listen`
+    does."""
 
     address: str
     latency_ms: float = 0.0
@@ -90,9 +93,10 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherMachine:
-    """A machine of a launcher: what it finds of itself, and its `way` to this one.
+    """A machine of a launcher: its own findings, and its connection (`way`) to this
+    one.
 
-    `memory_gib` is 0 where nothing says it.
+    `memory_gib` is 0 if unknown.
     """
 
     name: str
@@ -106,8 +110,8 @@ class OtherMachine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machines:
-    """Those of a launcher, and the `versions` here; `absent` are those that cannot be
-    reached: what is wrong, and what to do."""
+    """The machines of a launcher, and the `versions` here; `absent` has, for each
+    machine that cannot be reached, the problem and its fix."""
 
     versions: Mapping[str, str]
     machines: tuple[OtherMachine, ...] = ()
@@ -116,7 +120,7 @@ class Machines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFile:
-    """A cluster file: how many devices of which kinds, or what is wrong with it."""
+    """A cluster file: the number of devices of each kind, or its error."""
 
     path: str
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -127,7 +131,7 @@ class ClusterFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """All of it; what was not asked for is not there."""
+    """All facts; those that were not requested are None or empty."""
 
     installed: Installed
     started: Started

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out the facts: what is installed, what starts, what answers, and how fast.
+"""Gathers the facts: what is installed, what starts, what answers, and how fast.
 
-Side effects at the edge: every question has a limit, and is given up after it. Owns the
-questions. Does not own what follows from the answers (`checks.py`).
+All side effects are here. Every query has a timeout. Owns the queries. Does not own the
+judgement of the answers (`checks.py`).
 """
 
 import os
@@ -46,12 +46,12 @@ from hetjax.training.directory.rundir import locked
 T = TypeVar("T")
 
 _NAMED = ("hetjax", "jax", "jaxlib", "flax", "libtpu", "nvidia-cudnn-cu12")
-_PLUGIN = "jax-"  # of cuda12, cuda13, rocm7: plugins and what they run on
+_PLUGIN = "jax-"  # of cuda12, cuda13, rocm7: plugins and their runtimes
 _VARIABLES = (
     *("JAX_PLATFORMS", "JAX_PLATFORM_NAME"),
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )
-_START_S = 45.0  # of JAX on a machine with many cards
+_START_S = 45.0  # for JAX on a machine with many cards
 _DISK_S = 8.0
 _STORE_S = 15.0
 _WRITE_S = 1.0
@@ -61,7 +61,7 @@ _PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """What to look at besides this machine; `root` is where its file system begins."""
+    """What to check besides this machine; `root` is the root of its file system."""
 
     cluster: Path | None = None
     run_dir: Path | None = None
@@ -73,7 +73,7 @@ class Scope:
 
 
 def gather(asked: Scope) -> Facts:
-    """Answer all questions, side by side."""
+    """Gather all facts; start JAX and measure peers in parallel with the others."""
     with ThreadPoolExecutor(2 + len(asked.peers)) as pool:
         started = pool.submit(start_devices)
         peers = [pool.submit(ask, address) for address in asked.peers]
@@ -91,7 +91,7 @@ def gather(asked: Scope) -> Facts:
 
 
 def installed(root: Path = Path("/")) -> Installed:
-    """What this Python has installed, and what the machine is."""
+    """Return the packages of this Python, and the system and hardware here."""
     found = {one.metadata["Name"].lower(): one.version for one in distributions()}
     plugins = sorted(n for n in found if n.startswith(_PLUGIN) and _is_plugin(n))
     names = [name for name in (*_NAMED, *plugins) if name in found]
@@ -117,7 +117,7 @@ def start_devices(
     command: Sequence[str] = (sys.executable, "-m", "hetjax.diagnosis.devices"),
     limit_s: float = _START_S,
 ) -> Started:
-    """Start JAX in a process of its own, which leaves the memory of cards to others."""
+    """Start JAX in a separate process, which preallocates no memory of cards."""
     variables = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(
@@ -162,7 +162,7 @@ def _run_dir_in_time(path: Path) -> RunDirectory:
 
 
 def run_directory(path: Path) -> RunDirectory:
-    """Hold the directory as a run would, then write beside it: its disk's speed."""
+    """Lock the directory as a run would, then measure how fast its disk writes."""
     try:
         with locked(path):
             pass
@@ -198,7 +198,7 @@ def _written(found: RunDirectory, folder: Path) -> RunDirectory:
 
 
 def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
-    """Do to the store what a run does."""
+    """Use the store as a run does."""
     start_s = time.perf_counter()
     try:
         ahead_s = within(
@@ -212,7 +212,7 @@ def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
         )
     except BadInput as bad:
         return StoreAnswer(url=url, error=bad.got, fix=bad.fix)
-    except Exception as error:  # of a client library, whatever it may be
+    except Exception as error:  # any error of a client library
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = "put right what the store says, or leave --checkpoint.cloud out"
         return StoreAnswer(url=url, error=f"checkpoint store {url}: {problem}", fix=fix)
@@ -221,7 +221,7 @@ def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
 
 
 def port(number: int) -> Port:
-    """Listen on a port for a moment."""
+    """Listen on a port briefly; return whether that worked."""
     try:
         listen(number).close()
     except OSError as error:
@@ -230,9 +230,9 @@ def port(number: int) -> Port:
 
 
 def within(limit_s: float, act: Callable[[], T]) -> T:
-    """Return what a thread makes of it; TimeoutError after the limit.
+    """Return the result of `act` in a thread. Raises TimeoutError after the limit.
 
-    The thread is left behind then: nothing ends one that waits for a dead disk.
+    The thread then continues: nothing can end a thread that waits for a dead disk.
     """
     done: Future[T] = Future()
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a file, looked at: the cluster that they make, with measured links.
+"""Probes the hosts of a file: returns their cluster, with measured links.
 
-Owns what is said of it. Does not own looking at a host's cards
-(`hetjax/launchers/over_ssh.py`) nor measuring a way (`way_between.py`).
+Owns the text of the result. Does not own the probe of a host's cards
+(`hetjax/launchers/over_ssh.py`) nor the measuring of connections (`way_between.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ from hetjax.launchers.over_ssh import SshHosts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookedAt:
-    """The cluster that hosts make; `ways` has a line for people on each pair."""
+    """The cluster of the hosts; `ways` has a line to print for each pair."""
 
     cluster: Cluster
     ways: tuple[str, ...]
 
 
 def look_at_hosts(file: Path) -> LookedAt:
-    """Look at all hosts and measure the ways between them; BadInput for a bad file, or
-    if none answers."""
+    """Probe all hosts and measure the connections between them. Raises BadInput for a
+    bad file, or if no host answers."""
     reach = SshHosts(file)
     machines = reach.machines(looks=True)
     found = cluster_of_machines("ssh", machines)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the machines of a launcher say to findings: each by itself, and together.
+"""Turns the answers of a launcher's machines into findings.
 
-Pure functions. Owns the thresholds and the words. Does not own what a machine finds of
-itself (`checks.py`) nor the asking (`machines.py`).
+Pure functions. Owns the thresholds and the texts. Does not own a machine's findings
+about itself (`checks.py`) nor the queries (`machines.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from hetjax.diagnosis.checks import clock_off
 from hetjax.diagnosis.facts import Machines, OtherMachine
 from hetjax.report.diagnosis import Finding
 
-_LEAST_MEMORY_GIB = 4.0  # JAX and hetjax take about one, a small model's state another
+_LEAST_MEMORY_GIB = 4.0  # JAX and hetjax take about 1 GiB, a small model's state 1 more
 
 
 def findings_of_machines(found: Machines) -> tuple[Finding, ...]:
-    """Return what is found on all of them, those that cannot be reached first."""
+    """Return the findings on all machines, the unreachable ones first."""
     absent = (_problem("machines", why, fix) for why, fix in found.absent)
     there = (
         finding
@@ -53,7 +53,7 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
 
 
 def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding]:
-    """Programs, messages and saved state are those of one version."""
+    """Compare versions: programs, messages and saved state belong to one version."""
     for package, version in here.items():
         there = machine.versions.get(package, "missing")
         if there == version:
@@ -97,7 +97,7 @@ def _way(machine: OtherMachine) -> Iterator[Finding]:
         return
     figures = f"{machine.name}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"
     yield Finding(check="links", level="ok", found=figures)
-    # it has measured how far this machine's clock is ahead of its own
+    # `way` says how far this machine's clock is ahead of the other one's
     yield from clock_off(machine.name, -way.clock_ahead_s)
 
 

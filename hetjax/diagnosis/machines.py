@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines of a launcher, looked at as a run would use them, all from here.
+"""Checks the machines of a launcher as a run would use them, all from here.
 
-Each is asked how it is and measures its way to this machine, which all workers have to
-reach. Side effects at the edge: every question has a limit. Owns the asking. Does not
-own how a machine is reached (`hetjax/launchers/`), what it answers (`on_machine.py`),
-nor what follows (`machine_checks.py`).
+Each machine checks itself and measures its connection to this machine, which all
+workers have to reach. All side effects are here; every query has a timeout. Owns the
+queries. Does not own how to reach a machine (`hetjax/launchers/`), its answer
+(`on_machine.py`), nor the judgement (`machine_checks.py`).
 """
 
 import subprocess
@@ -25,12 +25,12 @@ from hetjax.errors import BadInput
 from hetjax.launchers.on_machines import Reach, address_towards, run_on_machine
 
 _MODULE = "hetjax.diagnosis.on_machine"
-_LOOK_S = 120.0  # JAX starts there, and may be given up after 45 s
+_LOOK_S = 120.0  # JAX starts there, with a timeout of 45 s
 _LISTEN_S = 600.0
 
 
 def look_at_machines(reach: Reach, run_dir: Path | None) -> Machines:
-    """Look at all that are there; those that are not are among the errors."""
+    """Check all machines that are there; report the others as `absent`."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -44,14 +44,14 @@ def look_at_machines(reach: Reach, run_dir: Path | None) -> Machines:
         ThreadPoolExecutor(len(there)) as pool,
     ):
         address = f"{reach.controller or address_towards(there)}:{port}"
-        # one after the other: together they would share this machine's network
+        # one after the other, or they would share this machine's network
         ways = {m.id: measured_from(reach, m, address) for m in there}
         found = pool.map(lambda m: _looked_at(reach, m, file, ways[m.id]), there)
         return Machines(versions=versions_here(), absent=absent, machines=tuple(found))
 
 
 def _whole(machines: Sequence[Machine]) -> list[Machine]:
-    """One for each machine, where some are in parts by their kinds of cards."""
+    """Return one entry per machine; some are in parts, one for each kind of card."""
     return [*{machine.whole: machine for machine in machines}.values()]
 
 
@@ -72,8 +72,8 @@ def _looked_at(reach: Reach, machine: Machine, file: str, way: Peer) -> OtherMac
 
 @contextmanager
 def _answering() -> Iterator[int]:
-    """Within it, this machine answers at a port that the system chooses, as a run's
-    controller listens at one."""
+    """Answer at a port that the system chooses, as a run's controller listens at one,
+    and yield the port."""
     with listen(0) as listening:
         thread = threading.Thread(target=answer, args=(listening, _LISTEN_S))
         thread.daemon = True
@@ -85,14 +85,15 @@ def _answering() -> Iterator[int]:
 
 @contextmanager
 def _file_of(run_dir: Path | None) -> Iterator[str]:
-    """Within it, a file is in the run directory, or where that will be."""
+    """Yield the path of a temporary file in the run directory, or in the folder where
+    that will be."""
     if run_dir is None:
         yield ""
         return
     folder = next(p for p in (run_dir, *run_dir.absolute().parents) if p.is_dir())
     try:
         file = NamedTemporaryFile(dir=folder, prefix=".hetjax-doctor-")
-    except OSError:  # which is a finding of its own
+    except OSError:  # reported by the check of the run directory
         yield ""
         return
     with file:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.diagnosis.on_machine FILE`: how a machine of a run is, as JSON.
+"""`python -m hetjax.diagnosis.on_machine FILE`: checks a machine of a run.
 
-Runs on the machine itself and prints a line: what a doctor finds there, versions, its
-memory, and whether it sees FILE, which lies in the run directory (empty: nobody asks).
-Owns both ends of that line. Does not own how a machine is reached (`machines.py`).
+Runs on the machine itself and prints a line of JSON: its findings, versions, memory,
+and whether it sees FILE, which lies in the run directory (empty: not checked). Owns
+both ends of that line. Does not own how to reach a machine (`machines.py`).
 """
 
 import json
@@ -43,7 +43,7 @@ def versions_here() -> dict[str, str]:
 
 
 def line_of_this_machine(file_of_run: str) -> str:
-    """Look at this machine; return the line that says what was found."""
+    """Check this machine; return the line with the results."""
     found = diagnosis(gather(Scope()))
     answer = {
         "findings": [asdict(finding) for finding in found.findings],
@@ -55,9 +55,9 @@ def line_of_this_machine(file_of_run: str) -> str:
 
 
 def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
-    """Read what a machine has printed; None if no line of it is ours.
+    """Read the output of a machine; return None if it has no line of ours.
 
-    BadInput or ValueError if a line begins as ours and says something else.
+    Raises BadInput or ValueError if a line begins like ours and is malformed.
     """
     lines = [line for line in printed.splitlines() if line.startswith(_MARK)]
     if not lines:
@@ -83,10 +83,10 @@ def _finding(raw: object, where: str) -> Finding:
 
 
 def memory_gib(root: Path = Path("/")) -> float:
-    """How much memory processes here may have: the machine's, or a lower limit.
+    """Return how much memory processes here may use: the machine's, or a lower limit.
 
-    The limit of a container or of a Slurm step is that of its control group or of one
-    above it (cgroup v2). 0.0 where nothing says how much there is.
+    The limit of a container or of a Slurm step is that of its control group or of a
+    group above it (cgroup v2). Returns 0.0 if unknown.
     """
     found = [*_physical_bytes(root), *_group_limits_bytes(root)]
     return min(found, default=0) / 2**30

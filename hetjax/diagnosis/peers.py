@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way to another machine: latency, bandwidth, and what time it is there.
+"""Measures the connection to another machine: latency, bandwidth, and its clock.
 
 One machine listens for some minutes, others connect. A request is one byte: `t` asks
 for the time (a greeting, then seconds in 8 bytes, big-endian), `d` announces a message
-of fixed size, whose arrival one byte confirms. Nothing else is read, kept or
-believed. Owns both ends. Does not own the connections of runs (`hetjax/comm/`).
+of fixed size, whose arrival one byte confirms. Nothing else is read, kept or trusted.
+Owns both ends. Does not own the connections of runs (`hetjax/comm/`).
 """
 
 import socket
@@ -21,14 +21,17 @@ _ANSWER_S = 5.0
 _PINGS = 8
 _MESSAGE_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 18
-_LOOK_S = 0.25  # whether the socket is closed
+_LOOK_S = 0.25  # between checks whether the socket is closed
 _GREETING = b"hetjax"
 _TIME = struct.Struct(f"!{len(_GREETING)}sd")
 _ASK_TIME, _DATA, _DONE = b"t", b"d", b"k"
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on the port, of all addresses; OSError if taken."""
+    """Return a socket that listens on the port at all addresses.
+
+    Raises OSError if the port is taken.
+    """
     found = socket.socket(socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,14 +48,14 @@ def answer(
     limit_s: float = LISTEN_S,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Answer one machine after the other for so long; return how many came.
+    """Answer one machine after the other for `limit_s`; return how many connected.
 
     Ends soon after the socket is closed.
     """
     end_s, count = time.monotonic() + limit_s, 0
     listening.settimeout(_LOOK_S)
     while time.monotonic() < end_s and listening.fileno() >= 0:
-        with suppress(OSError, EOFError):  # another may come that behaves
+        with suppress(OSError, EOFError):  # the next caller may be well-behaved
             connected, _ = listening.accept()
             count += 1
             with connected:
@@ -76,7 +79,7 @@ def _serve(connected: socket.socket, clock: Callable[[], float]) -> None:
 
 
 def ask(address: str) -> Peer:
-    """Measure the way to HOST:PORT, where `answer` runs; within seconds."""
+    """Measure the connection to HOST:PORT, where `answer` runs; takes seconds."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), _CONNECT_S) as connected:
@@ -100,7 +103,7 @@ def ask(address: str) -> Peer:
 
 
 def _ping(connected: socket.socket) -> tuple[float, float]:
-    """Seconds there and back, and how far the other clock is ahead."""
+    """Return the round-trip seconds, and how far the other clock is ahead."""
     start_s, here_s = time.perf_counter(), time.time()
     connected.sendall(_ASK_TIME)
     greeting, there_s = _TIME.unpack(_receive(connected, _TIME.size))
@@ -122,7 +125,7 @@ def _message(connected: socket.socket) -> float:
 
 
 def _receive(connected: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes; EOFError if they end before."""
+    """Return `num_bytes` bytes. Raises EOFError if the stream ends before."""
     got = bytearray()
     while len(got) < num_bytes:
         piece = connected.recv(num_bytes - len(got))

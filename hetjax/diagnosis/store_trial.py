@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint store, tried out: all that a run asks of it, with one small object.
+"""Tries every operation of a run on a checkpoint store, with one small object.
 
-Owns the order of the questions and what to type where an answer is no. Does not own the
-store (`checkpoint/stores/`), which is opened already.
+Owns the order of the operations, and what to type if one fails. Does not own the store
+(`checkpoint/stores/`), which the caller has opened.
 """
 
 import time
@@ -27,7 +27,7 @@ _S3_ACTIONS = {
 
 def trial(store: Store, url: str) -> float:
     """Write, list, read, overwrite and delete; return how far the store's clock is
-    ahead in seconds. Raises BadInput where one of these is not as a run needs it."""
+    ahead in seconds. Raises BadInput if one of these does not work as a run needs."""
     name = f".hetjax-doctor-{uuid.uuid4().hex}"
     with _asked(url, "writing"):
         before_s = time.time()

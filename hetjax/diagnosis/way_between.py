@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways between machines that a launcher reaches, measured, as links of a cluster.
+"""Measures the connections between a launcher's machines, as links of a cluster.
 
-`python -m hetjax.diagnosis.way_between listen` is what runs at one end: it prints its
-port and answers until its standard input ends; with HOST:PORT in place of `listen` it
-is the other end. Owns which pairs are measured. Does not own what is measured
-(`peers.py`), nor how a machine is reached (`hetjax/launchers/on_machines.py`).
+`python -m hetjax.diagnosis.way_between listen` runs at one end: it prints its port and
+answers until its standard input ends. With HOST:PORT in place of `listen` it is the
+other end. Owns which pairs are measured. Does not own the measurement (`peers.py`), nor
+how to reach a machine (`hetjax/launchers/on_machines.py`).
 """
 
 import json
@@ -32,7 +32,7 @@ _ASK_S, _LISTEN_S = 60.0, 600.0
 def ways_between(
     reach: Reach, machines: Sequence[Machine]
 ) -> dict[tuple[str, str], Peer]:
-    """Measure the way from each machine to each that comes after it, by their ids."""
+    """Return the measured connection from each machine to each later one, by ids."""
     found = {}
     whole = list({machine.id: machine for machine in machines}.values())
     for position, listener in enumerate(whole[1:], start=1):
@@ -48,7 +48,8 @@ def links_of(
     machines: Mapping[str, Machine],
     ways: Mapping[tuple[str, str], Peer],
 ) -> tuple[Link, ...]:
-    """Return the links of nodes, whose machines are those of their first workers."""
+    """Return the links between nodes, as measured between their first workers'
+    machines."""
     found = []
     for left, right in combinations(cluster.nodes, 2):
         here, there = (machines[node.workers[0]].id for node in (left, right))
@@ -66,7 +67,7 @@ def links_of(
 
 @contextmanager
 def _listening(reach: Reach, machine: Machine) -> Iterator[str]:
-    """Within it, the machine answers at this port; empty where it does not."""
+    """Let the machine answer, and yield its port; empty if it does not start."""
     with subprocess.Popen(
         _words(reach, machine, "listen"),
         stdin=subprocess.PIPE,
@@ -80,7 +81,7 @@ def _listening(reach: Reach, machine: Machine) -> Iterator[str]:
 
 
 def measured_from(reach: Reach, machine: Machine, address: str) -> Peer:
-    """Measure the way from a machine to HOST:PORT, where `peers.answer` runs."""
+    """Measure the connection from a machine to HOST:PORT, where `peers.answer` runs."""
     try:
         done = subprocess.run(
             _words(reach, machine, address),
@@ -101,7 +102,7 @@ def _words(reach: Reach, machine: Machine, argument: str) -> list[str]:
 
 
 def main(argument: str) -> None:
-    """Be one end of a way."""
+    """Run one end of a measured connection."""
     if argument != "listen":
         found = asdict(ask(argument))
         print(json.dumps({k: v for k, v in found.items() if v is not None}))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that a person names as package.module:name: a model's function, an observer.
+"""Imports code that a person names as package.module:name: a model or an observer.
 
-Owns its import, and the refusal of what cannot be imported, is Python's own, or cannot
-be called without arguments. Does not own whose names may be imported: a name in a file
-is none of a person's (`models/named.py`).
+Owns the import, and the refusal of code that cannot be imported, belongs to Python, or
+cannot be called without arguments. Does not own which names may be imported: no person
+gave a name that comes from a file (`models/named.py`).
 """
 
 import inspect
@@ -21,20 +21,20 @@ _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedCode:
-    """A name, what it is the name of, and words for errors about it."""
+    """A name, what it names, and words for errors about it."""
 
     name: str
     what: str  # "model"
     kind: str  # "function"
-    where: str  # it can be imported: "on every machine of the run"
-    fix: str  # what to give in place of a function that is no such thing
+    where: str  # where it must be importable: "on every machine of the run"
+    fix: str  # what to give instead of code of the standard library
 
     def check_name(self) -> None:
-        """Raise BadInput for what would do something else, by its name alone."""
+        """Raise BadInput if the name alone shows code of the standard library."""
         self._check_module(self.name.partition(":")[0])
 
     def imported(self) -> Any:
-        """Import it; BadInput if that fails, also if the module's own code does."""
+        """Import and return it; BadInput if that fails, also in the module's code."""
         self.check_name()
         try:
             found = pkgutil.resolve_name(self.name)
@@ -51,7 +51,7 @@ class NamedCode:
         return found
 
     def check_takes_nothing(self, found: Any) -> None:
-        """Raise BadInput for what cannot be called without arguments."""
+        """Raise BadInput for code that cannot be called without arguments."""
         try:
             inspect.signature(found).bind()
         except (TypeError, ValueError) as error:
@@ -72,7 +72,7 @@ class NamedCode:
 
 
 def names_code(name: str) -> bool:
-    """Whether this is the name of code.
+    """Whether this names code, as package.module:name.
 
     >>> [names_code(name) for name in ("mine:gpt", "mine.big:gpt", "gpt", "a/b:c")]
     [True, True, False, False]
@@ -81,7 +81,7 @@ def names_code(name: str) -> bool:
 
 
 def _home_module(found: Any) -> str:
-    """The module that it is from, also within `functools.partial`."""
+    """Return the module that defines it, also within `functools.partial`."""
     while isinstance(found, partial):
         found = found.func
     return getattr(found, "__module__", None) or ""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON and TOML that may come from elsewhere: the one way to parse them.
+"""Parses JSON and TOML that may come from other people: the one way to do so.
 
-`json_value` and `toml_table` raise Malformed, a ValueError, and nothing else: not for
-nesting (looked for before parsing, so that no stack overflows), not for numbers without
-end, not for a lone half of a character. They refuse repeated keys, which others read
-otherwise than we do. `read_json` and `parsed` make three-part errors of it for people.
-Does not own reading (`reading.py`) nor keys and types (`tables.py`).
+`json_value` and `toml_table` raise Malformed, a ValueError, and nothing else. This also
+holds for deep nesting (checked before parsing, so that no stack overflows), numbers
+with too many digits and a lone half of a surrogate pair. They refuse repeated keys,
+which other parsers read differently. `read_json` and `parsed` turn Malformed into
+three-part errors for people. Does not own reading (`reading.py`) nor keys and types
+(`tables.py`).
 """
 
 import json
@@ -23,10 +24,10 @@ from hetjax.files.reading import MOST_BYTES, decoded, read_text
 T = TypeVar("T")
 
 MOST_DEPTH = 64  # lists and tables within each other
-MOST_VALUES = 4_000_000  # by commas and brackets: they take up to 200 bytes each
+MOST_VALUES = 4_000_000  # counted by commas and brackets; each takes up to 200 bytes
 _MOST_DIGITS = 300  # of an integer: more is no finite float
-_TOML_BYTES = 4 << 20  # read by Python, which is slow
-# Strings match to the end of the text where nothing closes them, so that matching takes
+_TOML_BYTES = 4 << 20  # its parser is written in Python, which is slow
+# A string that nothing closes matches to the end of the text, so that matching takes
 # linear time; the text is then refused anyway.
 _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
 _TOML_TOKEN = re.compile(
@@ -38,18 +39,18 @@ _TOML_TOKEN = re.compile(
     r"|[\[\]{},.=\n]",
     re.DOTALL,
 )
-_NO_KEY = "[]{},=\n"  # what a dotted key does not go on after
+_NO_KEY = "[]{},=\n"  # a dotted key does not continue after these
 
 
 class Malformed(ValueError):
-    """Text that is not JSON or TOML, or is more than what is read of either."""
+    """Text that is not JSON or TOML, or exceeds the limits for either."""
 
 
 def json_value(text: str | bytes, *, finite: bool = True) -> Any:
     """Return the value of a JSON text; raises Malformed.
 
-    With `finite` NaN and Infinity, which are no JSON, are refused, and so are numbers
-    too large for a float; without it, whoever reads the keys refuses them by name.
+    With `finite`, NaN and Infinity, which are no JSON, and numbers too large for a
+    float are refused; without it, the reader of the keys has to refuse them by name.
 
     >>> json_value('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -73,7 +74,7 @@ def json_value(text: str | bytes, *, finite: bool = True) -> Any:
 def toml_table(text: str) -> dict[str, Any]:
     """Return the table of a TOML text; raises Malformed.
 
-    `nan` and `inf` are TOML: whoever reads the keys refuses them.
+    `nan` and `inf` are TOML: the reader of the keys has to refuse them.
     """
     if len(text) > _TOML_BYTES:
         raise Malformed(f"more than {_TOML_BYTES:,} characters")
@@ -89,7 +90,7 @@ def toml_table(text: str) -> dict[str, Any]:
 def read_json(
     path: str | Path, *, what: str, fix: str, most_bytes: int = MOST_BYTES
 ) -> Any:
-    """Return the value of a JSON file; BadInput begins with what it is and its path."""
+    """Return the value of a JSON file; BadInput begins with `what` and the path."""
     return parsed(
         read_text(path, what=what, most_bytes=most_bytes),
         json_value,
@@ -100,7 +101,7 @@ def read_json(
 
 
 def read_file(path: str | Path, parse: Callable[[str], T], *, what: str) -> T:
-    """Return what `parse` makes of a file's text; BadInput starts with the path."""
+    """Return what `parse` makes of a file's text; BadInput starts with its path."""
     text = read_text(path, what=what)
     with placed(f"{what} {str(path)!r}"):
         return parse(text)
@@ -111,7 +112,7 @@ def parsed(
 ) -> Any:
     """Return what `parse` makes of the text; BadInput if it raises another ValueError.
 
-    `what` names the language, and the file where nothing else does.
+    `what` names the language, and the file if nothing else does.
     """
     try:
         return parse(text)
@@ -133,9 +134,9 @@ def _malformed(error: Exception) -> Malformed:
 
 
 def _check_nesting(text: str, token: re.Pattern[str]) -> None:
-    """Raise Malformed for what would take too deep a stack, or too much memory or time.
+    """Raise Malformed for text that takes too deep a stack, too much memory or time.
 
-    Tables nest by dotted keys, too, which also take quadratic time.
+    Dotted keys nest tables, too, and take quadratic time.
     """
     if sum(map(text.count, "[{.")) <= MOST_DEPTH and len(text) <= MOST_VALUES:
         return
@@ -152,7 +153,7 @@ def _check_nesting(text: str, token: re.Pattern[str]) -> None:
 
 
 def _check_depth(table: dict[str, Any]) -> None:
-    """Raise Malformed for a table nested too deep: dotted keys do that, too."""
+    """Raise Malformed for a table nested too deep, by brackets or dotted keys."""
     level: list[Any] = [table]
     for _ in range(MOST_DEPTH):
         level = [inner for value in level for inner in _inside(value)]
@@ -162,7 +163,7 @@ def _check_depth(table: dict[str, Any]) -> None:
 
 
 def _inside(value: Any) -> list[Any]:
-    """The lists and tables directly in a list or table."""
+    """Return the lists and tables directly in a list or table."""
     values = value.values() if isinstance(value, dict) else value
     return [inner for inner in values if isinstance(inner, (dict, list))]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and text of files that may come from elsewhere, with limits.
+"""Reads bytes and text of files that may come from other people, with limits.
 
-Owns which files are read at all (plain ones: a FIFO or a device may never end), how
+Owns which files are read at all (plain files: a FIFO or a device may never end), how
 much of them, and their encoding. Does not own what the text means: JSON and TOML
 (`parsing.py`), keys and types (`tables.py`).
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hetjax.errors import BadInput
 
-MOST_BYTES = 64 << 20  # of a file that is read whole, unless its reader says otherwise
+MOST_BYTES = 64 << 20  # of a file that is read whole, unless the caller sets another
 _CHUNK_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -26,7 +26,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
-_MARKS = (  # the longer ones first: UTF-16's mark begins UTF-32's
+_MARKS = (  # the longer first: the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"),
@@ -40,7 +40,7 @@ class Unreadable(BadInput):
 
 @contextmanager
 def opened(path: str | Path, *, what: str = "file") -> Iterator[BufferedReader]:
-    """Open a plain file for reading; never waits for whoever writes to a FIFO.
+    """Open a plain file for reading; never waits for the writer of a FIFO.
 
     Raises Unreadable for a FIFO, a socket, a device, a folder or a link to itself, and
     OSError as `open` does.
@@ -54,7 +54,7 @@ def opened(path: str | Path, *, what: str = "file") -> Iterator[BufferedReader]:
     _check_plain(mode, path, what)
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
-        _check_plain(os.fstat(descriptor).st_mode, path, what)  # it may be another now
+        _check_plain(os.fstat(descriptor).st_mode, path, what)  # may be another now
         yield file
 
 
@@ -117,7 +117,7 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def _other_encoding(data: bytes) -> str | None:
-    """UTF-16 or UTF-32, by its mark or by the zeros beside a first ASCII character."""
+    """Return UTF-16 or UTF-32, by its mark or by zeros beside a first ASCII letter."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return encoding

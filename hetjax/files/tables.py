@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed reading of one table of a file that a user wrote by hand.
+"""Reads one table of a file that a user wrote by hand, with types.
 
 Owns the checks that TOML and JSON files share (unknown keys, missing keys, wrong
 types). Does not own text (`reading.py`, `parsing.py`) nor any file's meaning
@@ -70,7 +70,7 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the values of a table whose keys are the fields of a dataclass.
 
-    Those with a default may be left out, and those that are `optional` in the file.
+    Fields with a default and fields that are `optional` may be missing in the file.
     """
     kinds, with_default = _kinds_of(record)
     free = with_default | {*optional}
@@ -84,7 +84,7 @@ def read_fields(
 
 @cache
 def _kinds_of(record: type) -> tuple[dict[str, Kind], set[str]]:
-    """What a file has for each field, and which fields have a default."""
+    """Return what a file has for each field, and which fields have a default."""
     hints = get_type_hints(record)
     read = [field for field in fields(record) if is_in_files(field)]
     kinds: dict[str, Kind]
@@ -93,7 +93,7 @@ def _kinds_of(record: type) -> tuple[dict[str, Kind], set[str]]:
 
 
 def is_in_files(field: Field[Any]) -> bool:
-    """Say whether files have this field; its metadata says `in_files` where not."""
+    """Whether files have this field; if not, its metadata has `in_files` False."""
     return bool(field.metadata.get("in_files", True))
 
 
@@ -102,7 +102,7 @@ def _has_default(field: Field[Any]) -> bool:
 
 
 def kind_of(hint: Any) -> Kind:
-    """Return what a file has for a field of this type, or of this and None."""
+    """Return what a file has for a field of this type, or of this type and None."""
     if NoneType in get_args(hint):
         (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
     if get_origin(hint) is Literal:

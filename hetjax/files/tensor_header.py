@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a file of safetensors: which tensors it has, and where.
+"""Reads the header of a file of safetensors: which tensors it has, and where.
 
-Owns the check that the header describes the file that it is in, before a library maps
-the file. Does not own reading tensors (`models/hugging_face/tensors.py`).
+Owns the check that the header describes its file, before a library maps the file. Does
+not own reading tensors (`models/hugging_face/tensors.py`).
 """
 
 import math
@@ -16,7 +16,7 @@ from hetjax.files.parsing import Malformed, json_value
 from hetjax.files.reading import opened
 
 _LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000  # as the library has it
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the library
 _METADATA = "__metadata__"
 _MOST_DIMS = 32
 _BITS = {
@@ -41,9 +41,9 @@ class TensorInfo:
 
 
 def tensor_header(path: str | Path) -> Mapping[str, TensorInfo]:
-    """Return what a file of safetensors says of its tensors, by name.
+    """Return the tensors of a file of safetensors by name, as its header has them.
 
-    Raises Malformed where that is not true of the file, Unreadable where it is no plain
+    Raises Malformed if the header does not fit the file, Unreadable if that is no plain
     file, and OSError as `open` does.
     """
     with opened(path, what="weights") as file:
@@ -66,7 +66,7 @@ def tensor_header(path: str | Path) -> Mapping[str, TensorInfo]:
 
 
 def data_start(path: str | Path) -> int:
-    """Return where the header of such a file ends: bytes from its start."""
+    """Return where the header of such a file ends, in bytes from the file's start."""
     with opened(path, what="weights") as file:
         return _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where what is kept for a user between runs is: a folder of this user's own.
+"""Finds the folder in which hetjax keeps files for a user between runs.
 
 Owns the folder's place. Does not own what is in it, nor the folder of texts and
-compiled programs, which a setting of the run says (`--data.cache-dir`).
+compiled programs, which a setting of the run names (`--data.cache-dir`).
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text files written whole or not at all, and errors that name them."""
+"""Writes text files whole or not at all, with errors that name them."""
 
 import os
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_OTHERS = 0o077  # modes of the group and of everybody
+_OTHERS = 0o077  # modes of the group and of all others
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Let an OSError from inside name the file: one from writing does not by itself."""
+    """Make an OSError from inside name the file, which an error of writing does not."""
     try:
         yield
     except OSError as error:
@@ -26,8 +26,8 @@ def write_whole(path: str | Path, text: str, mode: int = 0o666) -> None:
 
     `mode` says who may read and write it, less what the umask takes away. A device or a
     pipe (/dev/null, `>(jq .)`) is written into and stays what it is, and a link keeps
-    pointing where it does. A file that others may not read replaces whatever is there,
-    since somebody else may have put it there.
+    its target. A file that others may not read replaces any existing file, which
+    another user may have put there.
     """
     path = Path(path)
     with naming(path):
@@ -40,7 +40,7 @@ def write_whole(path: str | Path, text: str, mode: int = 0o666) -> None:
 
 
 def _write_into(path: Path, text: str) -> None:
-    opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO if nobody reads a FIFO
+    opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO if a FIFO has no reader
     os.set_blocking(opened, True)
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstraps of a run's workers: what each receives when it starts.
+"""Makes the bootstraps of a run's workers: what each receives when it starts.
 
 Owns the secret that workers share and their incarnations. Does not own the form of a
-bootstrap (`runtime/worker/bootstrap.py`) nor how it reaches a worker (launchers).
+bootstrap (`runtime/worker/bootstrap.py`) nor its delivery to a worker (launchers).
 """
 
 import secrets
@@ -18,17 +18,17 @@ from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import SocketConnections
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 
-_STARTS = 2**32  # of workers by one controller, at most
+_STARTS = 2**32  # at most, of workers by one controller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartTerms:
-    """What one start of a run has for all of its workers, wherever they are started.
+    """What one start of a run sets for all of its workers, wherever they are started.
 
-    `number` is greater with each start. Limits of what workers are asked are multiplied
-    by `timeout_scale`; `watchdog_factor` times as long as expected, and a worker hangs.
-    `tls` is what encrypts, if something does. `files` are those of this machine that
-    are given to workers, by name.
+    `number` is greater with each start. Timeouts of requests to workers are multiplied
+    by `timeout_scale`. A worker that takes `watchdog_factor` times as long as expected
+    counts as hung. `tls` encrypts connections, if it is given. `files` are files of
+    this machine that workers fetch, by name.
     """
 
     number: int = 0
@@ -44,9 +44,9 @@ FIRST_START = StartTerms()
 class Bootstraps:
     """Makes the bootstraps of one start of a run; workers call its `connections`.
 
-    Workers that are not at the controller's `address` watch their machines; the
-    controller watches its own. Incarnations grow with the number of the start, and with
-    each worker.
+    Workers that are not at the controller's `address` watch their own machines; the
+    controller watches its machine. Incarnations grow with the number of the start, and
+    with each worker.
     """
 
     def __init__(self, address: str, stack: ExitStack, terms: StartTerms) -> None:
@@ -60,16 +60,16 @@ class Bootstraps:
             tls=terms.tls,
         )
         stack.callback(self.connections.close)
-        self._files = ""  # where they are given
+        self._files = ""  # the address that serves them
         if terms.files:
             giver = FileGiver(f"{address}:0", self._secret, terms.files, tls=terms.tls)
             stack.callback(giver.close)
             self._files = giver.address
 
     def bootstrap_for(self, worker: str, address: str) -> WorkerBootstrap:
-        """The bootstrap of a worker that others reach at this address.
+        """Return the bootstrap of a worker that others reach at this address.
 
-        What was started before it under its name is let in no more.
+        Processes started earlier under its name can no longer connect.
         """
         incarnation = next(self._incarnations)
         self.connections.expect(worker, incarnation)

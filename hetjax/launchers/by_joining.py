@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher `join`: workers on machines that start, and join, by themselves.
+"""Defines the launcher `join`: workers on machines that start and join by themselves.
 
-A machine that has joined stays connected, and starts its worker when it is told to, as
-often as it is. So the end of that connection is the machine's, whose node has then
-gone, until a machine joins as it again. Owns when a run waits for machines, what people
-are told to type on them, and when a worker is started. Does not own who may join
+A machine that has joined stays connected, and starts its worker whenever the run
+requests it. If that connection ends, the machine counts as gone, and so does its node,
+until a machine joins as it again. Owns when a run waits for machines, the commands for
+users to type on them, and when a worker is started. Does not own who may join
 (`joining/desk.py`), nor what a machine does (`joining/joiner.py`).
 """
 
@@ -28,10 +28,10 @@ from hetjax.launchers.launcher import Launcher, LaunchRequest, RunOnNode
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 
-COMMANDS, FINGERPRINT = "commands.txt", "fingerprint"  # in the folder of joins
+COMMANDS, FINGERPRINT = "commands.txt", "fingerprint"  # in `JoinTerms.folder`
 _LOOK_S = 0.1
 _MOST_GRACE_S = 600.0
-_KILLED = 128  # and the signal's number: what shells say of a killed process
+_KILLED = 128  # plus the signal's number: a killed process's exit code in a shell
 
 
 def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
@@ -40,7 +40,7 @@ def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
 
 
 def find_cluster(hosts: Path | None) -> Cluster:
-    """Machines join as nodes that a file names: without one there is no cluster."""
+    """Raise BadInput: machines join as nodes of a cluster file, and there is none."""
     raise BadInput(
         got="--launcher join without a cluster",
         allowed="a cluster file, whose nodes machines can join as",
@@ -49,7 +49,7 @@ def find_cluster(hosts: Path | None) -> Cluster:
 
 
 def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
-    """Nothing can be run on machines that have not joined yet."""
+    """Return a function that raises BadInput: no machine has joined yet."""
 
     def refuse(node: object, module: str, argument: str, limit_s: float):
         raise BadInput(
@@ -63,7 +63,7 @@ def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
 
 
 class ByJoining:
-    """Machines that have joined, each with one worker; `stack` lets them go."""
+    """Machines that have joined, each with one worker; `stack` releases them."""
 
     def __init__(self, request: LaunchRequest, stack: ExitStack) -> None:
         terms = request.joins
@@ -79,7 +79,7 @@ class ByJoining:
         self._lock = threading.Lock()
         self._cluster = request.cluster
         self._begun_s: dict[str, float] = {}
-        self._waiting = set[str]()  # workers that are to start, once a machine joins
+        self._waiting = set[str]()  # workers to start once a machine joins
         _tell(terms, self._desk.address, own, tokens, request.cluster)
         self._wait(terms.wait_s)
 
@@ -88,7 +88,7 @@ class ByJoining:
         self.connections.wait_for(workers, lambda: self._check(workers))
 
     def begin(self, workers: Sequence[str]) -> None:
-        """Those whose machine is not there begin when one joins as them."""
+        """Start these; a worker without a machine starts when one joins as it."""
         for worker in workers:
             self._begun_s[worker] = time.monotonic()
         self._waiting.update(workers)
@@ -101,11 +101,11 @@ class ByJoining:
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """None: workers are other machines'."""
+        """Empty: workers are on other machines."""
         return {}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """The nodes whose machines have joined; if none has, they stay who they were.
+        """Return the nodes whose machines have joined; all nodes if none has.
 
         May be called from any thread.
         """
@@ -115,7 +115,7 @@ class ByJoining:
         return self._there(cluster) or cluster
 
     def _noticed(self, worker: str, grace_s: float) -> None:
-        """Called by the thread of a machine that got SIGTERM."""
+        """Report a SIGTERM of a machine; called by the thread that reads from it."""
         grace_s = min(max(0.0, grace_s), _MOST_GRACE_S)
         notice = Noticed(source=f"SIGTERM on {worker}", grace_s=grace_s)
         self.connections.noticed(worker, notice)
@@ -126,7 +126,7 @@ class ByJoining:
         return part_of(cluster, names) if names else None
 
     def _wait(self, most_s: float) -> None:
-        """Wait until all nodes are there, for so long; BadInput if none is then."""
+        """Wait up to `most_s` for all nodes; raise BadInput if none is there then."""
         end_s = time.monotonic() + most_s
         while (found := self._there(self._cluster)) != self._cluster:
             if time.monotonic() > end_s:
@@ -150,7 +150,7 @@ class ByJoining:
             )
 
     def _hand_out(self, workers: Sequence[str]) -> None:
-        """Let those start that wait for it and whose machines are there."""
+        """Start those of `workers` that wait to start and whose machines are there."""
         for worker, machine in self._desk.machines.items():
             if worker in workers and worker in self._waiting:
                 self._waiting.discard(worker)
@@ -158,9 +158,9 @@ class ByJoining:
                 self._desk.start(machine, found.text())
 
     def _check(self, workers: Sequence[str]) -> None:
-        """Raise WorkerLost for one that will not be there, while others are.
+        """Raise WorkerLost for a worker that will not connect.
 
-        Where no machine is there at all, the run waits for one.
+        If no machine is there at all, the run waits for one.
         """
         self._hand_out(workers)
         machines = self._desk.machines
@@ -217,7 +217,7 @@ def _tell(
     tokens: JoinTokens,
     cluster: Cluster,
 ) -> None:
-    """Tell people what to type on which machine, on the screen and in a file."""
+    """Tell users what to type on which machine, on the screen and in a file."""
     lines = []
     for worker in (worker for node in cluster.nodes for worker in node.workers):
         command = ["hetjax", "worker", "--join", address, "--node", worker]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerators this machine has, without starting JAX in this process.
+"""Finds the accelerators of this machine without starting JAX in this process.
 
-JAX takes hold of all that it sees, and of several kinds in one process it may mistake
-one for another. So NVIDIA's own command is asked, which takes part of a second; where
-that cannot tell, JAX is, in a process of its own that ends. Every wait has a limit.
-Does not own how the command is asked (`hetjax/mesh/driver.py`), which of its cards CUDA
-shows (`hetjax/cluster/local_devices.py`), nor which of them a worker gets
-(`isolation.py`). `python -m hetjax.launchers.device_probe` prints what is here.
+JAX takes hold of every device that it sees, and it may confuse several kinds in one
+process. So this module queries NVIDIA's own command, which takes part of a second. If
+the command cannot tell, it queries JAX in a separate process that ends. Every wait has
+a timeout. Does not own how the command is run (`hetjax/mesh/driver.py`), which of its
+cards CUDA shows (`hetjax/cluster/local_devices.py`), nor which of them a worker gets
+(`isolation.py`). `python -m hetjax.launchers.device_probe` prints the accelerators.
 """
 
 import os
@@ -32,7 +32,7 @@ from hetjax.mesh.driver import driver_cards
 
 _JAX_S = 120.0  # a TPU takes tens of seconds to start
 _ASK_JAX = "from hetjax.launchers.device_probe import print_devices; print_devices()"
-# take no memory but what is needed, and tell of all that there is
+# take only the memory that is needed, but report all of it
 _WHOLE = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "1",
@@ -43,8 +43,9 @@ _WHOLE = {
 def accelerators_here(environment: Mapping[str, str]) -> list[LocalDevice]:
     """Return the accelerators that a process with this environment may use.
 
-    None where JAX_PLATFORMS asks for the CPU, or where nothing shows that there are
-    any. Warns where neither the driver nor JAX answers in time, and returns none.
+    Returns an empty list if JAX_PLATFORMS selects the CPU, or if there is no sign of
+    any accelerator. If neither the driver nor JAX answers in time, warns and returns an
+    empty list.
     """
     if environment.get("JAX_PLATFORMS", "").partition(",")[0] == "cpu":
         return []
@@ -57,21 +58,21 @@ def accelerators_here(environment: Mapping[str, str]) -> list[LocalDevice]:
 
 
 def may_be_unlike(root: Path = Path("/")) -> bool:
-    """Whether it is worth a look if the GPUs here are of several kinds."""
+    """Return whether the GPUs here may be of several kinds, which a probe can tell."""
     several = len([*root.glob("dev/nvidia[0-9]*")]) > 1
-    windows = (root / "dev/dxg").exists()  # one file, however many there are
+    windows = (root / "dev/dxg").exists()  # one file for any number of GPUs
     return several or windows or len(_amd_kinds(root)) > 1
 
 
 def print_devices() -> None:
-    """Print the accelerators that JAX has in this process, for another one to read."""
+    """Print the accelerators that JAX has in this process, for another to read."""
     devices = [d for d in jax.local_devices() if d.platform != "cpu"]
     cores = 1 + max((getattr(d, "core_on_chip", 0) for d in devices), default=0)
     found = [
         LocalDevice(
             platform=_platform(device),
             device_kind=device.device_kind,
-            handle=str(index // cores),  # of a TPU its chip
+            handle=str(index // cores),  # of a TPU: its chip
             memory_bytes=(device.memory_stats() or {}).get("bytes_limit", 0),
         )
         for index, device in enumerate(devices)
@@ -86,13 +87,16 @@ def _platform(device: jax.Device) -> str:
 
 
 def _reported_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | None:
-    """What NVIDIA's command says; None where it cannot tell, or is not there."""
+    """Return what NVIDIA's command reports; None if it cannot tell, or is missing."""
     cards = driver_cards()
     return nvidia_devices(cards, environment) if cards else None
 
 
 def _by_jax(environment: Mapping[str, str]) -> list[LocalDevice]:
-    """What JAX says, of unlike AMD cards one by one: together all seem the first."""
+    """Return what JAX reports.
+
+    Unlike AMD cards are queried one by one: together, all look like the first.
+    """
     shown = environment.get(VISIBLE_AMD) or environment.get(VISIBLE)
     found = _with_handles(_asked(environment), shown)
     if len(_amd_kinds()) < 2 or len(found) < 2 or found[0].platform != "rocm":
@@ -102,7 +106,7 @@ def _by_jax(environment: Mapping[str, str]) -> list[LocalDevice]:
 
 
 def _asked(environment: Mapping[str, str]) -> list[LocalDevice]:
-    """What JAX sees in a process of its own."""
+    """Return what JAX sees in a separate process."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK_JAX],
@@ -122,7 +126,7 @@ def _asked(environment: Mapping[str, str]) -> list[LocalDevice]:
 
 
 def _with_handles(found: Iterable[LocalDevice], shown: str | None) -> list[LocalDevice]:
-    """Devices as JAX counts them are called what the user's own variable calls them."""
+    """Return devices, in JAX's order, with the names from the user's own variable."""
     devices = list(found)
     if shown is None or (devices and devices[0].platform == "tpu"):
         return devices
@@ -131,7 +135,7 @@ def _with_handles(found: Iterable[LocalDevice], shown: str | None) -> list[Local
 
 
 def _amd_kinds(root: Path = Path("/")) -> set[str]:
-    """Ids of the kinds of AMD GPUs that the kernel's driver shows."""
+    """Return ids of the kinds of AMD GPUs that the kernel's driver shows."""
     gpus = (node for node in amd_nodes(root) if node.get("simd_count", "0") != "0")
     return {gpu.get("device_id", "") for gpu in gpus}
 

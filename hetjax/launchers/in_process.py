@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher `embedded`: the run is one process, which is the worker, too.
+"""Defines the launcher `embedded`: the run is one process, which is also the worker.
 
-Owns the connection to the worker (a request is the message itself, its handler is
-called on the caller's thread, and what that raises reaches the caller), which nodes of
-now this process has devices for, and what is said where it has none. Does not own who
-is there (`training/recovery/membership.py`) nor what a worker does (`runtime/worker/`).
+Owns the connection to the worker: a request is the message itself, its handler runs on
+the caller's thread, and errors reach the caller. Owns also for which of the present
+nodes this process has devices, and the warnings about the others. Does not own which
+nodes are present (`training/recovery/membership.py`) nor what a worker does
+(`runtime/worker/`).
 """
 
 import os
@@ -30,7 +31,7 @@ def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
 
 
 class InThisProcess:
-    """One worker, which `make` gives its work; `stack` ends it.
+    """One worker, which gets its work from `make`; `stack` ends it.
 
     It has the devices of the nodes of `cluster` and gets no others: JAX has them from
     its start.
@@ -46,10 +47,10 @@ class InThisProcess:
         self._refused = set[Node]()
 
     def start(self, workers: Sequence[str]) -> None:
-        """It is there."""
+        """Do nothing: the worker is this process."""
 
     def begin(self, workers: Sequence[str]) -> None:
-        """It is there."""
+        """Do nothing: the worker is this process."""
 
     def are_there(self, workers: Sequence[str]) -> bool:
         return True
@@ -59,7 +60,7 @@ class InThisProcess:
         return {EMBEDDED: os.getpid()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """The nodes that have devices here; if none has, they stay who they were."""
+        """Return the nodes that have devices here; if none has, the previous ones."""
         if cluster != self._seen:
             self._seen = cluster
             usable = tuple(filter(None, map(self._here, cluster.nodes)))
@@ -76,7 +77,7 @@ class InThisProcess:
         return self._present
 
     def _here(self, node: Node) -> Node | None:
-        """What this process has devices for; warns once if that is another node."""
+        """Return what this process has of a node; warn once if that differs."""
         had = self._had.get(node.name)
         if had and had.device == node.device and had.count >= node.count:
             return node
@@ -93,7 +94,7 @@ class InThisProcess:
 
 
 class InProcessConnections:
-    """The only worker, which cannot be lost; `make` makes what it works on."""
+    """Connections to the only worker, which cannot be lost; `make` makes its work."""
 
     def __init__(self, worker: str, make: Callable[[Json], Work]) -> None:
         self.only, self.workers, self.epoch = worker, [worker], 0
@@ -106,7 +107,7 @@ class InProcessConnections:
         requests: Mapping[str, Request[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
-        """The worker's answer; raises what its handler does."""
+        """Return the worker's answer; raise what its handler raises."""
         self._progress = progress
         return {worker: self._answer(request) for worker, request in requests.items()}
 
@@ -115,7 +116,7 @@ class InProcessConnections:
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Nothing in here waits for anybody."""
+        """Do nothing: nothing here waits."""
         yield
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process gets to see of its machine: variables set before JAX starts.
+"""Sets what a worker process sees of its machine: variables set before JAX starts.
 
-Owns by which variables each platform hides devices, how much of a GPU's memory a worker
-takes, and which of the user's variables go to workers on other machines. All of it pure
-functions: an environment comes in, what is to be added comes out. Does not own which
-devices are there (`device_probe.py`), nor who starts the process.
+Owns the variables that hide devices on each platform, the share of a GPU's memory that
+a worker takes, and which of the user's variables go to workers on other machines. All
+functions are pure: they take an environment and return additions to it. Does not own
+which devices there are (`device_probe.py`), nor who starts the process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from hetjax.cluster.local_devices import VISIBLE, VISIBLE_AMD, LocalDevice, is_o
 from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
 from hetjax.errors import BadInput
 
-_NONE = "-1"  # to CUDA and HIP; HIP takes an empty variable for one that is not set
+_NONE = "-1"  # for CUDA and HIP; HIP treats an empty variable as unset
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _FRACTIONS = (_FRACTION, "XLA_CLIENT_MEM_FRACTION")  # JAX refuses to start with both
 _CHIPS = "TPU_VISIBLE_CHIPS"
-# how so many chips of one host are wired, by their number
+# how the chips of one host are wired, by their number
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 _PASSED = ("XLA_", "JAX_", "NCCL_", "LIBTPU_", "TPU_")
 _ALSO_PASSED = ("PJRT_NPROC", "PYTHONPATH")
-# of one machine, and wrong on any other
+# variables that are right on one machine only
 _OWN = (
     "JAX_COORDINATOR_",
     "JAX_PROCESS_",
@@ -44,10 +44,10 @@ _OWN = (
 def visible_devices(
     devices: Sequence[LocalDevice], here: Sequence[LocalDevice]
 ) -> dict[str, str]:
-    """Return the variables that show a process these devices of those `here`.
+    """Return the variables that show a process only `devices` of those `here`.
 
-    They are all of one kind, or there are none: then no GPU is shown. TPUs are left to
-    libtpu where the process has all that are here: only it knows how a host of a larger
+    The devices are all of one kind. If there are none, no GPU is shown. If the process
+    gets all TPUs that are here, libtpu decides: only it knows how a host of a larger
     slice is wired.
     """
     assert is_one_kind(devices), devices
@@ -61,7 +61,7 @@ def visible_devices(
 
 
 def _chips(devices: Sequence[LocalDevice]) -> dict[str, str]:
-    """Of some chips of older kinds each core is a device."""
+    """Return the variables for some chips; on older kinds, each core is a device."""
     chips = list(dict.fromkeys(device.handle for device in devices))
     return {
         _CHIPS: ",".join(chips),
@@ -71,9 +71,9 @@ def _chips(devices: Sequence[LocalDevice]) -> dict[str, str]:
 
 
 def memory_share(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which JAX takes the share of a GPU that plans count on.
+    """Return the variable that makes JAX take the share of a GPU that plans assume.
 
-    Nothing where the user has set one.
+    Returns nothing if the user has set one.
     """
     if any(environment.get(name) for name in _FRACTIONS):
         return {}
@@ -83,7 +83,7 @@ def memory_share(environment: Mapping[str, str]) -> dict[str, str]:
 def gpu_share(environment: Mapping[str, str]) -> float:
     """Return the share of a GPU that JAX takes in a worker with this environment.
 
-    BadInput where the user's own is no number above 0 and up to 1.
+    Raises BadInput if the user's own share is not a number above 0 and up to 1.
     """
     for name in _FRACTIONS:
         said = environment.get(name)
@@ -103,10 +103,10 @@ def gpu_share(environment: Mapping[str, str]) -> float:
 def worker_environments(
     cluster: Cluster, here: Sequence[LocalDevice], environment: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Return what is set for each worker on this machine, by its name.
+    """Return the variables to set for each worker on this machine, by its name.
 
     Nodes take the devices `here` of their kind in file order, their hosts in equal
-    parts; CPUs take none. BadInput if there are too few.
+    parts; CPUs take none. Raises BadInput if there are too few.
     """
     wanted = tuple(n for n in cluster.nodes if canonical_name(n.device) != "cpu")
     held: dict[str, tuple[LocalDevice, ...]] = {}
@@ -125,14 +125,15 @@ def worker_environments(
 
 
 def hidden_devices(cluster: Cluster) -> dict[str, dict[str, str]]:
-    """Return what is set for workers that are to have CPUs alone."""
+    """Return the variables to set for workers that get only CPUs."""
     return {w: visible_devices((), ()) for node in cluster.nodes for w in node.workers}
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the user's variables that hold on every machine of a run.
+    """Return those of the user's variables that apply on every machine of a run.
 
-    They are of XLA, JAX, NCCL and libtpu, but for what names this machine's devices.
+    They belong to XLA, JAX, NCCL and libtpu, except those that name this machine's
+    devices.
 
     >>> passed_on({"NCCL_DEBUG": "INFO", "TPU_WORKER_ID": "0", "HOME": "/root"})
     {'NCCL_DEBUG': 'INFO'}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher is: the protocol of its file, and of what that file opens.
+"""Defines launchers: the protocol of a launcher's file, and of what that file opens.
 
-Owns what a launcher is given and what a run asks of it while it goes on. Does not own
-which launchers there are (`table.py`), what workers receive when they start
+Owns the input of a launcher, and what a run requests of it. Does not own which
+launchers there are (`table.py`), what workers receive when they start
 (`bootstraps.py`), nor when a worker is started (`training/recovery/driver.py`).
 """
 
@@ -25,58 +25,60 @@ from hetjax.runtime.rpc.schema import Json
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 from hetjax.runtime.worker.service import Work
 
-# Runs `python -m MODULE ARGUMENT` on a node's machine with the node's devices;
-# TimeoutExpired after so many seconds
+# Runs `python -m MODULE ARGUMENT` on a node's machine with the node's devices; raises
+# TimeoutExpired after that many seconds
 RunOnNode = Callable[[Node, str, str, float], subprocess.CompletedProcess[str]]
 
 
 class Launcher(Protocol):
-    """Starts workers, also again; `stack` of whoever made it ends them."""
+    """Starts and restarts workers; the `stack` of its maker ends them."""
 
     @property
     def connections(self) -> WorkerConnections: ...
 
     def start(self, workers: Sequence[str]) -> None:
-        """Start these and wait until they have called; WorkerLost if one does not.
+        """Start these and wait until they have connected; WorkerLost if one does not.
 
-        What is left of an earlier one of that name is ended first.
+        First ends what is left of earlier workers of these names.
         """
         ...
 
     def begin(self, workers: Sequence[str]) -> None:
-        """The same without waiting."""
+        """Start these without waiting."""
         ...
 
     def are_there(self, workers: Sequence[str]) -> bool:
-        """Whether all of these started workers have connected; WorkerLost if one does
-        not."""
+        """Return whether all of these started workers have connected.
+
+        Raises WorkerLost if one does not.
+        """
         ...
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Process ids of the workers on this machine; other machines' are not in it."""
+        """Process ids of the workers on this machine; other machines' are left out."""
         ...
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """What is there of a cluster, and what else there is if it was discovered.
+        """Return what is there of a cluster, and what else is if it was discovered.
 
-        `again` if it must not be what was seen a moment ago.
+        If `again`, checks anew instead of returning a recent result.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchRequest:
-    """What every launcher is given; each uses what it needs.
+    """The input of every launcher; each uses what it needs.
 
-    A cluster that is `discovered` is what was found, not what a file says. `here` are
-    the accelerators of this machine that workers on it may have; `only_cpu`: they have
-    none, whatever is here, and with `simulate` CPUs stand in for them. Output of
-    workers goes to `logs`/NAME.log, unless the table says that it is elsewhere.
-    `hosts` is the file that names machines, for a launcher that reads one; `joins` are
-    the terms on which they join, for one that waits for that.
-    `work` makes what a worker in this process works on. A process waits to become a
-    worker again `standby_after_s` after that was started; 0: none does.
+    If `discovered`, the cluster is what was found, not what a file says. `here` are the
+    accelerators of this machine that its workers may have. With `only_cpu` they have
+    none, whatever is here; with `simulate`, CPUs stand in for accelerators. Output of
+    workers goes to `logs`/NAME.log, unless the table names another place. `hosts` is
+    the file that names machines, for a launcher that reads one. `joins` are the terms
+    on which machines join, for a launcher that waits for them. `work` makes the work of
+    a worker in this process. `standby_after_s` after a worker's start, a process starts
+    that waits to replace it (0: none does).
     """
 
     cluster: Cluster
@@ -94,10 +96,10 @@ class LaunchRequest:
 
 
 class LauncherFile(Protocol):
-    """What the file of a launcher defines."""
+    """The functions that the file of a launcher defines."""
 
     def open_launcher(self, request: LaunchRequest, stack: ExitStack) -> Launcher:
-        """Make the launcher, which has started nobody yet; BadInput where it cannot be.
+        """Make the launcher, without any worker yet; BadInput if that is impossible.
 
         `stack` ends its workers.
         """
@@ -105,19 +107,19 @@ class LauncherFile(Protocol):
 
 
 class RemoteLauncherFile(LauncherFile, Protocol):
-    """What it defines besides where workers are on other machines."""
+    """The functions of a launcher's file if workers are on other machines."""
 
     def find_cluster(self, hosts: Path | None) -> Cluster:
-        """Return the cluster of the machines that there are; BadInput for none.
+        """Return the cluster of the machines that exist; BadInput if there are none.
 
         `hosts` is the file that names them, for a launcher that reads one.
         """
         ...
 
     def run_on_nodes(self, cluster: Cluster, hosts: Path | None) -> RunOnNode:
-        """Give what runs a module on a node's machine, to look at its devices.
+        """Return a function that runs a module on a node's machine, to probe devices.
 
-        It raises BadInput if a node has no machine.
+        A node without a machine raises BadInput.
         """
         ...
 
@@ -138,7 +140,7 @@ def start_workers(
 ) -> Controller:
     """Start a worker for each host of the plan's nodes.
 
-    Those that are not among `nodes` have one host.
+    Nodes that are not among `nodes` have one host.
     """
     controller = Controller(plan, launcher.connections, nodes)
     launcher.start(controller.workers)

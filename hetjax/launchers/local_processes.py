@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher `processes`: workers in processes that this machine starts.
+"""Defines the launcher `processes`: workers in processes that this machine starts.
 
-Owns the processes, each a child that cannot outlive its controller, what they say on
-their output, and the words that a launcher puts in front of their commands. Does not
-own what workers do (`training/worker.py`), nor the run that they are driven by
-(`training/recovery/driver.py`).
+Owns the processes (each is a child that cannot outlive its controller), their output,
+and the words that a launcher puts before their commands. Does not own what workers do
+(`training/worker.py`), nor the run that drives them (`training/recovery/driver.py`).
 """
 
 import os
@@ -34,23 +33,23 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlace:
-    """Where a worker process runs, and by which command it gets there.
+    """Where a worker process runs, and the command that gets it there.
 
-    `prefix` goes before the worker's command. By it a launcher reaches other machines
-    through a program of this one, as `srun`, `ssh` and `ip netns exec` are. Such a
+    `prefix` goes before the worker's command. With it, a launcher reaches other
+    machines through a local program such as `srun`, `ssh` or `ip netns exec`. Such a
     program
 
-    * runs the words behind its own as they are (ssh joins them with blanks and gives
+    * runs the words after its own unchanged (ssh joins them with blanks and gives
       them to a shell: quote them);
-    * hands its standard input on: the bootstrap comes there, one line, and with it the
-      run's secret, which is in no argument and no variable;
-    * hands on the environment, or sets it (behind ssh: `env NAME=VALUE`);
-    * stays as long as the worker, whose log is what it prints: its end is the worker's.
+    * passes on its standard input: there the bootstrap arrives, one line, and with it
+      the run's secret, which is in no argument and no variable;
+    * passes on the environment, or sets it (behind ssh: `env NAME=VALUE`);
+    * stays as long as the worker, and prints its log: its end is the worker's end.
 
-    It is the child whose process id this launcher knows. A standby process is started
-    through it, too. `python` is the interpreter there, as the program wants it spelled.
-    `address` is where peers reach the worker; at another one than the controller's it
-    watches its own machine for notices.
+    The program is the child whose process id this launcher knows. Standby processes are
+    started through it, too. `python` is the interpreter there, spelled as the program
+    needs it. `address` is where peers reach the worker. If it is not the controller's,
+    the worker watches its own machine for notices.
     """
 
     prefix: tuple[str, ...] = ()
@@ -59,7 +58,7 @@ class WorkerPlace:
 
 
 def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
-    """Make the launcher `processes`, each of whose workers sees its own devices."""
+    """Make the launcher `processes`; each of its workers sees its own devices."""
     return OnThisMachine(
         request.logs,
         stack,
@@ -78,17 +77,18 @@ def _environments(
     return worker_environments(cluster, request.here, os.environ)
 
 
-# variables that are set for each worker of a cluster
+# the variables to set for each worker of a cluster
 Environments = Callable[[Cluster], Mapping[str, Mapping[str, str]]]
 
 
 class OnThisMachine:
     """A process for each worker; `stack` ends them all.
 
-    They find the controller at `address`, and each other at those of their `places`,
-    which are looked up whenever one is started; who has none there is on this machine.
-    Each of the `cluster` gets what `environments` says, so that it sees its own devices
-    alone; without them they get what this process has.
+    Workers find the controller at `address`, and each other at the addresses of their
+    `places`. A place is looked up whenever its worker is started; a worker without one
+    is on this machine. Each worker of the `cluster` gets the variables of
+    `environments`, so that it sees only its own devices. By default, workers get the
+    variables of this process.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class OnThisMachine:
         environments: Environments = lambda cluster: {},
         standby_after_s: float = 0.0,
     ) -> None:
-        """Errors as `environments` raises; `standby_after_s` as in `WarmStandby`."""
+        """Raise what `environments` raises; `standby_after_s` as in `WarmStandby`."""
         self._cluster = self._seen = cluster
         self._environments = environments
         self._own = environments(cluster) if cluster else {}
@@ -148,7 +148,7 @@ class OnThisMachine:
         return {worker: child.pid for worker, child in children.items()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """All of it; what it was before, with a warning, if devices are missing."""
+        """Return all of it; if devices are missing, warn and return the previous."""
         if self._cluster is None or cluster == self._seen:
             return self._cluster or cluster
         self._seen = cluster
@@ -160,15 +160,15 @@ class OnThisMachine:
 
 
 _END_S = 5.0
-_KILLED = 128  # and the signal's number: what shells and srun say of a killed process
+_KILLED = 128  # plus the signal's number: how shells and srun report a kill
 
 
 @dataclass(kw_only=True)
 class Processes:
     """Children by worker name; each writes to `logs`/NAME.log.
 
-    They are out of reach of the terminal's Ctrl-C: the controller ends them. A context
-    manager that leaves none behind.
+    The terminal's Ctrl-C does not reach them: the controller ends them. As a context
+    manager, leaves none behind.
     """
 
     logs: Path
@@ -182,8 +182,8 @@ class Processes:
     ) -> None:
         """Start a worker; its bootstrap is written to its standard input, one line.
 
-        A process on `standby` becomes that worker instead. What is left of an earlier
-        one of that name is killed.
+        If `standby` is given, that process becomes the worker instead. What is left of
+        an earlier process of that name is killed.
         """
         worker, lines = bootstrap.worker, [bootstrap.text()]
         if earlier := self.children.pop(worker, None):
@@ -194,7 +194,7 @@ class Processes:
             lines.insert(0, str(self._log(worker).absolute()))
         child = self.children[worker] = standby or self._started(worker, command)
         assert child.stdin is not None
-        with suppress(BrokenPipeError):  # `check` tells
+        with suppress(BrokenPipeError):  # `check` reports it
             child.stdin.write("".join(f"{line}\n" for line in lines))
             child.stdin.close()
 
@@ -211,7 +211,7 @@ class Processes:
             )
 
     def check(self, workers: Sequence[str]) -> None:
-        """Raise WorkerLost for one of these that has ended, with its last words."""
+        """Raise WorkerLost for a worker that has ended, with its last output line."""
         for worker in workers:
             child = self.children[worker]
             if child.poll() is not None:
@@ -221,7 +221,7 @@ class Processes:
                     worker,
                     f"ended with code {child.returncode} ({last}); its log is "
                     f"{self._log(worker)}",
-                    # and was not killed, nor has ssh lost its way (255)
+                    # neither killed nor lost by ssh (255)
                     has_failed=0 < child.returncode < _KILLED,
                 )
 
@@ -235,7 +235,7 @@ class Processes:
         self.end()
 
     def end(self) -> None:
-        """Wait a moment for all to leave by themselves, then kill them."""
+        """Wait a moment for all to end by themselves, then kill them."""
         end_s = time.monotonic() + _END_S
         for child in self.children.values():
             try:

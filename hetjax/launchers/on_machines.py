@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launchers `slurm` and `ssh` share: workers behind a program, on machines.
+"""Implements what launchers `slurm` and `ssh` share: workers reached by a program.
 
-Owns which machine a worker is started on, what it sees of its cards, the look at them,
-and which nodes are there while a run goes on. Does not own how a program gets to a
-machine (`on_slurm.py`, `over_ssh.py`), the processes themselves
-(`local_processes.py`), nor who stands for which node (`hetjax/cluster/machines.py`).
+Owns which machine a worker is started on, which of its cards the worker sees, the probe
+of the cards, and which nodes are there during a run. Does not own how a program reaches
+a machine (`on_slurm.py`, `over_ssh.py`), the processes themselves
+(`local_processes.py`), nor which machine stands for which node
+(`hetjax/cluster/machines.py`).
 """
 
 import os
@@ -26,52 +27,52 @@ from hetjax.launchers.launcher import LaunchRequest, RunOnNode
 from hetjax.launchers.local_processes import LOOPBACK, OnThisMachine, WorkerPlace
 
 _PROBE, _PROBE_S = "hetjax.launchers.device_probe", 180.0
-_EVERY_S = 60.0  # to look whether machines that are gone are back
+_EVERY_S = 60.0  # between checks for lost machines that are back
 _ANY_PORT = 9  # nothing is sent there
 
 
 class Reach(Protocol):
-    """Machines, and the way of a command to one of them."""
+    """A set of machines, and the way to run a command on one of them."""
 
     @property
     def system(self) -> str:
-        """Whose machines they are, for people."""
+        """The name of the set, for messages."""
         ...
 
     @property
     def controller(self) -> str:
-        """Where they reach this machine; empty: where a way to them begins."""
+        """Where machines reach this one; empty: its address on the route to them."""
         ...
 
     @property
     def fix(self) -> str:
-        """What to do about a node that has no machine."""
+        """The remedy for a node that has no machine."""
         ...
 
     def machines(self, looks: bool) -> list[Machine]:
-        """Those that are there now; `looks` if their cards count.
+        """Return the machines that are there now; if `looks`, probe their cards.
 
-        Warns of those that are not; BadInput where nobody can tell.
+        Warns about missing machines. Raises BadInput if they cannot be determined.
         """
         ...
 
     def seen(self, machine: Machine) -> Sequence[LocalDevice]:
-        """Its cards, if somebody has looked."""
+        """Return the machine's cards, if they were probed."""
         ...
 
     def place(self, machine: Machine, variables: Mapping[str, str]) -> WorkerPlace:
-        """Give the way there, with these variables set at its end."""
+        """Return the place of a worker on the machine, with these variables set."""
         ...
 
     def spelled(self, word: str) -> str:
-        """Give a word as it has to be behind the prefix of a place."""
+        """Return a word as it must be spelled after the prefix of a place."""
         ...
 
 
 def placed(
     reach: Reach, cluster: Cluster, machines: Sequence[Machine], simulate: bool
 ) -> dict[str, Machine]:
-    """Give every worker a machine; BadInput if one gets none."""
+    """Return a machine for every worker; raise BadInput if one gets none."""
     found = matched(cluster, machines, simulate)
     for node in cluster.nodes:
         if node.workers[0] not in found:
@@ -90,7 +91,7 @@ def placed(
 def looked_at(
     reach: Reach, machines: Iterable[Machine]
 ) -> dict[str, list[LocalDevice] | str]:
-    """Look at the cards of machines, all at once, by id; or why that was impossible."""
+    """Probe machines, all at once; return each one's cards, or the failure, by id."""
 
     def look(machine: Machine) -> list[LocalDevice] | str:
         try:
@@ -108,7 +109,7 @@ def looked_at(
 
 
 def runner(reach: Reach, cluster: Cluster) -> RunOnNode:
-    """Give what runs `python -m MODULE ARGUMENT` on a node's machine."""
+    """Return a function that runs `python -m MODULE ARGUMENT` on a node's machine."""
     machines = placed(reach, cluster, reach.machines(looks=True), simulate=False)
 
     def run(
@@ -125,7 +126,7 @@ class OnMachines:
     """A process on each node's machine; `stack` ends them all."""
 
     def __init__(self, request: LaunchRequest, reach: Reach, stack: ExitStack) -> None:
-        """BadInput if a node has no machine."""
+        """Raise BadInput if a node has no machine."""
         self._reach, self._cluster = reach, request.cluster
         self._simulate = request.simulate
         self._only_cpu = request.only_cpu or request.simulate
@@ -157,11 +158,11 @@ class OnMachines:
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """None: what runs here are only the programs before the workers."""
+        """Empty: only the programs that reach the workers run here."""
         return {}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """The nodes whose machines are there; if none is, they stay who they were."""
+        """Return the nodes whose machines are there; all nodes if none is."""
         if cluster != self._cluster:
             self._cluster = cluster
             self._match(self._there)
@@ -175,7 +176,10 @@ class OnMachines:
         return part_of(cluster, there) if there else cluster
 
     def _is_due(self) -> bool:
-        """Whether something is gone and may be back: what goes, its loss tells."""
+        """Return whether to check for lost machines that are back.
+
+        New losses need no check: connections report them.
+        """
         workers = {worker for node in self._cluster.nodes for worker in node.workers}
         is_time = time.monotonic() - self._looked_s >= _EVERY_S
         return is_time and self._look is None and not workers <= {*self._machines}
@@ -186,7 +190,7 @@ class OnMachines:
         self._machines = found or self._machines
 
     def _machines_now(self) -> list[Machine]:
-        """Those of now; of before, with a warning, where nobody can tell."""
+        """Return the present machines; if unknown, the previous ones with a warning."""
         try:
             return self._reach.machines(looks=not self._only_cpu)
         except BadInput as bad:
@@ -194,7 +198,7 @@ class OnMachines:
             return self._there
 
     def _place(self, workers: Sequence[str]) -> None:
-        """Note where these are to be started, and what they see there."""
+        """Note where these are to be started, and which devices they see there."""
         nodes = {worker: n for n in self._cluster.nodes for worker in n.workers}
         for worker in workers:
             machine = self._machines[worker]
@@ -207,7 +211,7 @@ class OnMachines:
 
 
 def _variables(reach: Reach, node: Node, machine: Machine) -> dict[str, str]:
-    """What shows a worker its own cards; nothing where nobody has looked."""
+    """Return what shows a worker its own cards; without a probe, all of them."""
     if machine.device == "cpu":
         return visible_devices((), ())
     here = reach.seen(machine)
@@ -227,7 +231,7 @@ def run_on_machine(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m WORDS` on a machine, with these variables set there.
 
-    subprocess.TimeoutExpired after the limit.
+    Raises subprocess.TimeoutExpired after the limit.
     """
     place = reach.place(machine, variables)
     return subprocess.run(
@@ -240,7 +244,7 @@ def run_on_machine(
 
 
 def address_towards(machines: Iterable[Machine]) -> str:
-    """This machine's address on the way to the first of these that is another one."""
+    """Return this machine's address on the route to the first that is not this one."""
     found = [_own_address(number_of(machine.address)) for machine in machines]
     others = [address for address in found if not address.startswith("127.")]
     return [*others, *found, LOOPBACK][0]
@@ -254,8 +258,10 @@ def _own_address(address: str) -> str:
 
 
 def number_of(address: str) -> str:
-    """Look up an address, so that all machines mean the same one; as it is where this
-    machine does not know it."""
+    """Resolve an address, so that all machines mean the same one.
+
+    Returns it unchanged if this machine does not know it.
+    """
     with suppress(OSError):
         return socket.gethostbyname(address)
     return address

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher `ray`: workers on the machines of a Ray cluster, an actor each.
+"""Defines the launcher `ray`: workers on the machines of a Ray cluster, an actor each.
 
-Owns placing, starting and watching them, and which machines are there; Ray gathers what
-they print. Nothing of a step passes through Ray: controller and workers talk over links
-of their own, and no object of ours is pickled but a few words of text. Does not own
-which machine is which node (`hetjax/cluster/machines.py`), nor what a worker does
+Owns placing, starting and watching the workers, and which machines are there; Ray
+collects their output. No data of a step passes through Ray: controller and workers have
+their own connections, and of our objects only a few words of text are pickled. Does not
+own which machine is which node (`hetjax/cluster/machines.py`), nor what a worker does
 (`hetjax/training/worker.py`).
 """
 
@@ -42,11 +42,11 @@ from hetjax.mesh.process_setup import malloc_environment
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.bootstrap import read_bootstrap
 
-_ENTRY = "hetjax.training.worker:serve_run"  # of a room above: by name
+_ENTRY = "hetjax.training.worker:serve_run"  # in a room above: by name
 _LOOK_S = 0.5
-_MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well
-_SEEN_S = 60.0  # for a look at the GPUs of new machines, all at once
-_ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to give it up
+_MACHINES_S = 5.0  # least time between queries of Ray's machines while all goes well
+_SEEN_S = 60.0  # timeout of a probe of the GPUs of new machines, all at once
+_ANSWER_S = 1.0  # timeout of a machine's answer; Ray itself waits far longer
 
 
 def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
@@ -61,15 +61,15 @@ def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
 
 
 def find_cluster(hosts: Path | None) -> Cluster:
-    """Return the cluster that Ray's machines make; joins or starts Ray."""
+    """Return the cluster that Ray's machines form; joins or starts Ray."""
     return cluster_of_ray(_Machines().now())
 
 
 def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
-    """Give what runs `python -m MODULE ARGUMENT` on a node's machine, with its devices.
+    """Return a function that runs `python -m MODULE ARGUMENT` on a node's machine.
 
-    It raises TimeoutExpired after so many seconds, and BadInput if a node has no
-    machine.
+    The module gets the node's devices. The function raises TimeoutExpired after that
+    many seconds, and BadInput if a node has no machine.
     """
 
     def run(
@@ -85,7 +85,7 @@ def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
         running = task.remote(module, argument, visible, limit_s)
         try:
             done = ray.get(running, timeout=limit_s + _SEEN_S)
-        except ray.exceptions.GetTimeoutError:  # Ray has not even started it
+        except ray.exceptions.GetTimeoutError:  # Ray has not started it
             ray.cancel(running)
             done = None
         except ray.exceptions.RayError as error:
@@ -100,7 +100,7 @@ def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
 class OnRay:
     """An actor for each worker, on the machine of its node; `stack` ends them all.
 
-    A cluster that is `discovered` takes in whatever machines Ray gets.
+    A cluster that is `discovered` takes in every machine that Ray gets.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class OnRay:
         discovered: bool,
         terms: StartTerms = FIRST_START,
     ) -> None:
-        """BadInput if a node has no machine, or too few."""
+        """Raise BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
         self._discovered = discovered
         self._all = _Machines()
@@ -158,11 +158,11 @@ class OnRay:
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """None: they are Ray's, and `ray list actors` tells them and where they are."""
+        """Empty: the processes are Ray's, and `ray list actors` shows them."""
         return {}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """The nodes that have machines now; if none has, they stay who they were."""
+        """Return the nodes that have machines now; all nodes if none has."""
         if again or time.monotonic() - self._looked_s >= _MACHINES_S:
             there = self._all.now()
             self._look(cluster, _answering(there) if again else there)
@@ -178,31 +178,31 @@ class OnRay:
             found = cluster_of_ray(machines, names) if machines else self._cluster
             cluster = with_known_figures(found, self._cluster)
             if _has_accelerators(self._cluster) and not _has_accelerators(cluster):
-                return  # nobody asked for a run on CPUs
+                return  # the user did not ask for a run on CPUs
             self._cluster = cluster
         found = matched(cluster, machines, self._simulate, self._machines)
         self._machines = found or self._machines
 
     def _check(self, workers: Sequence[str]) -> None:
-        """Raise WorkerLost for one that has ended before it called."""
+        """Raise WorkerLost for a worker that ended before it connected."""
         for worker in workers:
             if worker in self._last_words:
                 raise WorkerLost(worker, self._last_words[worker])
 
     def _watch(self, running: dict[Any, str]) -> None:
-        """Take actors that Ray lost, or that never started, for lost."""
+        """Report workers as lost if Ray lost their actors or never started them."""
         ray = _ray()
         while running and not self._ended.is_set():
             done, _ = ray.wait(list(running), timeout=_LOOK_S)
             for ref in done:
                 worker = running.pop(ref)
-                if self._running.get(worker) is ref:  # else another has its place
+                if self._running.get(worker) is ref:  # else another replaced it
                     self._last_words[worker] = _last_words(ray, ref)
                     self.connections.lose(worker, self._last_words[worker])
 
 
 class _Worker:
-    """A worker process; its one method ends when its controller has gone."""
+    """A worker process; its one method ends when its controller is gone."""
 
     def work(self, entry: str, bootstrap: str, visible: Mapping[str, str]) -> None:
         """Serve the controller; `visible` are variables to set before JAX starts."""
@@ -219,7 +219,7 @@ def _actor(node: Node, machine: Machine, simulate: bool) -> Any:
 
 
 def _accelerators_of(node: Node, machine: Machine, simulate: bool) -> dict[str, Any]:
-    """Options by which Ray gives out the node's accelerators on that machine."""
+    """Return the options by which Ray assigns the node's accelerators on a machine."""
     number = 0 if _is_virtual(machine, simulate) else node.devices_per_host
     if machine.device.startswith("TPU"):
         return {"resources": {"TPU": number}}
@@ -227,10 +227,10 @@ def _accelerators_of(node: Node, machine: Machine, simulate: bool) -> dict[str, 
 
 
 def _visible(node: Node, machine: Machine, simulate: bool) -> dict[str, str]:
-    """What shows a worker its own devices.
+    """Return what shows a worker its own devices.
 
-    Nothing where all of the machine's are alike: then Ray sees to it. Of unlike ones
-    Ray only counts how many are free, not which.
+    Returns nothing if all devices of the machine are alike: then Ray does this. Of
+    unlike devices, Ray only counts how many are free, not which.
     """
     if _is_virtual(machine, simulate):
         return visible_devices((), ())
@@ -243,11 +243,11 @@ def _is_virtual(machine: Machine, simulate: bool) -> bool:
 
 
 def _on(machine_id: str) -> dict[str, Any]:
-    """Options for what is to run on that machine, beside all else that runs there."""
+    """Return options to run on that machine, beside all else that runs there."""
     pinned = _ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         machine_id, soft=False
     )
-    # what must be known before JAX starts there
+    # variables that must be set before JAX starts there
     variables = passed_on(os.environ) | malloc_environment()
     return {
         "scheduling_strategy": pinned,
@@ -259,7 +259,7 @@ def _on(machine_id: str) -> dict[str, Any]:
 def _ran(
     module: str, argument: str, visible: Mapping[str, str], limit_s: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run it where this runs, with these variables; None if it takes too long."""
+    """Run a module on this machine, with these variables; None if it takes too long."""
     try:
         return subprocess.run(
             [sys.executable, "-m", module, argument],
@@ -273,18 +273,18 @@ def _ran(
 
 
 def _accelerators() -> str:
-    """What is on the machine where this runs; it holds none of it."""
+    """Return the accelerators of the machine where this runs, without holding any."""
     return devices_json(accelerators_here(os.environ))
 
 
 class _Machines:
-    """Ray's machines, and what GPUs they really have: each is looked at once."""
+    """Ray's machines, and the GPUs that they really have: each is probed once."""
 
     def __init__(self) -> None:
         self._seen: dict[str, list[LocalDevice]] = {}
 
     def now(self) -> list[Machine]:
-        """Those that are alive; joins or starts Ray."""
+        """Return the machines that are alive; join or start Ray."""
         reported = _joined().nodes()
         new = [
             raw for raw in reported if has_gpus(raw) and raw["NodeID"] not in self._seen
@@ -293,7 +293,7 @@ class _Machines:
         return ray_nodes(reported, self._seen)
 
     def _look(self, new: Sequence[Mapping[str, Any]]) -> None:
-        """Ask these machines; what does not answer is what Ray says, with a warning."""
+        """Probe these machines; if one does not answer, warn and use what Ray says."""
         ray = _ray()
         look = ray.remote(_accelerators)
         asked = {look.options(**_on(raw["NodeID"])).remote(): raw for raw in new}
@@ -317,7 +317,7 @@ class _Machines:
 def _last_words(ray: Any, ref: Any) -> str:
     try:
         ray.get(ref)
-    except Exception as error:  # whatever Ray has to say of the actor's end
+    except Exception as error:  # whatever Ray reports of the actor's end
         return f"ended: {str(error).splitlines()[0]}"
     return "has left"
 
@@ -327,7 +327,7 @@ def _has_accelerators(cluster: Cluster) -> bool:
 
 
 def _answering(machines: Sequence[Machine]) -> list[Machine]:
-    """Those where Ray takes a connection: it is slow to tell of one that is dead."""
+    """Return machines where Ray accepts a connection: it reports dead ones late."""
     with ThreadPoolExecutor(len(machines) or 1) as pool:
         there = list(pool.map(_answers, machines))
     return list(compress(machines, there))
@@ -345,7 +345,7 @@ def _joined() -> Any:
     ray = _ray()
     if not ray.is_initialized():
         with warnings.catch_warnings():
-            # of JAX, whose threads Ray's new processes do not get to see
+            # JAX warns about its threads, which Ray's new processes do not use
             warnings.filterwarnings("ignore", message=r"os\.fork\(\)")
             ray.init(include_dashboard=False)
     return ray

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher `ssh`: workers on hosts of a file, an `ssh` each.
+"""Defines the launcher `ssh`: workers on the hosts of a file, an `ssh` each.
 
-Owns the words of `ssh` and what is typed into the shell there, and that hosts which do
-not answer are left out. Which keys, users and known hosts there are is ssh's own
-business: nothing of it is weakened, no key is copied anywhere. Does not own the file of
-hosts (`hetjax/cluster/hosts.py`), nor where a worker is started (`on_machines.py`).
+Owns the arguments of `ssh` and the shell command on the host, and leaves out hosts that
+do not answer. Keys, users and known hosts are ssh's own business: no check is weakened,
+and no key is copied anywhere. Does not own the file of hosts
+(`hetjax/cluster/hosts.py`), nor where a worker is started (`on_machines.py`).
 
-The end of an `ssh` is not that of its worker, which ends when its controller does.
+The end of an `ssh` does not end its worker: the worker ends when its controller does.
 """
 
 import os
@@ -39,7 +39,7 @@ from hetjax.mesh.process_setup import malloc_environment
 _ANSWER_S = 10  # seconds until a host counts as gone
 _SSH = (
     *("ssh", "-T", "-a", "-x"),  # no terminal, no agent, no display there
-    *("-o", "BatchMode=yes"),  # nobody is there to answer a question
+    *("-o", "BatchMode=yes"),  # no user can answer a question
     *("-o", "ControlMaster=no", "-o", "ClearAllForwardings=yes"),
     *("-o", f"ConnectTimeout={_ANSWER_S}"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
@@ -57,12 +57,12 @@ def find_cluster(hosts: Path | None) -> Cluster:
 
 
 def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
-    """Give what runs a module on a node's host."""
+    """Return a function that runs a module on a node's host."""
     return runner(SshHosts(hosts), cluster)
 
 
 class SshHosts:
-    """The hosts of a file; BadInput for a file that is none."""
+    """The hosts of a file; BadInput if it is not a file of hosts."""
 
     system = "the file of hosts"
 
@@ -111,7 +111,7 @@ class SshHosts:
         set_there = [f"{name}={value}" for name, value in passed.items()]
         if host.directory:
             words = ["cd", shlex.quote(host.directory), "&&"]
-        else:  # where this is, or at home with a word of the shell's in the log
+        else:  # in the same directory; else at home, and the shell logs why
             words = ["cd", shlex.quote(os.getcwd()), "||", "cd", ";"]
         words += ["exec", "env", *map(shlex.quote, set_there)]
         return WorkerPlace(
@@ -124,7 +124,7 @@ class SshHosts:
         return shlex.quote(word)
 
     def _look(self, hosts: Sequence[Host]) -> dict[str, str]:
-        """Look at the cards of hosts; why that was impossible, by name."""
+        """Probe the cards of hosts; return failures by name, empty without one."""
         found = looked_at(self, map(_machine, hosts))
         self._seen |= {n: c for n, c in found.items() if not isinstance(c, str)}
         return {n: c if isinstance(c, str) else "" for n, c in found.items()}
@@ -135,7 +135,7 @@ class SshHosts:
 
 
 def _machine(host: Host, count: int = 1) -> Machine:
-    """A host that nobody has looked at."""
+    """Return the machine of a host that was not probed."""
     return Machine(
         id=host.name,
         address=host.peer_address,
@@ -152,7 +152,7 @@ def _to(host: Host) -> list[str]:
 
 
 def _answers(hosts: Sequence[Host]) -> dict[str, str]:
-    """Why each of these cannot be reached, by name; empty if it can."""
+    """Return why each of these cannot be reached, by name; empty if it can."""
 
     def ask(host: Host) -> str:
         try:

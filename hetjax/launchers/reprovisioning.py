@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking for machines again: a command of the user's, while nodes of a run are missing.
+"""Runs a command of the user to get machines, while nodes of a run are missing.
 
-The command is typed, never read from a file, and runs without a shell; what is missing
-reaches it as one line of JSON on standard input. One runs at a time, each within a
-limit; while nodes stay missing it runs again after a pause that doubles, and so many
-times an hour at most. Owns when it runs. Does not own which nodes are missing
+The command is typed, never read from a file, and runs without a shell. It gets the
+missing nodes as one line of JSON on standard input. One command runs at a time, each
+within a timeout. While nodes stay missing it runs again, after a pause that doubles, up
+to a limit per hour. Owns when it runs. Does not own which nodes are missing
 (`training/recovery/membership.py`), nor how a machine becomes a node again (the
 launchers).
 """
@@ -34,7 +34,7 @@ _KEYS = ("name", "device", "count", "hosts", "zone", "spot")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How long a command may take, how long until the next, and how many an hour."""
+    """The timeout of a command, the pauses between commands, and the most per hour."""
 
     command_s: float = 900.0
     first_pause_s: float = 60.0
@@ -46,7 +46,7 @@ class Limits:
 class CommandEnded:
     """A command that has ended: for which nodes, after `took_s`, and how.
 
-    `code` is its exit code, minus a signal's number, None if it did not start.
+    `code` is its exit code, or minus a signal's number, or None if it did not start.
     """
 
     nodes: tuple[str, ...]
@@ -56,9 +56,9 @@ class CommandEnded:
 
 
 def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
-    """Return the words of a command as it was typed, none if nothing was.
+    """Return the words of a command as it was typed; none if none was typed.
 
-    BadInput if it cannot be run, or if the launcher has no machines but this one.
+    Raises BadInput if it cannot be run, or if the launcher only uses this machine.
     """
     if typed is None:
         return ()
@@ -87,11 +87,11 @@ def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
 
 
 class Reprovisioning:
-    """Within `with`, runs the command while `missing` gives nodes.
+    """Within `with`, runs the command while `missing` returns nodes.
 
-    `on_end` is called for each command that has ended, from a thread of its own. What
-    commands print is appended to LOG in `logs`. A command that runs at the end is
-    ended, with all that it has started.
+    `on_end` is called for each command that has ended, from another thread. Output of
+    commands is appended to LOG in `logs`. A command that still runs at the end is
+    killed, with all that it has started.
     """
 
     def __init__(
@@ -155,10 +155,10 @@ class Reprovisioning:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group that can be ended as a whole
+                start_new_session=True,  # a group that can be killed as a whole
             )
         assert running.stdin is not None
-        with suppress(BrokenPipeError), running.stdin:  # one that does not read
+        with suppress(BrokenPipeError), running.stdin:  # a command that does not read
             running.stdin.write(request.encode())
         return self._waited(running)
 

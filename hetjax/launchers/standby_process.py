@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.launchers.standby_process MODULE`: a worker that is not needed yet.
+"""Runs a standby worker: `python -m hetjax.launchers.standby_process MODULE`.
 
-Imports the module of workers, which takes most of the time of a start, and waits. Its
-standard input first says where its log is; from there on it is as `python -m MODULE`,
-which reads the rest. Touches no device before, and ends with its controller, which
-holds the other end. Does not own who waits for which worker (`warm_standby.py`).
+Imports the module of workers, which takes most of the time of a start, and waits. The
+first line of its standard input names its log. From then on it acts as `python -m
+MODULE`, which reads the rest. It touches no device before, and ends with its
+controller, which holds the other end. Does not own which worker it may replace
+(`warm_standby.py`).
 """
 
 import os
@@ -23,7 +24,7 @@ def main() -> None:
     for output in (1, 2):
         os.dup2(file, output)
     os.close(file)
-    del sys.modules[name]  # what it imports stays
+    del sys.modules[name]  # its imports stay loaded
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that a run may name, and what follows from the name alone.
+"""Lists the launchers that a run may name, and what follows from the name alone.
 
-Owns the table of launchers: a row here and the file that it names are all that a
-launcher needs. Does not own what such a file defines (`launcher.py`). Imports nothing
-that takes time: help shows the table.
+Owns the table of launchers: a launcher needs only a row here and the file that the row
+names. Does not own what such a file defines (`launcher.py`). Imports nothing that takes
+time, as help shows the table.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,32 +15,32 @@ from typing_extensions import Doc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LauncherRow:
-    """What others ask of a launcher before, or without, starting anything by it."""
+    """What must be known of a launcher before, or without, starting anything."""
 
     summary: str
     """Where its workers run, for help."""
     module: str
-    """Its file, as it is imported; that happens when a run uses it."""
+    """Its module, which is imported when a run uses it."""
     has_worker_processes: bool = True
-    """Whether workers are processes of their own: they can be lost, are started again,
-    and send each other what a step needs. Else the process of the run is the only
-    worker, has all devices and sees all that was saved."""
+    """Whether workers are separate processes: they can be lost, are started again, and
+    send each other what a step needs. Otherwise the process of the run is the only
+    worker, has all devices and sees everything saved."""
     workers_are_here: bool = False
-    """Whether workers are on this machine, and have its devices. Else the launcher's
-    file finds machines (`RemoteLauncherFile`)."""
+    """Whether workers are on this machine, and have its devices. Otherwise the
+    launcher's file finds machines (`RemoteLauncherFile`)."""
     shares_disk: bool = False
-    """Whether workers write to one disk, on which copies of each other's state are of
-    no use, unless every worker has a folder of its own."""
+    """Whether workers write to one disk, on which copies of each other's state are
+    useless, unless every worker has its own folder."""
     finder: str = ""
-    """Whose word counts for which machines there are where no cluster file is given;
-    empty where workers are here."""
+    """Whose list of machines counts if no cluster file is given; empty if workers are
+    here."""
     reads_hosts: bool = False
-    """Whether its machines are those of a file, `--hosts`."""
+    """Whether its machines are listed in a file, `--hosts`."""
     waits_for_joins: bool = False
     """Whether its machines join by themselves, at `--join.address`."""
     logs: str = "the logs in {logs}"
-    """Where people find what workers have printed; {logs} is the run's folder for it,
-    in which there is nothing where the launcher's own system keeps it."""
+    """Where users find the output of workers. {logs} is the run's folder for it, which
+    is empty if the launcher's own system keeps the output."""
 
 
 LAUNCHERS: Mapping[str, LauncherRow] = {
@@ -82,11 +82,11 @@ LAUNCHERS: Mapping[str, LauncherRow] = {
         logs="the machines' own output",
     ),
 }
-LOCAL_PROCESSES = "processes"  # what a run gets that cannot be in one process
+LOCAL_PROCESSES = "processes"  # for a run that cannot be in one process
 _HELP = ", ".join(f"{row.summary} ({name})" for name, row in LAUNCHERS.items())
 
 if TYPE_CHECKING:
-    LauncherName = str  # a type checker takes no names out of a table
+    LauncherName = str  # type checkers cannot read a table
 else:
     LauncherName = Annotated[Literal[*LAUNCHERS], Doc(f"Where workers run: {_HELP}.")]
 

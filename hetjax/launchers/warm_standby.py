@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes that are started before they are needed, one for each worker.
+"""Starts worker processes before they are needed, one for each worker.
 
-Starting a worker is mostly importing: a process on standby has done that
-(`standby_process.py`) and takes the place of one that is lost at once. Owns when they
-are started, and their end. Does not own workers that know who they are
+Starting a worker is mostly importing. A standby process has done that
+(`standby_process.py`), and so replaces a lost worker at once. Owns when standby
+processes start and end. Does not own processes that are workers already
 (`local_processes.py`).
 """
 
@@ -18,8 +18,11 @@ _STANDBY = "hetjax.launchers.standby_process"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerCommand:
-    """How a worker process is started: words before its own (`WorkerPlace.prefix`),
-    the interpreter, its module, variables."""
+    """How a worker process is started.
+
+    `prefix` are the words before its own (`WorkerPlace.prefix`), `python` is the
+    interpreter, `module` its module, `environment` its variables.
+    """
 
     prefix: tuple[str, ...] = ()
     python: str = sys.executable
@@ -32,15 +35,15 @@ class WorkerCommand:
 
     @property
     def on_standby(self) -> list[str]:
-        """The same for one that waits first."""
+        """The command of a process that waits first."""
         return [*self.prefix, self.python, "-m", _STANDBY, self.module]
 
 
 class WarmStandby:
-    """A process for each worker, `after_s` from when it was asked for; 0: none.
+    """A process for each worker, started `after_s` after `prepare`; 0: none.
 
-    One that was not needed costs memory, but no device. What it says before it is
-    claimed is lost: one that cannot even wait is none.
+    An unused one costs memory, but no device. Its output before it is claimed is lost.
+    One that ends while it waits is not used.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -51,7 +54,7 @@ class WarmStandby:
         self._is_over = False
 
     def prepare(self, worker: str, command: WorkerCommand) -> None:
-        """Have one for the worker in a while, in the background."""
+        """Start one for the worker in a while, in the background."""
         with self._lock:
             if self._after_s and not self._is_over:
                 self._stop_timer(worker)
@@ -63,7 +66,7 @@ class WarmStandby:
     def claim(
         self, worker: str, command: WorkerCommand
     ) -> subprocess.Popen[str] | None:
-        """The worker's process, if there is one that was started by this command."""
+        """Return the worker's process, if this command has started one."""
         with self._lock:
             self._stop_timer(worker)
             made, process = self._ready.pop(worker, (None, None))

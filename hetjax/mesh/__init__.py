@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device groups to meshes, axis rules, moves of arrays, meshes of several hosts."""
+"""Meshes of device groups, axis rules, moves of arrays, meshes of several hosts."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses the CPU of a machine that has an accelerator which JAX does not use.
+"""Refuses a run on the CPU if the machine has an accelerator that JAX does not use.
 
-Owns by which files an accelerator shows itself, what JAX needs for it, and what is said
-where that is missing or does not fit. Does not own which runs are refused: those that
-are not simulated and where nobody asked for the CPU (`training/layout/hardware.py`,
+Owns the files that show an accelerator, what JAX needs for it, and the errors if that
+is missing or does not fit. Does not own which runs are refused: those that are not
+simulated and did not request the CPU (`training/layout/hardware.py`,
 `training/worker.py`).
 """
 
@@ -23,8 +23,8 @@ from hetjax.errors import BadInput
 class Accelerator:
     """A family of devices; `name` has its article, `platform` is JAX's word for it.
 
-    `extras` has, by the distribution that lets JAX use it, the extra of hetjax that
-    installs that; the first is what to take where there is none.
+    `extras` maps each distribution that lets JAX use it to the extra of hetjax that
+    installs the distribution. The first is the one to install if there is none.
     """
 
     name: str
@@ -44,8 +44,8 @@ AMD = Accelerator(
     name="an AMD GPU", platform="rocm", extras={"jax-rocm7-plugin": "rocm"}
 )
 
-# Of the GPUs that JAX's ROCm wheels are built for, as the kernel's driver writes them:
-# gfx908, 90a, 942, 950, 1030, 1100, 1101, 1200, 1201. GPUs inside processors are others
+# The GPUs that JAX's ROCm wheels are built for, as the kernel's driver writes them:
+# gfx908, 90a, 942, 950, 1030, 1100, 1101, 1200, 1201. No GPUs inside processors
 _GFX = {
     *("90008", "90010", "90402", "90500"),
     *("100300", "110000", "110001", "120000", "120001"),
@@ -71,8 +71,8 @@ class Visible:
 def visible_accelerator(root: Path = Path("/")) -> Visible | None:
     """Return the accelerator that this process may use, if there is one.
 
-    Device files are what counts: a container has those that it was given, while /proc
-    and /sys show what its host has. `root` is where the file system begins.
+    Device files decide: a container has those that it was given, while /proc and /sys
+    show what its host has. `root` is the root of the file system.
     """
     dev = root / "dev"
     cards = [*sorted(dev.glob("nvidia[0-9]*")), *_cards_of_wsl(root)]
@@ -82,13 +82,13 @@ def visible_accelerator(root: Path = Path("/")) -> Visible | None:
     if amd.exists() and _has_rocm_gpu(root):
         return Visible(accelerator=AMD, file=amd)
     chips = [*sorted(dev.glob("accel[0-9]*")), *sorted(dev.glob("vfio/[0-9]*"))]
-    if chips and _has_tpu(root):  # others than TPUs have such files, too
+    if chips and _has_tpu(root):  # other devices have such files, too
         return Visible(accelerator=TPU, file=chips[0])
     return None
 
 
 def _cards_of_wsl(root: Path) -> list[Path]:
-    """Windows' device file stands for any GPU, its library for NVIDIA's driver."""
+    """Return Windows' device file, which any GPU has, if NVIDIA's driver is there."""
     card, driver = root / "dev/dxg", root / "usr/lib/wsl/lib/libcuda.so.1"
     return [card] if card.exists() and driver.exists() else []
 
@@ -112,7 +112,7 @@ def _has_tpu(root: Path) -> bool:
 
 
 def _text_of(file: Path) -> str:
-    """What a file of the system says; nothing where a container hides it."""
+    """Return the text of a system file; empty if a container hides the file."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -120,7 +120,7 @@ def _text_of(file: Path) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of jaxlib and of what lets it use accelerators."""
+    """Return the versions of jaxlib and of the plugins that use accelerators."""
     found: dict[str, str] = {}
     for name in ("jaxlib", *NVIDIA.extras, *AMD.extras, *TPU.extras):
         with suppress(PackageNotFoundError):
@@ -131,7 +131,7 @@ def installed_versions() -> dict[str, str]:
 def unusable(there: Visible, versions: Mapping[str, str]) -> BadInput | None:
     """Return what to raise if JAX cannot use `there`, as far as versions tell.
 
-    `versions` are those of what is installed, by distribution.
+    `versions` are those of installed distributions.
     """
     plugin = _plugin(there, versions)
     if plugin not in versions:
@@ -145,7 +145,7 @@ def unusable(there: Visible, versions: Mapping[str, str]) -> BadInput | None:
 def not_started(there: Visible, versions: Mapping[str, str], answer: str) -> BadInput:
     """Return what to raise if JAX could use `there`, and does not.
 
-    `answer` is what JAX says when it is asked for it.
+    `answer` is what JAX says to a request for it.
     """
     plugin = _plugin(there, versions)
     why = f"it did not start with {plugin} {versions[plugin]} ({answer})"
@@ -154,7 +154,7 @@ def not_started(there: Visible, versions: Mapping[str, str], answer: str) -> Bad
 
 
 def _plugin(there: Visible, versions: Mapping[str, str]) -> str:
-    """What is installed to use it and fits, else what is installed or should be."""
+    """Return a plugin that is installed and fits, else an installed or known plugin."""
     known = list(there.accelerator.extras)
     installed = [name for name in known if name in versions]
     fitting = [name for name in installed if _fits(name, versions)]
@@ -166,7 +166,7 @@ def _fits(plugin: str, versions: Mapping[str, str]) -> bool:
 
 
 def same_release(plugin: str, jaxlib: str) -> bool:
-    """Whether JAX takes the plugin; those of ROCm come a second time as .post1.
+    """Whether JAX accepts the plugin; ROCm's are released again as .post1.
 
     >>> same_release("0.12.0.post1", "0.12.0"), same_release("0.12.0", "0.12.0.1")
     (True, False)
@@ -187,7 +187,7 @@ def _cpu_instead(
 
 
 def kept_from(there: Visible) -> BadInput:
-    """Return what to raise where JAX was set to the CPU alone before this run."""
+    """Return what to raise if JAX was set to the CPU alone before this run."""
     return BadInput(
         got=f"a run on {there} in a process where JAX was set to the CPU alone, as a "
         "simulated run does",
@@ -197,14 +197,14 @@ def kept_from(there: Visible) -> BadInput:
 
 
 def start_jax() -> list[jax.Device]:
-    """Start JAX, and return the devices here that it computes on by itself.
+    """Start JAX, and return the local devices that it computes on by default.
 
-    BadInput where it does not start, or without the CPU, on which weights are drawn.
+    Raises BadInput if it does not start, or lacks the CPU, on which weights are drawn.
     """
     try:
         jax.devices("cpu")
         return jax.local_devices()
-    except (RuntimeError, AssertionError) as error:  # the latter: nothing is left
+    except (RuntimeError, AssertionError) as error:  # the latter: no platform is left
         why = (str(error).splitlines() or ["none of these is here"])[0]
         asked = os.environ.get("JAX_PLATFORMS")
         raise BadInput(
@@ -218,8 +218,8 @@ def start_jax() -> list[jax.Device]:
 def check_accelerator_used(root: Path = Path("/")) -> None:
     """Raise BadInput if JAX has only the CPU of a machine that has an accelerator.
 
-    Starts JAX, with the errors of `start_jax`. JAX_PLATFORMS=cpu asks for the CPU as
-    well: it is JAX's own setting. `root` is where the file system begins.
+    Starts JAX, with the errors of `start_jax`. JAX_PLATFORMS=cpu, JAX's own setting,
+    also requests the CPU. `root` is the root of the file system.
     """
     start_jax()
     if jax.default_backend() != "cpu" or _asked_for_cpu():
@@ -235,7 +235,7 @@ def check_accelerator_used(root: Path = Path("/")) -> None:
 
 
 def check_accelerator_usable(root: Path = Path("/")) -> None:
-    """Raise the same BadInput where it shows without JAX, which is not started."""
+    """Raise the same BadInput if that is known without JAX, which is not started."""
     there = visible_accelerator(root)
     problem = there and unusable(there, installed_versions())
     if problem and not _asked_for_cpu():
@@ -243,7 +243,7 @@ def check_accelerator_usable(root: Path = Path("/")) -> None:
 
 
 def _asked_for_cpu() -> bool:
-    """By a setting of JAX: a list, of which the first counts, or its older form."""
+    """Whether JAX's setting requests the CPU: first in its list, or in the old form."""
     first = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
     return "cpu" in (first, os.environ.get("JAX_PLATFORM_NAME", "").lower())
 

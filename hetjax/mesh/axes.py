@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh of a stage and the rules that map logical axes onto its two axes.
+"""Makes the mesh of a stage, and maps logical axes onto its two axes.
 
 Owns `stage_mesh` and `abstract_mesh` (the one place where meshes are made), the logical
-axis rules, and the two shardings every parameter has: as compute weight and as master
+axis rules, and the two shardings of every parameter: as compute weight and as master
 weight. Does not own the movement of arrays between meshes (`reshard.py`).
 """
 
@@ -22,14 +22,14 @@ RULES = {
     "mlp": "tensor",
     "experts": "tensor",
 }
-# compilers cut what lies between; said, since releases of JAX differ in their default
+# compilers cut intermediate arrays; explicit, as JAX releases differ in their default
 _AUTO = (AxisType.Auto, AxisType.Auto)
 NUM_SLICES = 8
 MIN_SLICE_SIZE = 1 << 18  # elements
 
 
 def stage_mesh(devices: Sequence[jax.Device], *, data: int, tensor: int) -> Mesh:
-    """The mesh of a stage: axes ("data", "tensor"), devices data-major, one kind."""
+    """Return the mesh of a stage: axes ("data", "tensor"), data-major, of one kind."""
     assert len(devices) == data * tensor, (devices, data, tensor)
     assert len({d.device_kind for d in devices}) == 1, "no mesh may mix device kinds"
     grid = np.array(devices, dtype=object).reshape(data, tensor)
@@ -37,19 +37,19 @@ def stage_mesh(devices: Sequence[jax.Device], *, data: int, tensor: int) -> Mesh
 
 
 def abstract_mesh(*, data: int, tensor: int) -> AbstractMesh:
-    """The same mesh without devices, for the sizes of what would lie on it."""
+    """Return the same mesh without devices, for the sizes of arrays on it."""
     return AbstractMesh((data, tensor), ("data", "tensor"), axis_types=_AUTO)
 
 
 def tensor_dim(logical: Sequence[str | None]) -> int | None:
-    """The dim that is cut over the tensor axis, or None (at most one per array)."""
+    """Return the dim that is cut over the tensor axis (at most one), or None."""
     dims = [i for i, name in enumerate(logical) if name in RULES]
     assert len(dims) <= 1, f"two dims of {tuple(logical)} map to the tensor axis"
     return dims[0] if dims else None
 
 
 def compute_spec(logical: Sequence[str | None]) -> PartitionSpec:
-    """Layout of a compute weight: cut over tensor, whole on every data rank.
+    """Return the layout of a compute weight: cut over tensor, whole on data ranks.
 
     Raises BadInput for a logical axis name that has no rule.
     """
@@ -66,11 +66,11 @@ def compute_spec(logical: Sequence[str | None]) -> PartitionSpec:
 def master_spec(
     shape: Sequence[int], logical: Sequence[str | None], *, data: int, tensor: int
 ) -> PartitionSpec:
-    """Layout of master weight and optimizer state: also cut over data where it divides.
+    """Return the layout of master weight and optimizer state: cut over data, too.
 
-    The tensor dim is cut tensor-major, then by data, so that each device holds
-    neighbouring checkpoint slices; arrays without one are cut along the first dim
-    that data divides, and stay whole if none does.
+    The tensor dim is cut tensor-major, then by data if that divides it, so that each
+    device holds neighbouring checkpoint slices. Arrays without a tensor dim are cut
+    along the first dim that data divides, and stay whole if it divides none.
     """
     dim = tensor_dim(logical)
     if data == 1:
@@ -85,11 +85,11 @@ def master_spec(
 
 
 def slices(shape: Sequence[int], logical: Sequence[str | None]) -> tuple[int, int]:
-    """(dim, number) of the fixed checkpoint slices of a parameter; no plan changes it.
+    """Return (dim, number) of a parameter's checkpoint slices, the same for all plans.
 
     The tensor dim is cut in 8, or in as many (a power of two) as divide it and leave
-    slices of 1 MiB or more in float32: each is a file. Arrays without a tensor dim are
-    one slice.
+    slices of 1 MiB or more in float32, as each is a file. Arrays without a tensor dim
+    are one slice.
     """
     dim = tensor_dim(logical)
     if dim is None:
@@ -102,10 +102,10 @@ def slices(shape: Sequence[int], logical: Sequence[str | None]) -> tuple[int, in
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Whole on every device of the mesh."""
+    """Return the sharding of arrays that are whole on every device of the mesh."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Dim 0 (sequences of a microbatch) cut over data, whole over tensor."""
+    """Return the sharding with dim 0 (sequences of a microbatch) cut over data."""
     return NamedSharding(mesh, PartitionSpec("data"))

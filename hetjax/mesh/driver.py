@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NVIDIA's driver says of its cards, without JAX.
+"""Asks NVIDIA's driver for its cards, without JAX.
 
-Owns the question and how its answer is read. Does not own what follows from it
+Owns the query and the parsing of the answer. Does not own its uses
 (`hetjax/diagnosis/`, `hetjax/profiling/`, `hetjax/launchers/`).
 """
 
@@ -17,7 +17,8 @@ _LIMIT_S = 20.0
 class Card:
     """One card; `compute_capability` as in 8.6, `driver` as in 550.54.15.
 
-    `memory_gib` is 0 where the driver does not say it; `is_cut` into instances (MIG).
+    `memory_gib` is 0 if the driver does not report it. A card that `is_cut` is split
+    into instances (MIG).
     """
 
     uuid: str
@@ -29,7 +30,7 @@ class Card:
 
 
 def driver_cards() -> tuple[Card, ...]:
-    """Return the cards that the driver shows; none where it does not answer in time."""
+    """Return the cards that the driver shows; none if it does not answer in time."""
     try:
         done = subprocess.run(
             _COMMAND, capture_output=True, text=True, timeout=_LIMIT_S, check=True
@@ -40,7 +41,7 @@ def driver_cards() -> tuple[Card, ...]:
 
 
 def read_cards(text: str) -> tuple[Card, ...]:
-    """Read the lines of nvidia-smi; those that are otherwise are left out.
+    """Read the lines of nvidia-smi; lines of another form are left out.
 
     >>> read_cards("GPU-1a2b, Tesla T4, 15360, [N/A], 7.5, 550.54.15")[0].memory_gib
     15.0

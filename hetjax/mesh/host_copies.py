@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of arrays from devices to the memory of their host, at the rate of the link.
+"""Copies arrays from devices to the memory of their host, at the rate of the link.
 
-A GPU writes pinned memory itself, and has all other memory written by the driver, from
-a small pinned buffer: an H200 gave 49 and 1.5 GB/s (`experiments/results/gpu/`). NumPy
-reads pinned memory where it lies. Owns this way. Does not own what is copied, nor how
-long it is kept: pinned memory counts against a limit of JAX's (64 GiB of a process).
+A GPU writes pinned memory itself; the driver writes all other memory, from a small
+pinned buffer. An H200 gave 49 and 1.5 GB/s (`experiments/results/gpu/`). NumPy reads
+pinned memory in place. Owns the use of pinned memory. Does not own what is copied, nor
+how long it is kept: pinned memory counts against a limit of JAX (64 GiB per process).
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,15 +15,15 @@ import jax
 import numpy as np
 
 _PINNED = "pinned_host"  # JAX's word for it
-_PLATFORMS = ("gpu",)  # on TPUs this was not measured
-_AT_ONCE = 4  # copies from pinned memory: new pages take longer than what fills them
+_PLATFORMS = ("gpu",)  # not measured on TPUs
+_AT_ONCE = 4  # copies from pinned memory: to get pages takes longer than to fill them
 
 
 def start_copy(x: jax.Array) -> jax.Array:
-    """Start copying an array to its host; return the one to read there.
+    """Start copying an array to its host; return the array to read there.
 
-    Same values, dtype and shards. `np.asarray` of it, or of its shards, waits for the
-    copy. Meant to be read soon and dropped.
+    It has the same values, dtype and shards. `np.asarray` of it, or of its shards,
+    waits for the copy. Read it soon, and drop it.
     """
     if x.is_fully_addressable and all(map(_is_pinned_faster, x.devices())):
         return jax.device_put(x, x.sharding.with_memory_kind(_PINNED))
@@ -32,16 +32,16 @@ def start_copy(x: jax.Array) -> jax.Array:
 
 
 def host_copies(arrays: Iterable[jax.Array]) -> Iterator[np.ndarray]:
-    """Copies of whole arrays in memory of their own, in order; waits for the devices.
+    """Yield copies of whole arrays, in order, that share no memory; waits for devices.
 
-    A few at a time are in pinned memory.
+    Only a few at a time are in pinned memory.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         yield from pool.map(host_copy, arrays)
 
 
 def host_copy(x: jax.Array) -> np.ndarray:
-    """A copy of a whole array in memory of its own; waits for the devices."""
+    """Return a copy of a whole array that shares no memory; waits for the devices."""
     return np.array(start_copy(x))
 
 

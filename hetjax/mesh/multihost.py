@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meshes that span the processes of one island on several hosts, and arrays on them.
 
-Owns the settings of `jax.distributed`, the order of devices, and making arrays from
-host values and reading them back. The first process of a world has the service that all
-others depend on: they end with it. A process that has devices of a mesh is a member of
-it, and the member with the lowest index leads. On a mesh of one process everything is
-as JAX does it. Does not own which hosts belong together, nor who is a member by plan.
+Owns the settings of `jax.distributed`, the order of devices, the making of arrays from
+host values and the reading of arrays. The first process of a world runs the service
+that all others depend on: they end with it. A process with devices of a mesh is a
+member of the mesh; the member with the lowest index leads. On a mesh of one process,
+JAX's usual functions do the work. Does not own which hosts belong together, nor which
+processes a plan makes members.
 """
 
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ def is_member(mesh: Mesh) -> bool:
 
 
 def leads(mesh: Mesh) -> bool:
-    """Whether this process is the member that speaks for the mesh."""
+    """Whether this process is the leading member of the mesh."""
     return mesh.devices.flat[0].client.process_index() == min(_members(mesh))
 
 
 def to_mesh(value: np.ndarray | np.generic, sharding: Sharding | None) -> jax.Array:
-    """A host value on the devices of the sharding, each member placing its part.
+    """Return a host value as an array of the sharding; each member places its part.
 
-    All members must give the same value; nothing of it crosses between them.
+    All members must pass the same value; none of it crosses between them.
     """
     assert sharding is not None
     if sharding.is_fully_addressable:
@@ -44,15 +45,15 @@ def to_mesh(value: np.ndarray | np.generic, sharding: Sharding | None) -> jax.Ar
 
 
 def value_here(x: jax.Array) -> np.ndarray:
-    """The value of an array that every device has whole; waits for it."""
+    """Return the value of an array that every device has whole; waits for it."""
     return np.asarray(x.addressable_data(0))
 
 
 def whole_value(x: jax.Array) -> np.ndarray | None:
-    """A host copy of an array for the process that leads its mesh, None for others.
+    """Return a host copy of an array on the process that leads its mesh, else None.
 
-    A program of all members if the mesh spans processes: they must call this in the
-    same order. Waits for the devices.
+    If the mesh spans processes, this runs a program of all members: they must call it
+    in the same order. Waits for the devices.
     """
     if x.is_fully_addressable:
         return host_copy(x)
@@ -61,7 +62,7 @@ def whole_value(x: jax.Array) -> np.ndarray | None:
     made = x if x.is_fully_replicated else _replicate(mesh)(x)
     if leads(mesh):
         return np.array(made.addressable_data(0))
-    jax.block_until_ready(made)  # one copy of one array at a time
+    jax.block_until_ready(made)  # so that only one whole array exists at a time
     return None
 
 
@@ -74,8 +75,8 @@ def _replicate(mesh: Mesh):
     return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-# long: a starved process is not a dead one, and those that are lost are reported by
-# the controller (`hetjax/comm/heart.py`)
+# long: a starved process is not dead, and the controller reports those that are lost
+# (`hetjax/comm/heart.py`)
 _HEARTBEAT_S = 120
 _JOIN_S = 120
 _LEAVE_S = 30
@@ -83,7 +84,7 @@ _LEAVE_S = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """One process's place in a world; `address` is where the first one serves it."""
+    """One process's place in a world, which the first process serves at `address`."""
 
     address: str
     count: int
@@ -91,16 +92,16 @@ class World:
 
 
 def join_world(world: World) -> None:
-    """Become part of it; has to come before the first use of devices."""
-    # of CPU devices; without it they have no collectives between processes
+    """Join the world; has to come before the first use of devices."""
+    # CPU devices have no collectives between processes without it
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # else a process that dies takes all others with it, not only the first one
+    # without it, any process that dies ends all others; with it, only the first does
     jax.config.update("jax_enable_recoverability", True)
     jax.distributed.initialize(
         world.address,
         world.count,
         world.index,
-        coordinator_bind_address=world.address,  # by default on all interfaces
+        coordinator_bind_address=world.address,  # the default is all interfaces
         cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=_HEARTBEAT_S,
         initialization_timeout=_JOIN_S,
@@ -109,14 +110,14 @@ def join_world(world: World) -> None:
 
 
 def leave_world() -> None:
-    """Part from the others in good order; the first process has to be the last."""
+    """Leave the world in good order; the first process has to leave last."""
     jax.distributed.shutdown()
 
 
 def world_devices(index: int, count: int, per_host: int) -> list[jax.Device]:
-    """So many devices of each of `count` processes, in (host, local id) order.
+    """Return `per_host` devices of each of `count` hosts, in (host, local id) order.
 
-    BadInput unless this one is number `index` to JAX, or if one has too few.
+    Raises BadInput unless this process is number `index` to JAX, or if one has too few.
     """
     if (jax.process_index(), jax.process_count()) != (index, count):
         raise BadInput(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is set in a process before JAX starts there.
+"""Sets up a process before JAX starts in it.
 
 Owns simulated devices (several CPU devices in this process), how the C library keeps
-memory, and where compiled programs are kept. Does not own which device is which node's.
+memory, and where compiled programs are kept. Does not own which node has which device.
 """
 
 import ctypes
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import jax
 
-# glibc's tunable: ask for huge pages, where the kernel leaves that to programs
+# glibc's tunable that requests huge pages, if the kernel leaves that to programs
 _HUGE_PAGES = "glibc.malloc.hugetlb"
-# glibc's names, and its numbers for them
+# glibc's name of a setting -> glibc's number of it, value
 _MALLOC = {
     "TRIM_THRESHOLD_": (-1, 2**31 - 1),
     "TOP_PAD_": (-2, 256 << 20),
@@ -26,9 +26,9 @@ _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 def simulate_devices(count: int, *, only_cpu: bool = True) -> None:
     """Make JAX see `count` CPU devices, and accelerators too unless `only_cpu`.
 
-    Has to be the first use of JAX in a process; RuntimeError otherwise.
+    Has to be the first use of JAX in a process; raises RuntimeError otherwise.
     """
-    threads = max(16, 4 * count)  # fewer than 2 a device can starve transfers and hang
+    threads = max(16, 4 * count)  # under 2 per device, transfers can starve and hang
     os.environ.setdefault("PJRT_NPROC", str(threads))
     jax.config.update("jax_num_cpu_devices", count)
     if only_cpu:
@@ -37,13 +37,13 @@ def simulate_devices(count: int, *, only_cpu: bool = True) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory: no page faults on every fresh buffer.
+    """Make the C library keep freed memory: no page faults on every fresh buffer.
 
     By default glibc gives large blocks back at once, and a step that makes many
     buffers pays for mapping them again (a tenth of a small step, measured). Arenas of
-    threads give them back whatever is set; still threads keep their own here: with one
-    for all, those of the compiler wait for each other (preset `tiny` compiled in 36
-    instead of 22 s), and steps are no faster.
+    threads give blocks back whatever is set. Still, each thread keeps its arena here:
+    with one arena for all, threads of the compiler wait for each other (preset `tiny`
+    compiled in 36 instead of 22 s), and steps are no faster.
     """
     if sys.platform != "linux":
         return
@@ -57,10 +57,11 @@ def keep_freed_memory() -> None:
 def malloc_environment() -> dict[str, str]:
     """Return variables that make a new process keep freed memory from its start.
 
-    It keeps it in huge pages, too, which only a variable can ask for: 0.70 instead of
-    0.72 s for a stage's passes, and memory touched for the first time costs little.
-    All threads share one arena: messages of 64 MiB arrive at 2.5 instead of 1.5 GiB/s,
-    and a worker's passes take 0.76 instead of 0.90 s. Other systems have no glibc.
+    The process also uses huge pages, which only a variable can request: a stage's
+    passes take 0.70 instead of 0.72 s, and the first touch of memory costs little. All
+    threads share one arena: messages of 64 MiB arrive at 2.5 instead of 1.5 GiB/s, and
+    a worker's passes take 0.76 instead of 0.90 s. Only Linux has glibc, so there are no
+    variables on other systems.
     """
     if sys.platform != "linux":
         return {}
@@ -74,13 +75,13 @@ def malloc_environment() -> dict[str, str]:
 
 
 _FOLDER = "compiled"
-_MOST_BYTES = 8 << 30  # the least used go first
+_MOST_BYTES = 8 << 30  # the least recently used programs go first
 
 
 def keep_compiled(cache_dir: Path) -> None:
-    """Let JAX keep all it compiles in this folder, unless its own variable says where.
+    """Make JAX keep all it compiles in this folder, unless JAX's variable sets another.
 
-    To be called before anything is compiled.
+    Has to be called before anything is compiled.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move an array between unlike meshes, piece by piece, without blocking the caller.
+"""Moves an array between unlike meshes, piece by piece, without blocking the caller.
 
-`jax.device_put` between layouts that differ waits for the source; single-device
-pieces never do. Owns the piece plan (which box of which shard goes where; also what
+`jax.device_put` between layouts that differ waits for the source; that of single-device
+pieces never does. Owns the piece plan (which box of which shard goes where; also what
 crosses the wire between processes) and its execution inside one process. Does not
 own tags or delivery (`hetjax/comm/transport.py`).
 """
@@ -32,7 +32,7 @@ class ReshardPiece:
 
 @cache
 def shard_boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:
-    """The box of the global array that each device holds, in device order."""
+    """Return the box of the global array that each device holds, in device order."""
     return {
         device: tuple(i.indices(n)[:2] for i, n in zip(index, shape, strict=True))
         for device, index in sharding.devices_indices_map(shape).items()
@@ -43,10 +43,10 @@ def shard_boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, 
 def pieces(
     shape: tuple[int, ...], source: Sharding, target: Sharding
 ) -> dict[jax.Device, tuple[ReshardPiece, ...]]:
-    """Per target device the pieces that tile its shard, each from one holder.
+    """Return, per target device, the pieces that tile its shard, each from one holder.
 
-    Of the devices that hold the same box, target devices take turns, so that the
-    load of a replicated source is spread.
+    Target devices take turns among the devices that hold the same box, so that the load
+    of a replicated source is spread.
     """
     holders: dict[Box, list[jax.Device]] = {}
     for device, box in shard_boxes(source, shape).items():
@@ -63,10 +63,10 @@ def pieces(
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """An array on its source devices, cut for where it will go.
+    """An array on its source devices, cut for its target.
 
     It moves as a `whole`, or in `parts`: per target device the boxes of its shard, each
-    with where it starts in there.
+    with its start within the shard.
     """
 
     abstract: jax.ShapeDtypeStruct
@@ -78,15 +78,15 @@ class Parcel:
 
 
 def reshard(x: jax.Array, target: Sharding) -> jax.Array:
-    """The same global array laid out as `target`; returns before `x` is computed."""
+    """Return the same global array laid out as `target`, before `x` is computed."""
     return delivered(parcel(x, target))
 
 
 def parcel(x: jax.Array, target: Sharding) -> Parcel:
-    """Cut an array where it is, to be moved later.
+    """Cut an array on its source devices, to be moved later.
 
-    On no device do the cuts take more memory than its shard does. The source devices
-    run nothing on delivery, so it does not wait for what they have been given by then.
+    On no device do the cuts take more memory than the shard there. The source devices
+    run nothing at delivery, so delivery does not wait for work enqueued by then.
     """
     abstract = jax.ShapeDtypeStruct(x.shape, x.dtype)
     plan = pieces(x.shape, x.sharding, target)
@@ -109,7 +109,7 @@ def parcel(x: jax.Array, target: Sharding) -> Parcel:
 
 
 def delivered(parcel: Parcel) -> jax.Array:
-    """Start moving a parcel; the array laid out as its target, before it is there."""
+    """Start moving a parcel; return the array in its target layout, not yet there."""
     shape, target = parcel.abstract.shape, parcel.target
     if parcel.whole is not None:
         return jax.device_put(parcel.whole, target)
@@ -123,7 +123,7 @@ def delivered(parcel: Parcel) -> jax.Array:
 
 
 def moved_bytes(parcel: Parcel) -> int:
-    """Bytes that its delivery moves from one device to another."""
+    """Return the bytes that the parcel's delivery moves from one device to another."""
     if parcel.whole is not None:
         shape, whole = parcel.abstract.shape, parcel.whole
         ends = zip(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a decoder as configs, which need no JAX.
+"""Defines the sizes of a decoder as configs, without JAX.
 
-Owns the configs of whole models and what configs refuse, so that a name or a size that
-cannot be is refused at once. Does not own the modules that configs describe
-(`layers.py`, `experts/`) nor sizes that have a name (`presets.py`).
+Owns the configs of whole models and the checks of configs, which refuse an impossible
+name or size at once. Does not own the modules that configs describe (`layers.py`,
+`experts/`) nor named sizes (`presets.py`).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hetjax.errors import BadInput
 
-FrozenForm = Literal["int8", "nf4"]  # what frozen weights may be held in
+FrozenForm = Literal["int8", "nf4"]  # quantised forms of frozen weights
 
 
 def require_positive(owner: str, config: Any, exempt: tuple[str, ...] = ()) -> None:
@@ -46,7 +46,7 @@ def require_divides(owner: str, config: Any, name: str, of: str) -> None:
 class NormConfig:
     """`rms` has a scale; `layer` subtracts the mean and has a scale and a bias.
 
-    `around_one`: what is kept is how far the scale is from one (Gemma).
+    With `around_one`, the parameter is the scale minus one (Gemma).
     """
 
     kind: Literal["rms", "layer"]
@@ -59,10 +59,11 @@ class NormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """How positions beyond those of a first training are turned.
+    """How RoPE is stretched to more positions than those of a first training.
 
-    `linear` turns all by 1 / factor; `llama3` those dims that turn slowly: less than
-    `low_turns` times in `original_positions`, and those up to `high_turns` in part.
+    `linear` multiplies the frequency of all dims by 1 / factor. `llama3` does so only
+    for slow dims, with less than `low_turns` turns in `original_positions`, and in part
+    for dims with up to `high_turns`.
     """
 
     kind: Literal["linear", "llama3"]
@@ -77,10 +78,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """Who takes a token, and how many one expert may take.
+    """Which experts take a token, and how many tokens one expert may take.
 
-    `capacity_factor` None: as many as choose it. Weights of the chosen sum to one if
-    they are `normalized`.
+    `capacity_factor` None: all that choose it. If `normalized`, the weights of a
+    token's chosen experts sum to one.
     """
 
     num_experts: int
@@ -105,7 +106,7 @@ class Routing:
             )
 
     def capacity(self, seq_len: int) -> int:
-        """Tokens of one sequence that one expert takes; never more than there are."""
+        """Return how many tokens of one sequence one expert takes, at most all."""
         if self.capacity_factor is None:
             return seq_len
         even_share = self.top_k * seq_len / self.num_experts
@@ -114,7 +115,7 @@ class Routing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """What all families have; with the grain `half` plans may cut within blocks."""
+    """The fields of all families. With grain `half`, plans may cut within blocks."""
 
     name: str
     vocab_size: int
@@ -146,11 +147,11 @@ class GPTConfig(DecoderConfig):
 class LlamaConfig(DecoderConfig):
     """Llama and its relatives: Qwen, Mistral, Gemma and, with `routing`, Mixtral.
 
-    `windowed` says of which blocks positions see the last `window` ones alone, from the
-    first block on, over and over. Those turn by `window_rope_theta`, if there is one,
-    without scaling. `rope_blocks` says in the same way in which blocks positions turn
-    at all. With norms "around" what attention and MLP add is normalised, too; then it
-    is multiplied by `residual_scale`.
+    `windowed` says in which blocks positions see only the last `window` ones: a pattern
+    from the first block on, repeated. These blocks have the RoPE base
+    `window_rope_theta`, if given, without scaling. `rope_blocks` is such a pattern,
+    too: the blocks with RoPE. With norms "around", the outputs of attention and MLP are
+    normalised. With all norms, they are multiplied by `residual_scale`.
     """
 
     inner_size: int
@@ -188,7 +189,7 @@ class LlamaConfig(DecoderConfig):
         self._check_experts()
 
     def _check_experts(self) -> None:
-        """BadInput for what experts do not have."""
+        """Raise BadInput for settings that experts do not support."""
         asked = {
             "norms 'around'": self.norms == "around",
             "mlp_biases": self.mlp_biases,
@@ -207,20 +208,20 @@ class LlamaConfig(DecoderConfig):
         return self.head_size or self.hidden_size // self.num_heads
 
     def has_window(self, block: int) -> bool:
-        """Whether positions see a part of what is before them in that block."""
+        """Whether positions of that block see only a window of those before them."""
         return self.window is not None and self.windowed[block % len(self.windowed)]
 
     def has_rope(self, block: int) -> bool:
-        """Whether positions turn queries and keys in that block."""
+        """Whether that block rotates queries and keys by position."""
         return self.rope_blocks[block % len(self.rope_blocks)]
 
 
-# what changes no number that a model gives for its weights
+# fields that do not change what a model computes from its weights
 _NO_NUMBERS = {"name", "max_seq_len", "vocab_size", "vocab_multiple", "grain"}
 
 
 def numbers(config: DecoderConfig) -> dict[str, Any]:
-    """The fields of a config that change what a model computes from its weights."""
+    """Return the fields of a config that change what a model computes."""
     found = {field.name: getattr(config, field.name) for field in fields(config)}
     if isinstance(config, LlamaConfig):
         blocks = range(config.num_blocks)

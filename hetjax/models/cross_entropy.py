@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropy of a projection onto the vocabulary, never of more logits than fit.
+"""Cross-entropy of a projection onto the vocabulary, with a limit on logits in memory.
 
-Legend: B sequences, L positions, D residual width, V padded vocabulary, or rows of the
-table that are a block; M blocks of T tokens each, N = M x T; K strips of R rows each.
+Legend: B sequences, L positions, D residual width, V padded vocabulary, or the table
+rows of a block; M blocks of T tokens each, N = M x T; K strips of R rows each.
 
-Few logits are made at once and kept for the backward pass. Many are made in blocks:
-of tokens for the loss and the input's gradient, of words for the table's. So they are
-made three times, two products more than with all of them kept, for memory that does
-not grow with B, L and V. Owns these two forms with derivatives of their own. Does not
-own the norm before nor the table (`head.py`).
+If there are few logits, they are computed at once and kept for the backward pass. If
+there are many, they are computed in blocks: blocks of tokens for the loss and the
+input's gradient, blocks of words for the table's gradient. Blocks compute the logits
+three times, two products more than if all were kept, but their memory does not grow
+with B, L and V. Owns these two forms and their custom derivatives. Does not own the
+norm before the projection nor the table (`head.py`).
 """
 
 import math
@@ -18,19 +19,19 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-WHOLE_BYTES = 2 * 2**30  # of all logits in fp32, if they are kept
-BLOCK_BYTES = 128 * 2**20  # of those of a block, in the table's dtype, if they are not
-STRIPS = 16  # of the table; a block has rows of each, so of each device that has some
+WHOLE_BYTES = 2 * 2**30  # limit of all logits in fp32, if they are kept
+BLOCK_BYTES = 128 * 2**20  # limit of the logits of a block, in the table's dtype
+STRIPS = 16  # of the table; a block has rows of each, so of each device with rows
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What is summed over tokens.
+    """The terms of a token's loss.
 
-    Rows of the table from `vocab_size` on take no part. Of each target
-    `label_smoothing` is spread evenly over all words (arXiv 1512.00567, section 7).
-    `z_loss` is multiplied by the square of the logarithm of what the softmax divides
-    by, and added (arXiv 2204.02311, section 5).
+    Rows of the table from `vocab_size` on take no part. A share `label_smoothing` of
+    each target is spread evenly over all words (arXiv 1512.00567, section 7). `z_loss`
+    times the squared logarithm of the softmax denominator is added (arXiv 2204.02311,
+    section 5).
     """
 
     vocab_size: int
@@ -45,11 +46,11 @@ def cross_entropy(
     *,
     terms: LossTerms,
 ) -> jax.Array:
-    """Give the cross-entropy of logits y x table summed over tokens, in nats (fp32).
+    """Return the cross-entropy of logits y x table summed over tokens, in nats (fp32).
 
-    Negative targets do not count: their loss is 0, and so is its derivative. Logits
-    that take more than WHOLE_BYTES in fp32 are made in blocks of at most BLOCK_BYTES
-    (or one token).
+    Negative targets do not count: their loss and its derivative are 0. Logits that take
+    more than WHOLE_BYTES in fp32 are computed in blocks of at most BLOCK_BYTES (or one
+    token).
     """
     num_tokens, num_logits = targets_BL.size, targets_BL.size * table_VD.shape[0]
     if 4 * num_logits <= WHOLE_BYTES:
@@ -64,9 +65,9 @@ def cross_entropy(
 def masked(
     logits_V: jax.Array, vocab_size: int, index_V: jax.Array | None = None
 ) -> jax.Array:
-    """Give the logits (last dim V) in fp32, those of padding as -inf.
+    """Return the logits (last dim V) in fp32, with -inf for padding.
 
-    They are of the words `index_V`, of all if that is None.
+    They belong to the words `index_V` (None: to all words in order).
     """
     z_V = logits_V.astype(jnp.float32)
     if index_V is None and vocab_size == logits_V.shape[-1]:
@@ -74,8 +75,8 @@ def masked(
     return jnp.where(_vocab_index(z_V, index_V) < vocab_size, z_V, -jnp.inf)
 
 
-# An own derivative, so that the only [B, L, V] arrays kept are the logits in compute
-# dtype and their cotangent; fp32 values of that size live inside fusions.
+# A custom derivative: the only [B, L, V] arrays kept are the logits in compute dtype
+# and their cotangent; fp32 values of that size live inside fusions.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_logits(
     terms: LossTerms, logits_BLV: jax.Array, targets_BL: jax.Array
@@ -137,7 +138,7 @@ _in_blocks.defvjp(_in_blocks_forward, _in_blocks_backward)
 def _input_slopes(
     terms: LossTerms, table_VD: jax.Array, *of_tokens: jax.Array
 ) -> jax.Array:
-    """d_MTD, a block of tokens at a time."""
+    """Return d_MTD, computed one block of tokens at a time."""
 
     def block_slopes(block: tuple[jax.Array, ...]) -> jax.Array:
         y_TD, *given_T = block
@@ -151,11 +152,11 @@ def _input_slopes(
 def _table_slopes(
     terms: LossTerms, table_VD: jax.Array, *of_tokens: jax.Array
 ) -> jax.Array:
-    """d_VD, some rows of each strip at a time, for all tokens.
+    """Return d_VD, computed for all tokens, some rows of each strip at a time.
 
-    Each row is summed in one product and written once. Blocks of tokens would add to a
-    second table, in fp32, and read and write all of it for each. The last rows of a
-    strip are made with some before them, a second time, so that all blocks are equal.
+    Each row is summed in one product and written once. Each block of tokens would
+    instead read and write all of a second table, in fp32, to add to it. The last block
+    of a strip repeats some rows of the one before, so that all blocks are equal.
     """
     V, D = table_VD.shape
     K = math.gcd(V, STRIPS)
@@ -181,13 +182,13 @@ def _table_slopes(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """How tokens are cut into equal blocks; what fills the last has target -1."""
+    """The cut of tokens into equal blocks; the padding of the last has target -1."""
 
     num_tokens: int
     number: int
 
     def cut(self, x_BL: jax.Array, filling: int) -> jax.Array:
-        """x_MT."""
+        """Return x_MT, padded with `filling`."""
         size = -(-self.num_tokens // self.number)
         x_N = x_BL.reshape(self.num_tokens, *x_BL.shape[2:])
         padding = [(0, 0)] * x_N.ndim
@@ -197,7 +198,7 @@ class _Blocks:
 
 
 def _number(num_tokens: int, least: int) -> int:
-    """At least so many blocks; up to twice as many if they then are all full."""
+    """Return `least`, or a number of blocks below twice that if all are then full."""
     full = (n for n in range(least, 2 * least) if num_tokens % n == 0)
     return next(full, min(least, num_tokens))
 
@@ -205,7 +206,7 @@ def _number(num_tokens: int, least: int) -> int:
 def _losses(
     terms: LossTerms, logits_V: jax.Array, targets: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Losses of tokens, and the logarithms of what their softmax divides by."""
+    """Return the losses of tokens, and the logarithms of their softmax denominators."""
     z_V = masked(logits_V, terms.vocab_size)
     log_total = jax.nn.logsumexp(z_V, axis=-1)
     # A masked sum, not a gather: a sharded V then costs one all-reduce of [B, L].
@@ -229,7 +230,7 @@ def _slopes(
     log_total: jax.Array,
     d: jax.Array,
 ) -> jax.Array:
-    """The cotangent of logits, in their dtype; `d` is that of the losses."""
+    """Return the cotangent of logits, in their dtype; `d` is that of the losses."""
     z_V = masked(logits_V, terms.vocab_size, index_V)
     d = jnp.where(targets < 0, 0.0, d)
     probability_V = jnp.exp(z_V - log_total[..., None])

@@ -2,8 +2,8 @@
 """The decoder families: GPT, Llama and, with routed experts, Mixtral.
 
 Owns how a config becomes a list of layers: their order, their paths, and whether a
-layer is a block or half of one. Does not own the modules it lists nor sizes that have a
-name (`presets.py`).
+layer is a block or half of one. Does not own the modules it lists nor named sizes
+(`presets.py`).
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def llama_model(config: LlamaConfig) -> Model:
 
 
 def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
-    """What attention and MLP have in common."""
+    """Return the settings that attention and MLP share."""
     output_std = layers.residual_std(config.num_blocks)
     return {"hidden_size": config.hidden_size, "norm": norm, "output_std": output_std}
 

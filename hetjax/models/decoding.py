@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text goes on through one module, which keeps something of the positions before.
+"""Continues a text through one module, which keeps state of earlier positions.
 
-Owns what a module that is `PositionWise` does instead of keeping, and the refusal of
-modules that cannot go on. Does not own the protocol (`model.py`), nor which modules
-follow each other where (`hetjax/serving/`, `hetjax/stage/`).
+Owns the empty state of a `PositionWise` module, and the refusal of modules that cannot
+continue a text. Does not own the protocol (`model.py`), nor the sequence of modules and
+where they run (`hetjax/serving/`, `hetjax/stage/`).
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from hetjax.models.model import (
 
 
 def room(spec: ModuleSpec, params: Params, num_positions: int) -> Any:
-    """Give room (arrays) for what the module keeps of one text."""
+    """Return arrays with room for the module's state of one text."""
     module = bind(spec, params)
     return module.keeps(num_positions) if isinstance(module, Continuing) else ()
 
@@ -30,7 +30,7 @@ def room(spec: ModuleSpec, params: Params, num_positions: int) -> Any:
 def continued(
     spec: ModuleSpec, params: Params, x: jax.Array, kept: Any, start: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """Give the output for the positions from `start` on, and what is kept then."""
+    """Return the output for the positions from `start` on, and the new state."""
     module: Any = bind(spec, params)
     if isinstance(module, Continuing):
         return module.continued(x, kept, start)
@@ -38,7 +38,7 @@ def continued(
 
 
 def check_continuing(specs: Iterable[ModuleSpec]) -> None:
-    """Raise BadInput for a module that cannot go on after others."""
+    """Raise BadInput for a module that cannot continue a text."""
     for spec in specs:
         if not issubclass(spec.cls, PositionWise | Continuing):
             raise BadInput(

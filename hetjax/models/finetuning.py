@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained of a model, and by which loss; which weights have adapters.
+"""Marks in a model what is trained, by which loss, and which weights have adapters.
 
-Owns the settings, and how they make of a model one that says what of it is frozen, and
-what its head adds to the loss: all else (plans, costs, stages, checkpoints) reads that
-from the model. Does not own what an adapter (`linear/adapters.py`) or the loss
-(`head.py`) is.
+Owns the settings, and their application to a model. The model then says what is frozen
+and what its head adds to the loss; plans, costs, stages and checkpoints read that from
+the model. Does not own the definition of adapters (`linear/adapters.py`) and of the
+loss (`head.py`).
 """
 
 import math
@@ -22,44 +22,45 @@ if TYPE_CHECKING:
 
 _MOST_RANK = 4096
 _MOST_Z_LOSS = 1.0
-_NAMED = 6  # of many paths, so many are named
+_NAMED = 6  # of many paths, an error names so many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Which parameters are trained, and what their loss is besides cross-entropy."""
+    """Which parameters to train, and terms of the loss besides cross-entropy."""
 
     only: str | None = None
-    """Regular expression, found in the full paths of what is trained, as in
-    'block_00[23]|head'. None: all parameters, else the others stay as they begin."""
+    """Regular expression that selects the parameters to train by their full paths,
+    'block_00[23]|head' for instance; all others stay frozen. None: all parameters."""
     label_smoothing: float = 0.0
-    """What part of each target is spread evenly over all words, as in 0.1."""
+    """Share of each target that is spread evenly over the vocabulary, 0.1 for
+    instance."""
     z_loss: float = 0.0
-    """Coefficient of the squared logarithm of what the softmax divides by, as in
-    1e-4: it keeps logits from drifting."""
+    """Coefficient of the squared log of the softmax's denominator, 1e-4 for instance,
+    which keeps logits from drifting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig:
-    """Low-rank adapters, which are trained in place of the model's own parameters."""
+    """Low-rank adapters, trained instead of the model's own parameters."""
 
     rank: int = 0
-    """Width of the adapters; 0: none, the model itself is trained."""
+    """Rank of the adapters; 0: no adapters, train the model itself."""
     alpha: float = 32.0
-    """What an adapter gives is multiplied by alpha / rank."""
+    """An adapter's output is multiplied by alpha / rank."""
     targets: str | None = None
-    """Regular expression, found in the full paths of linear weights that have one, as
-    in 'attention.(q|v)'. None: all linear weights of attention and MLP."""
+    """Regular expression that selects the linear weights with adapters by their full
+    paths, 'attention.(q|v)' for instance. None: all of attention and MLP."""
     frozen: FrozenForm | None = None
-    """What frozen linear weights of attention and MLP are held in, with adapters or
-    not: int8, or nf4 (QLoRA). None: the precision of compute."""
+    """Storage format of the frozen linear weights of attention and MLP, with adapters
+    or without: int8, or nf4 (QLoRA). None: the compute precision."""
 
 
 WHOLE, WITHOUT_ADAPTERS = TrainConfig(), LoraConfig()
 
 
 def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
-    """Raise BadInput for settings that cannot be, whatever the model."""
+    """Raise BadInput for settings that no model allows."""
     if not 0 <= train.label_smoothing < 1:
         raise BadInput(
             got=f"train.label_smoothing = {train.label_smoothing}",
@@ -114,8 +115,8 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
 
 
 def fine_tuned(model: "Model", train: TrainConfig, lora: LoraConfig) -> "Model":
-    """Give the model with what is trained of it, and by which loss; BadInput if that
-    is nothing."""
+    """Return the model with its trained parameters and loss terms set. Raises BadInput
+    if no parameter would be trained."""
     check_finetuning(train, lora)
     if train.label_smoothing or train.z_loss:
         model = _with_loss(model, train)
@@ -125,13 +126,13 @@ def fine_tuned(model: "Model", train: TrainConfig, lora: LoraConfig) -> "Model":
 
 
 def _with_loss(model: "Model", train: TrainConfig) -> "Model":
-    from hetjax.models.head import with_loss  # JAX takes a second
+    from hetjax.models.head import with_loss  # importing JAX takes a second
 
     return with_loss(model, label_smoothing=train.label_smoothing, z_loss=train.z_loss)
 
 
 def warn_of_profile(model: "Model") -> None:
-    """Warn that measured times are of the whole model, where a part is trained."""
+    """Warn, if a part of the model is trained, that the profile is of the whole."""
     if any(spec.frozen for spec in model.modules):
         warnings.warn(
             "the profile is of a model that is trained as a whole: where a part of it "
@@ -141,8 +142,8 @@ def warn_of_profile(model: "Model") -> None:
 
 
 def trained_in_part(model: "Model", regex: str) -> "Model":
-    """Give the model of which only parameters of such paths are trained."""
-    from hetjax.models.model import abstract_params  # JAX takes a second
+    """Return the model with only parameters trained whose path matches the regex."""
+    from hetjax.models.model import abstract_params  # importing JAX takes a second
 
     pattern = _compiled("train.only", regex)
 
@@ -160,7 +161,7 @@ def trained_in_part(model: "Model", regex: str) -> "Model":
 
 
 def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
-    """Give the model frozen, and with adapters, which alone are trained."""
+    """Return the model with frozen parameters, and with adapters, which are trained."""
     from hetjax.models.linear.adapters import Adapter
     from hetjax.models.model import abstract_params
 

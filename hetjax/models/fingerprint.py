@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What identifies a model to a plan: its layers and the shapes of their parameters.
+"""Identifies a model to a plan by its layers and the shapes of their parameters.
 
-Owns the fingerprint that plan files keep. It is of a model as it is before anything is
-fine-tuned: layers in order, the path of each of their modules, names and shapes of the
-parameters, and which of them are tied to which. It does not depend on what a model is
-called, on its vocabulary before padding, on what is trained of it, on adapters,
-quantisation, precision, sequence length or plan, nor on the versions of JAX and Flax.
+Owns the fingerprint in plan files. It covers the model before fine-tuning: layers in
+order, paths of their modules, names and shapes of parameters, and tied parameters. It
+does not depend on the model's name, its vocabulary before padding, the choice of
+trained parameters, adapters, quantisation, precision, sequence length or plan, nor on
+the versions of JAX and Flax.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ def fingerprint(model: Model) -> str:
 
 
 def _module(spec: ModuleSpec) -> list[object]:
-    """The module's path, the shapes of its own parameters, and its tied ones."""
-    # equal modules of many layers are looked at once
+    """Return the module's path, the shapes of its own parameters, and its tied ones."""
+    # equal modules of many layers share one cache entry
     whole = replace(spec, path="", frozen=(), adapters=(), frozen_as=None)
     return [spec.path, dict(_shapes(whole)), dict(spec.tied)]
 

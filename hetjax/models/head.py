@@ -27,7 +27,7 @@ def padded(vocab_size: int, multiple: int) -> int:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
     """Rows of the table from `vocab_size` on are padding; logits are divided by
-    `logit_divisor`; `LossTerms` has the rest."""
+    `logit_divisor`; `LossTerms` explains the terms of the loss."""
 
     vocab_size: int
     padded_vocab_size: int
@@ -59,26 +59,26 @@ class Head(nnx.Module):
         self.table = normal(rngs, (V, D), ("vocab", None))
 
     def __call__(self, x_BLD: jax.Array, targets_BL: jax.Array) -> jax.Array:
-        """Give the loss summed over tokens, in nats (fp32 scalar)."""
+        """Return the loss summed over tokens, in nats (fp32 scalar)."""
         of = self.config
         terms = LossTerms(of.vocab_size, of.label_smoothing, of.z_loss)
         y_BLD = self._normed(x_BLD)
         return cross_entropy(y_BLD, self.table[...], targets_BL, terms=terms)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
-        """Give fp32 logits_BLV; those of padding are -inf."""
+        """Return fp32 logits_BLV; those of padding are -inf."""
         logits_BLV = jnp.einsum("bld,vd->blv", self._normed(x_BLD), self.table[...])
         return masked(logits_BLV, self.config.vocab_size)
 
     def _normed(self, x_BLD: jax.Array) -> jax.Array:
-        """What the table is multiplied by: divided here, logits need not be."""
+        """Return the projection's input, divided here so that logits need not be."""
         return scaled(self.norm(x_BLD), 1 / self.config.logit_divisor)
 
 
 def with_loss(model: Model, *, label_smoothing: float, z_loss: float) -> Model:
-    """Give the model that is trained with these terms of the loss.
+    """Return the model that is trained with these terms of the loss.
 
-    BadInput for one whose last module is not `Head`.
+    Raises BadInput if the last module is not `Head`.
     """
     *body, last = model.layers
     *before, head = last.modules
@@ -97,7 +97,7 @@ def with_loss(model: Model, *, label_smoothing: float, z_loss: float) -> Model:
 
 
 def validating(spec: ModuleSpec) -> ModuleSpec:
-    """The module as it is validated: a head by its cross-entropy alone."""
+    """Return the module for validation: a head has only its cross-entropy."""
     if not isinstance(spec.config, HeadConfig):
         return spec
     plain = replace(spec.config, label_smoothing=0.0, z_loss=0.0)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that decoders are made of, but for attention and head: norms, MLPs and
-the embedding.
+"""Defines the modules of decoders except attention and head: norms, MLPs, embedding.
 
 Legend: B sequences, L positions, D residual width, F inner width, V padded vocabulary,
 S longest sequence, N = B x L tokens.
-Owns these modules with their configs and the initial values of all (as GPT-2). Does
-not own attention (`attention/`), the head (`head.py`), experts (`experts/`), configs
-of whole models and what configs refuse (`configs.py`), which modules make up a model,
-nor what is tied to what (`decoders.py`: the `table` of a tied head is the embedding's).
+Owns these modules with their configs, and initial values for all modules (as GPT-2).
+Does not own attention (`attention/`), the head (`head.py`), experts (`experts/`),
+configs of whole models and the checks of configs (`configs.py`), which modules make up
+a model, nor which parameters are tied (`decoders.py`: the `table` of a tied head is the
+embedding's).
 """
 
 import math
@@ -44,7 +44,7 @@ def linear_weight(
     *,
     num_inputs: int = 1,
 ) -> nnx.Param:
-    """Make such a parameter for `linear`; its first dims are inputs."""
+    """Make such a parameter for `linear`; its first `num_inputs` dims are inputs."""
     value = jax.random.normal(rngs.params(), shape, jnp.float32) * std
     return nnx.Param(value, logical=logical, num_inputs=num_inputs)
 
@@ -52,9 +52,9 @@ def linear_weight(
 def expert_weights(
     rngs: nnx.Rngs, shape: tuple[int, ...], logical: Logical, std: float = STD
 ) -> nnx.Param:
-    """Make such parameters, a linear weight for each expert: (expert, inputs, outputs).
+    """Make a parameter with a linear weight per expert: (expert, inputs, outputs).
 
-    They have no adapters.
+    It has no adapter.
     """
     value = jax.random.normal(rngs.params(), shape, jnp.float32) * std
     return nnx.Param(value, logical=logical, num_inputs=2, of_experts=True)
@@ -66,17 +66,17 @@ def zeros(shape: tuple[int, ...], logical: Logical) -> nnx.Param:
 
 
 def residual_std(num_blocks: int) -> float:
-    """Scale projections into the residual stream by its 2 x num_blocks additions."""
+    """Return the std of the 2 x num_blocks projections into the residual stream."""
     return STD / math.sqrt(2 * num_blocks)
 
 
 def scaled(x: jax.Array, factor: float) -> jax.Array:
-    """Multiply by a number, in fp32: in few digits it would be another one."""
+    """Multiply by a number in fp32: in lower precision the number would be rounded."""
     return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
 class Norm(nnx.Module):
-    """Normalise the last dim; mapped in fp32, given back in the dtype of the input."""
+    """Normalise the last dim, computed in fp32, returned in the dtype of the input."""
 
     def __init__(self, config: NormConfig, size: int) -> None:
         self.config = config
@@ -103,10 +103,11 @@ def _along_last(parameter: nnx.Param, num_dims: int) -> jax.Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpConfig:
-    """Widths of either MLP, and of a gated one what its gate goes through.
+    """Widths of either MLP, and the activation of a gated one.
 
-    With `post_norm` what is added to the residual stream is normalised by `norm`; then
-    it is multiplied by `residual_scale`. GPT-2's has biases whatever `biases` says.
+    With `post_norm`, the output of a gated MLP is normalised by `norm`. It is
+    multiplied by `residual_scale` before it is added to the residual stream. `GeluMlp`
+    has biases whatever `biases` says.
     """
 
     hidden_size: int
@@ -174,7 +175,7 @@ def biased(y_BLF: jax.Array, bias: nnx.Param | None) -> jax.Array:
 
 
 def activated(gate: jax.Array, activation: Literal["silu", "gelu"]) -> jax.Array:
-    """Put what goes through a gate through its activation."""
+    """Apply the activation to a gate."""
     if activation == "silu":
         return jax.nn.silu(gate)
     return jax.nn.gelu(gate, approximate=True)
@@ -216,13 +217,13 @@ class Embedding(nnx.Module):
         return x_BLD + self.positions[:num_positions][None]
 
     def keeps(self, num_positions: int) -> tuple[()]:
-        """What went before is nothing to an embedding, but for how much it was."""
+        """Return no state: an embedding needs only the number of earlier positions."""
         return ()
 
     def continued(
         self, tokens_BL: jax.Array, kept: tuple[()], start: jax.Array
     ) -> tuple[jax.Array, tuple[()]]:
-        """The same for the positions from `start` on; any past the last are padding."""
+        """Map the positions from `start` on; any past the last are padding."""
         x_BLD = self._words(tokens_BL)
         if self.positions is None:
             return x_BLD, kept
@@ -234,17 +235,17 @@ class Embedding(nnx.Module):
     def _words(self, tokens_BL: jax.Array) -> jax.Array:
         table_VD = self.table[...]
         x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
-        if self.config.scale != 1:  # a number of the table's precision, as in Gemma
+        if self.config.scale != 1:  # rounded to the table's dtype, as in Gemma
             x_BLD *= jnp.asarray(self.config.scale, x_BLD.dtype)
         return x_BLD
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rows(num_words: int, table_VD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-    """Give x_BLD, the rows of a table of so many words.
+    """Return x_BLD, rows of a table of `num_words` words.
 
-    Its gradient is summed in fp32 and rounded once. Summed in bf16, a row gains nothing
-    more from the 257th of equal terms, and a text has some tokens more often than that.
+    The table's gradient is summed in fp32 and rounded once. A sum in bf16 stops growing
+    at the 257th of equal terms, and a text has some tokens more often than that.
     """
     return jnp.take(table_VD, tokens_BL, axis=0)
 
@@ -269,9 +270,9 @@ _rows.defvjp(_rows_forward, _rows_backward)
 
 
 def _sum_of_equals(num_words: int, tokens_N: jax.Array, d_ND: jax.Array) -> jax.Array:
-    """The sum of all d of a token, in fp32, at one of its places; zero at others.
+    """Return the fp32 sum of all d of a token at one of its places; zero at others.
 
-    Takes N x D numbers, not as many as there are words.
+    Takes N x D numbers, whatever the number of words.
     """
     place_V = jnp.zeros(num_words, jnp.int32).at[tokens_N].set(jnp.arange(len(d_ND)))
     sums_ND = jnp.zeros(d_ND.shape, jnp.float32)

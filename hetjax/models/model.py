@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is to hetjax: an ordered list of layers, each a list of NNX modules.
+"""Defines a model: an ordered list of layers, each a list of NNX modules.
 
 Owns the protocol, its pure-function view (`abstract_params`, `init_params`, `apply`)
 and counts of parameters. Does not own any architecture (`decoders.py`), sharding
@@ -9,21 +9,22 @@ The protocol of a module class `C` used in a `ModuleSpec`:
 
 * `C(config, rngs=nnx.Rngs)` makes fp32 `nnx.Param`s, each with `logical=(...)`: one
   logical axis name or None per dim (names and rules: `hetjax/mesh/axes.py`);
-* the first module is called with tokens_BL (int32) and gives the residual stream;
-  inner ones map it to the same shape and dtype; the last is called with
-  (x_BLD, targets_BL), gives the summed cross-entropy (fp32 scalar), and also has
+* the first module is called with tokens_BL (int32) and returns the residual stream;
+  inner modules map it to the same shape and dtype; the last is called with
+  (x_BLD, targets_BL), returns the summed cross-entropy (fp32 scalar), and also has
   `logits(x_BLD) -> logits_BLV`;
 * parameters arrive in the compute dtype: modules compute in the dtype they get;
-* paths are `name` or `block.name`, each once: neighbours of one block scan together;
-* a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
-  summed over the microbatch's tokens, coefficient included;
-* a linear weight may say how many of its leading dims are its inputs, `num_inputs=1`:
-  then it may have an adapter, and be held quantised, if the module multiplies by it
-  with `linear.adapters.linear`; a stack of experts' (`of_experts=True`) has no adapter;
-* a module whose call takes `documents_BL` besides is given, where sequences are packed,
-  the number of each position's document (int32; 0: padding): one that lets positions
-  see each other parts documents by it, and losses leave padding out;
-* a text goes on token by token (`hetjax/serving/`) where each module but the last is
+* paths are `name` or `block.name`, each unique; modules of one block scan together;
+* a module may hold one `AuxLoss` variable. Its call sets the variable to an auxiliary
+  loss summed over the microbatch's tokens, coefficient included;
+* a linear weight may declare the number of its leading dims that are inputs, as in
+  `num_inputs=1`. It may then have an adapter and be held quantised, if the module
+  multiplies by it with `linear.adapters.linear`. A stack of expert weights
+  (`of_experts=True`) has no adapter;
+* where sequences are packed, a module whose call also takes `documents_BL` gets the
+  document number of each position (int32; 0: padding). A module in which positions see
+  each other separates documents by it; losses leave padding out;
+* `hetjax/serving/` can continue a text token by token if each module but the last is
   `PositionWise` or `Continuing`.
 """
 
@@ -49,7 +50,7 @@ from hetjax.models.linear.adapters import (
 )
 from hetjax.models.linear.quantised import DTYPES, SCALES, Quantised, quantised_shapes
 
-_ADAPTERS = 2**31 - 1  # what keys of adapters are folded with
+_ADAPTERS = 2**31 - 1  # folded into the random keys of adapters
 
 Params = dict[str, Any]  # dotted parameter name within its module -> array
 
@@ -59,30 +60,30 @@ class AuxLoss(nnx.Variable):
 
 
 class PositionWise(nnx.Module):
-    """A module that makes of each position what it would make of that one alone."""
+    """A module whose output at a position depends on the input there alone."""
 
 
 @runtime_checkable
 class Continuing(Protocol):
-    """A module that can go on after positions of which it has kept something."""
+    """A module that can continue a text, as it keeps state of earlier positions."""
 
     def keeps(self, num_positions: int) -> Any:
-        """Give room (arrays) for what is kept of one text of so many positions."""
+        """Return arrays with room for the state of one text of so many positions."""
         ...
 
     def continued(self, x: jax.Array, kept: Any, start: jax.Array) -> tuple[Any, Any]:
-        """Give the output for the positions from `start` on, and what is kept then."""
+        """Return the output for the positions from `start` on, and the new state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
-    """One NNX module: where its state is keyed and how it is built.
+    """One NNX module: the path that keys its state, and how to build it.
 
-    `tied` maps an own parameter name to the full path of the parameter that it is,
+    `tied` maps an own parameter name to the full path of the parameter that it shares,
     e.g. `(("table", "embedding.table"),)`; the owner must be in layer 0. Own parameters
-    that are `frozen` stay as they begin; `adapters` are parameters besides. Linear
-    weights among the frozen are held `frozen_as` codes and scales, if that is said.
+    that are `frozen` keep their initial values; `adapters` add parameters. If
+    `frozen_as` is given, frozen linear weights are held as codes and scales.
     """
 
     path: str
@@ -95,17 +96,17 @@ class ModuleSpec:
 
     @property
     def unquantised(self) -> "ModuleSpec":
-        """The same with its frozen weights as they are before they are quantised."""
+        """The same module with its frozen weights as they are before quantisation."""
         return replace(self, frozen_as=None)
 
     @property
     def name(self) -> str:
-        """Last part of the path: equal for the same module of equal layers."""
+        """The last part of the path: equal for the same module of equal layers."""
         return self.path.rpartition(".")[2]
 
     @property
     def block(self) -> str:
-        """First part of the path: modules that scan together share it."""
+        """The first part of the path: modules that scan together share it."""
         return self.path.partition(".")[0]
 
 
@@ -143,7 +144,7 @@ class Model:
                 )
 
     def __hash__(self) -> int:
-        """Of little, in a fraction of the time: models are keys of many caches."""
+        """Hash few fields, which is fast: models are keys of many caches."""
         return hash((self.name, len(self.layers), self.vocab_size, self.max_seq_len))
 
     @property
@@ -155,16 +156,17 @@ class Model:
 class AbstractParam:
     """Shape and logical axes of one parameter (fp32 as master weight).
 
-    Of a linear weight also how many of its leading dims are its inputs; of a weight for
-    each expert the first of them says which. One that is not `trained` has neither
-    master nor gradient. `dtype` is that of codes and scales.
+    A linear weight also has the number of its leading dims that are inputs; in a stack
+    of expert weights the first of these is the expert. A parameter that is not
+    `trained` has neither master weight nor gradient. Only codes and scales have a
+    `dtype`.
     """
 
     shape: tuple[int, ...]
     logical: tuple[str | None, ...]
     num_inputs: int | None = None
     trained: bool = True
-    dtype: str | None = None  # None: that of compute
+    dtype: str | None = None  # None: the compute dtype
     of_experts: bool = False
 
     @property
@@ -172,13 +174,13 @@ class AbstractParam:
         return self.num_inputs is not None and not self.of_experts
 
     def held_in(self, compute: Any) -> Any:
-        """What dtype it has beside weights in the dtype of compute."""
+        """Return the parameter's dtype, given the compute dtype."""
         return jnp.dtype(self.dtype or compute)
 
 
 @cache
 def _skeleton(cls: type, config: Hashable) -> tuple[Any, Any, Any]:
-    """Graph, abstract parameters and abstract other variables of a module."""
+    """Return a module's graph, abstract parameters and abstract other variables."""
     module = nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
     graph, params, others = nnx.split(module, nnx.Param, ...)
     return graph, params, others
@@ -186,7 +188,7 @@ def _skeleton(cls: type, config: Hashable) -> tuple[Any, Any, Any]:
 
 @cache
 def abstract_params(spec: ModuleSpec) -> dict[str, AbstractParam]:
-    """The parameters that the module owns itself (tied ones left out), by name."""
+    """Return the parameters that the module owns (not the tied ones), by name."""
     _, params, _ = _skeleton(spec.cls, spec.config)
     tied = dict(spec.tied)
     named = {_dotted(path): leaf for path, leaf in nnx.to_flat_state(params)}
@@ -210,7 +212,7 @@ def abstract_params(spec: ModuleSpec) -> dict[str, AbstractParam]:
 
 @cache
 def quantised_weights(spec: ModuleSpec) -> dict[str, AbstractParam]:
-    """The own parameters that are held quantised, as they are before that, by name."""
+    """Return the own parameters that are held quantised, by name and unquantised."""
     if spec.frozen_as is None:
         return {}
     return {
@@ -243,8 +245,7 @@ def _abstract_factors(
 
 
 def init_params(spec: ModuleSpec, key: jax.Array) -> Params:
-    """Fresh own parameters of the module, none quantised, a pure function of the
-    key."""
+    """Return initial own parameters, none quantised, as a pure function of the key."""
     module = spec.cls(spec.config, rngs=nnx.Rngs(key))
     params = nnx.to_flat_state(nnx.state(module, nnx.Param))
     tied = dict(spec.tied)
@@ -254,11 +255,11 @@ def init_params(spec: ModuleSpec, key: jax.Array) -> Params:
 
 
 def init_adapters(spec: ModuleSpec, key: jax.Array) -> Params:
-    """Those of them that adapters are, a pure function of the key, too."""
+    """Return initial adapters of the module, also as a pure function of the key."""
     abstract, found = abstract_params(spec), {}
     for number, adapter in enumerate(spec.adapters):
         shapes = [abstract[name].shape for name in adapter.names]
-        # keys apart from those that the module's own parameters are drawn with
+        # other keys than those that the module draws its own parameters with
         own_key = jax.random.fold_in(jax.random.fold_in(key, _ADAPTERS), number)
         values = first_factors(own_key, *shapes)
         found |= dict(zip(adapter.names, values, strict=True))
@@ -266,7 +267,7 @@ def init_adapters(spec: ModuleSpec, key: jax.Array) -> Params:
 
 
 def bind(spec: ModuleSpec, params: Params) -> nnx.Module:
-    """The module with these parameters (own and tied, by name) put in."""
+    """Return the module with these parameters (own and tied, by name)."""
     graph, abstract, rest = _skeleton(spec.cls, spec.config)
     adapters = {adapter.weight: adapter for adapter in spec.adapters}
     quantised = quantised_weights(spec)
@@ -308,19 +309,19 @@ def apply(
 
 @cache
 def takes_documents(cls: type) -> bool:
-    """Whether modules of the class take the documents of packed sequences."""
+    """Whether modules of the class take the document numbers of packed sequences."""
     return "documents_BL" in inspect.signature(cls.__call__).parameters
 
 
 def can_pack(model: Model) -> bool:
-    """Whether some module of the model knows of documents; its author answers for the
-    others."""
+    """Whether some module of the model takes document numbers; the model's author is
+    responsible for the others."""
     return any(takes_documents(spec.cls) for spec in model.modules)
 
 
 def parameter_count(layer: Layer, *, trained: bool = False) -> int:
-    """Count the parameters that the layer owns, or those that are trained; a tied one
-    is its owner's alone."""
+    """Count the parameters that the layer owns, or only the trained ones. A tied
+    parameter counts for its owner alone."""
     return sum(
         math.prod(param.shape)
         for spec in layer.modules
@@ -330,7 +331,7 @@ def parameter_count(layer: Layer, *, trained: bool = False) -> int:
 
 
 def tensor_sizes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Give the sizes that a tensor-parallel degree must divide, by logical axis."""
+    """Return the sizes that a tensor-parallel degree must divide, by logical axis."""
     sizes: dict[str, set[int]] = {}
     for spec in dict.fromkeys(replace(m, path="", tied=()) for m in model.modules):
         for param in abstract_params(spec).values():

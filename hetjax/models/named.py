@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models by what a person types: a preset, files of Hugging Face, or a function.
+"""Finds models by what a person types: a preset, files of Hugging Face, or a function.
 
 Owns how these are distinguished, and whose names may call code: a function is called if
-a person named it (`TypedName`), never because a file does. A name with a slash, or one
-that is there as a file or a folder, is a path: of a folder with a `config.json`, of
-such a file, or of a TOML with the same fields. One with a colon is a function,
-`package.module:function`, that takes nothing and gives a `Model` or a config. Does not
-own presets (`presets.py`), nor what is in files (`hugging_face/`).
+a person named it (`TypedName`), never because a file does. A name with a slash, or that
+of an existing file or folder, is a path: of a folder with a `config.json`, of such a
+file, or of a TOML file with the same fields. A name with a colon is a function,
+`package.module:function`, that takes nothing and returns a `Model` or a config. Does
+not own presets (`presets.py`), nor the content of files (`hugging_face/`).
 """
 
 from pathlib import Path
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 class TypedName(str):
     """A model's name that a person typed, or passed in Python: it may be a function.
 
-    A plain `str` may come from a file of somebody else's, and calls no code. What is
-    made of a typed name, as by `format`, is a plain one again.
+    A plain `str` may come from another person's file, and calls no code. A string
+    derived from a typed name, as by `format`, is a plain `str` again.
     """
 
     __slots__ = ()
 
 
 def allowed_name(name: str, allow_model_code: str | None) -> str:
-    """Give a name out of a file; as if typed, if a person has allowed its code."""
+    """Return a name from a file, as a typed one if a person has allowed its code."""
     return TypedName(name) if name == allow_model_code else name
 
 
 def load_named(name: str) -> "Model":
-    """Give the model of that name; BadInput if there is none.
+    """Return the model of that name. Raises BadInput if there is none.
 
     A function is called only if the name is a `TypedName`.
     """
-    from hetjax.models.decoders import model_of  # JAX takes a second
+    from hetjax.models.decoders import model_of  # importing JAX takes a second
     from hetjax.models.model import Model
 
     if is_function(name):
@@ -59,7 +59,7 @@ def load_named(name: str) -> "Model":
 
 
 def check_model_name(name: str) -> None:
-    """Raise BadInput for what names no model; of a function only its looks are known.
+    """Raise BadInput for a name of no model; of a function only the form is checked.
 
     Imports no JAX.
     """
@@ -70,14 +70,14 @@ def check_model_name(name: str) -> None:
 
 
 def named_config(name: str) -> DecoderConfig:
-    """Give the sizes of a preset or of what is in files; BadInput as of these."""
+    """Return the sizes of a preset or of a config file; raises their BadInput."""
     if not is_path(name):
         return model_config(name)
     return read_config(meant_by(name) or Path(name))[0]
 
 
 def is_path(name: str) -> bool:
-    """Whether the name is that of a file or a folder, which may not be there."""
+    """Whether the name is that of a file or a folder, which may be missing."""
     looks_so = "/" in name or name.endswith((".json", ".toml"))
     return looks_so or meant_by(name) is not None or Path(name).exists()
 
@@ -88,7 +88,7 @@ def is_function(name: str) -> bool:
 
 
 def portable(name: str) -> str:
-    """Give the name as it means the same in every folder of this machine."""
+    """Return the name in a form that means the same in every folder of this machine."""
     return str(Path(name).absolute()) if is_path(name) else name
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a position stands: rotary embeddings (RoPE, arXiv 2104.09864).
+"""Rotary embeddings of positions (RoPE, arXiv 2104.09864).
 
 Legend: B sequences, L positions, N heads, H head size, h = H / 2.
-Owns the rotation, how it is stretched over more positions, and where positions stand in
+Owns the rotation, its scaling to more positions, and the numbering of positions in
 packed sequences. Does not own learned positions (`layers.py`).
 """
 
@@ -23,7 +23,7 @@ def rotate(
 ) -> jax.Array:
     """Rotate dims (i, i + H/2) of position p by p * theta^(-2i/H), in fp32.
 
-    The half-split form of Llama. p is what `place_BL` (int32) says, or counts from 0.
+    The half-split form of Llama. p is `place_BL` (int32); None: p counts from 0.
     """
     _, num_positions, _, head_size = x_BLNH.shape
     frequency_h = frequencies(head_size, theta, scaling)
@@ -38,7 +38,7 @@ def rotate(
 
 
 def positions_within(documents_BL: jax.Array) -> jax.Array:
-    """Count the positions of each document from 0; those of one are neighbours."""
+    """Count the positions of each document from 0; a document is contiguous."""
     place_BL = jax.lax.broadcasted_iota(jnp.int32, documents_BL.shape, 1)
     before_BL = jnp.pad(documents_BL[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     start_BL = jnp.where(documents_BL != before_BL, place_BL, 0)
@@ -46,11 +46,11 @@ def positions_within(documents_BL: jax.Array) -> jax.Array:
 
 
 def frequencies(head_size: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
-    """Give radians per position, frequency_h in fp32, theta^(-2i/H) but for scaling.
+    """Return radians per position, frequency_h in fp32, theta^(-2i/H) but for scaling.
 
-    As Llama 3.1 does it: dims with few turns in the original length are slowed down by
-    the factor, those with many are not, and those between in part. Made where they are
-    used: a constant of the program would be kept for its backward.
+    As in Llama 3.1, dims with few turns in the original length are slowed down by the
+    factor, those with many are not, and those between in part. Computed where used: a
+    constant of the program would be kept for its backward.
     """
     exponent_h = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
     frequency_h = theta**-exponent_h

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named model sizes.
+"""Defines named model sizes.
 
-Owns the table of presets and the look-up by name. Those of models that have been
-published are fields of their `config.json`, in `published.toml`: a preset is what an
-import of that file would be. Does not own what a run adds to a model (data, plan,
-optimizer).
+Owns the table of presets and the look-up by name. `published.toml` has the fields of
+`config.json` for published models: such a preset equals an import of that file. Does
+not own what a run adds to a model (data, plan, optimizer).
 """
 
 from dataclasses import replace
@@ -24,16 +23,16 @@ HALVES = "-halves"
 
 
 def model_preset(name: str) -> "Model":
-    """Give the model of that name; BadInput as of `model_config`."""
-    from hetjax.models.decoders import model_of  # JAX takes a second
+    """Return the model of that name; raises BadInput as `model_config` does."""
+    from hetjax.models.decoders import model_of  # importing JAX takes a second
 
     return model_of(model_config(name))
 
 
 def model_config(name: str) -> DecoderConfig:
-    """Give the sizes of that name; BadInput names the nearest where there is none.
+    """Return the sizes of that name; BadInput names the nearest if there is none.
 
-    With `-halves` after the name its layers are attention and MLP apart, so that plans
+    With `-halves` after the name, attention and MLP are separate layers, so that plans
     may cut between them. The parameters are the same.
     """
     if name in MODEL_CONFIGS:
@@ -51,7 +50,7 @@ def model_config(name: str) -> DecoderConfig:
 
 
 def _gpt3(name: str, hidden_size: int, num_blocks: int, num_heads: int) -> GPTConfig:
-    """GPT-3 as trained by Hapt/HARP (arXiv 2509.24859): 1024 of 51200 tokens."""
+    """Return GPT-3 as trained by Hapt/HARP (arXiv 2509.24859): 1024 of 51200 tokens."""
     return GPTConfig(
         name=name,
         vocab_size=51_200,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adafactor: Shazeer and Stern 2018 (arXiv 1804.04235), algorithm 4 without momentum.
 
-Optax's own `adafactor` decays weights by no rate; this is made of its parts.
+Optax's own `adafactor` does not multiply its weight decay by the learning rate; this
+rule, which is made of its parts, does.
 """
 
 from typing import TYPE_CHECKING

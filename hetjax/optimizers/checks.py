@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings of an optimizer there may be, for the rule that they name.
+"""Checks the settings of an optimizer for the rule that they name.
 
-Owns what holds for all rules. Does not own what each allows (the rules' files) nor the
-ranges of settings that are the same for all (`hetjax/training/settings/checks.py`).
+Owns the checks that hold for all rules. Does not own what each rule allows (the rules'
+files) nor the ranges of settings that are the same for all rules
+(`hetjax/training/settings/checks.py`).
 """
 
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ from hetjax.optimizers.rule import BETA, Rule
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.optimizers.table import RULES, rule_named
 
-_BETAS = {"beta1": BETA, "beta2": BETA}  # of rules that do not read them, too
+_BETAS = {"beta1": BETA, "beta2": BETA}  # also for rules that do not read them
 
 
 def optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
-    """Yield what is wrong with settings whose common ones are each in their range.
+    """Yield the problems of settings; those common to all rules are in their range.
 
-    Raises BadInput for a name that is no rule's.
+    Raises BadInput for a name of no rule.
     """
     rule = rule_named(config.name)
     yield from _range_problems(config, rule)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters decay, under every rule."""
+"""Selects the parameters that decay, under every rule."""
 
 from typing import Any
 

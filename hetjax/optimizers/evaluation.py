@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights at which a model is validated, sampled and exported, by rule.
+"""Finds the weights at which a model is validated, sampled and exported, by rule.
 
 Does not own how a rule finds them (its file), nor when (`hetjax/runtime/execution/`).
 """
@@ -12,12 +12,12 @@ from hetjax.optimizers.table import EVALUATION
 
 
 def evaluates_elsewhere(state: Any) -> bool:
-    """Whether that is at others than those that are trained, by the state of a rule."""
+    """Whether a rule evaluates at other weights than it trains, by the rule's state."""
     return any(map(_says_where, jax.tree.leaves(state, is_leaf=_says_where)))
 
 
 def evaluation_weights(state: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Traceable: the weights to evaluate, by leaf, of those that are trained."""
+    """Return the weights to evaluate, by leaf, from the trained weights; traceable."""
     for node in jax.tree.leaves(state, is_leaf=_says_where):
         if _says_where(node):
             # Optax mixes dtypes and ranks, which callers may have forbidden

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learning rate of a run, step by step, for rules and for people.
+"""Computes the learning rate of each step of a run, for rules and for people.
 
-Does not own what rules make of it (one file each).
+Does not own how rules use it (one file each).
 """
 
 import jax
@@ -35,11 +35,11 @@ def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 class LearningRates:
     """The learning rate of each step, by its index, for people to read.
 
-    Made a block of steps at a time: on its own a value would wait for busy devices.
+    Computed for a block of steps at a time: a single value would wait for busy devices.
     """
 
     def __init__(self, config: OptimizerConfig, num_steps: int, first: int = 0) -> None:
-        """Make the block that holds step `first`."""
+        """Compute the block that holds step `first`."""
         self._of_steps = jax.jit(jax.vmap(schedule(config, num_steps)))
         self._start, self._block = self._made(first)
 

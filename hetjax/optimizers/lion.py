@@ -30,6 +30,6 @@ LION = Rule(
     summary="the sign of a mean of gradients, so that all updates are equally large",
     transform=_transform,
     fields={"beta1": BETA, "beta2": BETA},
-    numbers={"ScaleByLionState.count": "updates", **STEPS},  # read by nothing
+    numbers={"ScaleByLionState.count": "updates", **STEPS},  # nothing reads it
     moments={"ScaleByLionState.mu": "signed"},
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of a rule's state that are to be kept in 8 bits between two updates.
+"""Marks the moments of a rule's state that are kept in 8 bits between two updates.
 
-Owns the mark on them, by which others find them without knowing any rule. Does not own
-which moments those are (the rules' files) nor codes (`hetjax/stage/eight_bits.py`).
+Owns the mark, by which other code finds moments without knowing any rule. Does not own
+which moments have it (the rules' files) nor codes (`hetjax/stage/eight_bits.py`).
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ import jax
 )
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """fp32 values of a moment, by leaf; what a rule sees of it."""
+    """fp32 values of a moment, by leaf; a rule sees the values alone."""
 
     values: dict[str, Any]
     signed: bool
 
 
 def marked(state: Any, moments: Mapping[str, str]) -> Any:
-    """The state with these moments marked: `State.field` of Optax -> their signs."""
+    """Return the state with these moments marked: Optax's `State.field` -> signs."""
     kinds = {name.partition(".")[0] for name in moments}
 
     def has_moments(node: Any) -> bool:
@@ -45,7 +45,7 @@ def marked(state: Any, moments: Mapping[str, str]) -> Any:
 
 
 def unmarked(state: Any) -> Any:
-    """The state as the rule itself has made it."""
+    """Return the state without marks, as the rule made it."""
 
     def values(node: Any) -> Any:
         return node.values if isinstance(node, Moment) else node

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Muon: Jordan et al. 2024, for the matrices inside blocks; Adam for the rest.
 
-Owns which parameters are matrices to it, and which of their dims are rows.
+Owns which parameters Muon treats as matrices, and which of their dims are rows.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import optax
     from optax.contrib import MuonDimensionNumbers
 
-_LOOKED_UP = ("table", "positions")  # rows for tokens, by which nothing is projected
-_RMS = 0.2  # of its updates, like Adam's: arXiv 2502.16982, section 2.2
+_LOOKED_UP = ("table", "positions")  # rows that are looked up, not projections
+_RMS = 0.2  # of Muon's updates, like Adam's: arXiv 2502.16982, section 2.2
 
 
 def _transform(
@@ -26,7 +26,7 @@ def _transform(
     from hetjax.optimizers.decay import matrices
 
     direction = muon(
-        learning_rate=-1.0,  # leaves descent to the end of the chain
+        learning_rate=-1.0,  # the end of the chain makes this a descent
         beta=config.beta1,
         adam_b1=config.beta1,
         adam_b2=config.beta2,
@@ -38,10 +38,10 @@ def _transform(
 
 
 def _projections(params: Any) -> Any:
-    """Say of each parameter which dims Muon takes for rows and columns; None: Adam's.
+    """Return for each parameter the dims that Muon takes for rows and columns.
 
-    Heads are columns of what makes them, and rows of what takes them; experts are
-    matrices of their own.
+    None: Adam updates it. Heads are columns of a weight that produces them, and rows of
+    one that consumes them. Each expert is a separate matrix.
     """
     import jax
     from optax.contrib import MuonDimensionNumbers

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer of a run as an Optax transformation, made of its settings.
+"""Makes the optimizer of a run, an Optax transformation, from its settings.
 
-Owns the marks on what the runtime treats in its own way (moments in 8 bits, sums over
+Owns the marks on what the runtime treats specially (moments in 8 bits, sums over
 leaves) and the average of the weights beside a rule. Does not own the rules (one file
 each, `table.py`), clipping, which needs the norm over all stages (NORM,
 `hetjax/runtime/`), nor state.
@@ -19,17 +19,17 @@ from hetjax.optimizers.rule import Rule
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.optimizers.table import rule_named
 
-AVERAGES = "opt.ema."  # how names of entries of checkpoints begin that are `Averaged`
+AVERAGES = "opt.ema."  # prefix of checkpoint entries with the average of `Averaged`
 
 
 class NonElementwise(optax.GradientTransformation):
-    """A rule that sums over a leaf, so that how it is cut could change the rounding."""
+    """A rule that sums over a leaf: the leaf's cut could change the rounding."""
 
 
 def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     """Return the leaf-wise rule of a run of so many steps, without clipping.
 
-    BadInput for a name that is no rule's.
+    Raises BadInput for a name of no rule.
     """
     rule = rule_named(config.name)
     made = rule.transform(config, schedule(config, num_steps))
@@ -44,8 +44,8 @@ def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransfor
 def _in_eight_bits(
     made: optax.GradientTransformation, rule: Rule
 ) -> optax.GradientTransformation:
-    """The same with the moments of its state marked: they are held in 8 bits between
-    two updates."""
+    """Return the rule with the moments of its state marked: they are held in 8 bits
+    between two updates."""
 
     def init(params: Any) -> Any:
         return marked(made.init(params), rule.moments)
@@ -58,7 +58,7 @@ def _in_eight_bits(
 
 
 class Averaged(NamedTuple):
-    """The state of a rule, and the average of the weights it has made."""
+    """The state of a rule, and the average of the weights that it has made."""
 
     rule: Any
     ema: Any
@@ -67,7 +67,7 @@ class Averaged(NamedTuple):
 def _averaging(
     made: optax.GradientTransformation, decay: float
 ) -> optax.GradientTransformation:
-    """The same, with an average that begins as the first weights."""
+    """Return the rule with an average of weights, initially the first weights."""
 
     def init(params: Any) -> Averaged:
         return Averaged(made.init(params), jax.tree.map(jnp.copy, params))

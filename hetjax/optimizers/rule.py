@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of this room says of an optimizer rule: a `Rule`.
+"""Defines `Rule`: what a file of this room declares about an optimizer rule.
 
-Owns the questions that settings, runtime and costs have for a rule. Does not own the
-answers (one file per rule), which rules there are (`table.py`), nor the transformation
+Owns the facts that settings, runtime and costs need about a rule. Does not own their
+values (one file per rule), which rules there are (`table.py`), nor the transformation
 of a run (`optimizer.py`). No module that settings import may import JAX at its top:
-help and errors of command lines come before it.
+the command line shows help and errors before it imports JAX.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import optax
 
 # What a skipped step does to a number of the state: a count of the run's steps, which
-# the learning rate follows, goes on; what counts or sums updates stays
+# the learning rate follows, advances; a count or sum of updates stays
 Number = Literal["steps", "updates", "constant"]
 Signs = Literal["signed", "unsigned"]  # of the values of a moment
 Transform = Callable[
@@ -37,25 +37,25 @@ class SettingRange(NamedTuple):
     example: str
 
 
-BETA = SettingRange(  # more: 1 in float32
+BETA = SettingRange(  # a larger value would be 1 in float32
     lambda x: 0 <= x <= 0.999999, "0 <= {} <= 0.999999", "0.9"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """An optimizer rule. Parts of its state are called as in Optax: `State.field`.
+    """An optimizer rule. Parts of its state are named as in Optax: `State.field`.
 
-    `summary` is a line for people. `transform` gives Optax's rule for the settings and
-    the learning rate by steps done. `fields` are the settings that it reads besides the
-    rate, its course, clipping and decay, which are the same for all rules, with their
-    ranges. `numbers` say what a skipped step does to what the state does not keep by
-    parameter. `moments` may be kept in 8 bits, as each of their values is updated by
-    itself. A rule `is_elementwise` if it treats each leaf by itself and sums over none,
-    so that it does not matter how leaves are cut. `evaluation` has the state from which
-    the weights to evaluate follow, for a rule that trains at others. `problems` yields
-    what is wrong with settings that are each in their range. Settings that are `kept`
-    stay as they were when the run began.
+    `summary` is a line for people. `transform` returns Optax's rule for the settings
+    and the learning rate by steps done. `fields` are the settings that the rule reads,
+    with their ranges, besides those common to all rules: the rate, its schedule,
+    clipping and decay. `numbers` say what a skipped step does to parts of the state
+    that are not kept by parameter. `moments` may be kept in 8 bits, as each of their
+    values is updated separately. A rule `is_elementwise` if it treats each leaf
+    separately and sums over none: then the cut of leaves does not matter. If a rule
+    trains at other weights than it evaluates, `evaluation` finds the latter from its
+    state. `problems` yields the problems of settings that are each in their range.
+    Settings that are `kept` stay as they were at the start of the run.
     """
 
     summary: str
@@ -69,16 +69,16 @@ class Rule:
     kept: tuple[str, ...] = ()
 
 
-# of Optax's own scaling by a schedule, which most rules end with
+# the number of Optax's own scaling by a schedule, with which most rules end
 STEPS: Mapping[str, Number] = {"ScaleByScheduleState.count": "steps"}
 
 
 def mean_problems(config: OptimizerConfig) -> Iterable[BadInput]:
-    """Yield what is wrong with means by which a rule divides another mean.
+    """Yield the problem of betas whose rule divides one mean by another.
 
-    Kingma and Ba 2015, theorem 4.1. Otherwise the squares are forgotten before the mean
-    is: where gradients stop, as in the embedding of a rare token, updates grow without
-    limit.
+    The condition is that of Kingma and Ba 2015, theorem 4.1. Without it, the mean of
+    squares decays before the mean of gradients does: where gradients stop, as in the
+    embedding of a rare token, updates grow without limit.
     """
     if config.beta1**2 > config.beta2:
         yield BadInput(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedule-free AdamW: Defazio et al. 2024 (arXiv 2405.15682), algorithm 1.
 
-AdamW without a mean of gradients moves z; x is a mean of all z, which takes the place
-of a schedule; gradients are taken at y, beta1 of the way from z to x. A run's weights
-are y. x, at which it is evaluated, follows from y and z.
+AdamW without a mean of gradients moves z. x is a mean of all z, which takes the place
+of a schedule. Gradients are taken at y, beta1 of the way from z to x. A run's weights
+are y. x, at which the model is evaluated, follows from y and z.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ SCHEDULE_FREE = Rule(
     "schedule",
     transform=_transform,
     fields={
-        # x is found by a division by it
+        # x is found by a division by beta1
         "beta1": SettingRange(
             lambda x: 0.1 <= x <= 0.999999, "0.1 <= {} <= 0.999999", "0.9"
         ),
@@ -79,5 +79,5 @@ SCHEDULE_FREE = Rule(
     },
     evaluation={"ScheduleFreeState": _mean_of_moves},
     problems=_problems,
-    kept=("beta1",),  # y is where it says, between x and z
+    kept=("beta1",),  # it sets the place of y between x and z
 )

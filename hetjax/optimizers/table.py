@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer rules that there are, by name, and those that cannot be.
+"""Lists the optimizer rules by name, and the rules that are refused.
 
-A rule is a file of this room and a row here. Owns the table and what it says of parts
-of Optax's states, whoever made them. Does not own what a rule is (`rule.py`).
+A rule is a file of this room and a row here. Owns the table and its facts about parts
+of Optax's states, whichever rule made them. Does not own what a rule is (`rule.py`).
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ RULES: Mapping[str, Rule] = {
     "sgd": SGD,
 }
 
-# All numbers of their states that are not kept by parameter
+# All numbers of the rules' states that are not kept by parameter
 NUMBERS: Mapping[str, Number] = {
     name: number for rule in RULES.values() for name, number in rule.numbers.items()
 }
@@ -39,7 +39,7 @@ EVALUATION: Mapping[str, EvaluationWeights] = {
 _AGAIN = "the loss at other weights within a step"
 _ALL = "sums over all parameters, of which a stage has some"
 _LOSS = "the value of the loss, which only the last stage has"
-# Rules that ask for more than the gradient, the weights and the state of one layer
+# Rules that need more than the gradient, the weights and the state of one layer
 _REFUSED = {
     "sophia": "an estimate of the Hessian's diagonal",
     "adahessian": "an estimate of the Hessian's diagonal",
@@ -53,7 +53,7 @@ _REFUSED = {
 
 
 def rule_named(name: str) -> Rule:
-    """Return the rule; BadInput for another name, which says why if it is known."""
+    """Return the rule; BadInput for another name, with the reason if it is known."""
     if name in RULES:
         return RULES[name]
     plain = name.lower().replace("_", "-")

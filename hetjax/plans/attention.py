@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form that a stage's attention takes: as it says, as was asked for, or the best.
+"""Determines each stage's attention form: the plan's, the user's, or the best.
 
-Owns the order in which these are asked, and what a device, a precision and a model let
-a form compute. Does not own the forms (`models/attention/`) nor which kernel a kind
-of device has (`cluster/devices.toml`).
+Owns the order of precedence between these, and which forms a device, a precision and a
+model can run. Does not own the forms (`models/attention/`) nor which kernel a device
+kind has (`cluster/devices.toml`).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -15,11 +15,11 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.plans.plan import AttentionForm, Plan, StageKey
 
-# What a person asks for; "best": on every device its kernel, or what runs everywhere
+# What a user asks for; "best": each device's kernel, or else `EVERYWHERE`
 Attention = Literal["best", "xla", "chunked", "cudnn", "splash"]
 
-EVERYWHERE: AttentionForm = "chunked"  # of the forms that need no kernel
-_LANES = 128  # positions: splash has blocks of no others
+EVERYWHERE: AttentionForm = "chunked"  # the default of the forms without a kernel
+_LANES = 128  # positions: splash works in blocks of multiples of it
 _PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "cudnn": ("bfloat16", "float16"),
     "splash": ("bfloat16", "float32"),
@@ -28,8 +28,8 @@ _PRECISIONS: dict[str, tuple[Precision, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heads:
-    """What attention is computed: positions, the sizes of the model's heads, and
-    whether sequences are of several documents."""
+    """The shapes of attention: number of positions, sizes of the model's heads, and
+    whether sequences hold several documents."""
 
     seq_len: int
     head_sizes: Collection[int]
@@ -39,9 +39,9 @@ class Heads:
 def node_attention(
     node: Node, precision: Precision, heads: Heads, asked: Attention | None = None
 ) -> AttentionForm:
-    """Return the form of a stage on the node that does not say its own.
+    """Return the attention form of stages on the node that give none themselves.
 
-    BadInput for one that was asked for and cannot run there.
+    Raises BadInput if the form that the user asked for cannot run there.
     """
     if asked is not None and asked != "best":
         _check(asked, f"node {node.name!r}", node, precision, heads)
@@ -60,10 +60,10 @@ def with_attentions(
     precisions: Mapping[StageKey, Precision],
     asked: Attention | None = None,
 ) -> Plan:
-    """Return the plan with every stage's form said.
+    """Return the plan with every stage's attention form filled in.
 
-    `precisions` are what stages compute in. BadInput for a form that a stage's device,
-    precision or model does not let run.
+    `precisions` are those of the stages. Raises BadInput for a form that cannot run
+    with the stage's device, precision or model.
     """
     heads = Heads(seq_len=plan.seq_len, head_sizes=head_sizes, packed=plan.packed)
     forms: dict[StageKey, AttentionForm] = {}
@@ -79,7 +79,7 @@ def with_attentions(
 
 
 def with_forms(plan: Plan, forms: Mapping[StageKey, AttentionForm]) -> Plan:
-    """Return the plan with these forms of its stages."""
+    """Return the plan with these attention forms for its stages."""
     replicas = tuple(
         replace(
             replica,
@@ -94,9 +94,9 @@ def with_forms(plan: Plan, forms: Mapping[StageKey, AttentionForm]) -> Plan:
 
 
 def without_kernels(plan: Plan, asked: Attention = "best") -> Plan:
-    """Return the plan with forms that run everywhere: CPUs stand in for its devices.
+    """Return the plan with forms that also run on CPUs that stand in for its devices.
 
-    BadInput for a kernel that was asked for.
+    Raises BadInput if the user asked for a kernel.
     """
     if asked in _PRECISIONS:
         raise BadInput(
@@ -117,7 +117,7 @@ def without_kernels(plan: Plan, asked: Attention = "best") -> Plan:
 def _check(
     form: AttentionForm, where: str, node: Node, precision: Precision, heads: Heads
 ) -> None:
-    """Raise BadInput for the first thing that keeps the form from running there."""
+    """Raise BadInput for the first reason that the form cannot run there."""
     for lack, allowed in _lacks(form, node, precision, heads):
         raise BadInput(
             got=f"attention {form!r} for {where}: {lack}",
@@ -129,13 +129,13 @@ def _check(
 def _lacks(
     form: AttentionForm, node: Node, precision: Precision, heads: Heads
 ) -> Iterator[tuple[str, str]]:
-    """What keeps the form from running there, and what it runs on.
+    """Yield each reason that the form cannot run there, with what would be allowed.
 
-    Of a device that the catalogue does not know nothing is said.
+    Nothing is assumed about the kernels of a device that is not in the catalogue.
     """
     known = catalogue().get(canonical_name(node.device))
     if form == "xla" and precision == "bfloat16" and known and known.fp16_native:
-        if not known.bf16_native:  # the compiler refuses JAX's own products there
+        if not known.bf16_native:  # the compiler refuses JAX's own matmuls there
             yield f"{node.device} has no bfloat16", "chunked, or another --dtype"
     if form in ("xla", "chunked"):
         return
@@ -147,7 +147,7 @@ def _lacks(
         yield f"it computes in {precision}", " or ".join(_PRECISIONS[form])
     if form == "cudnn" and (odd := [h for h in heads.head_sizes if h % 8 or h > 128]):
         yield f"heads of {odd[0]}", "heads whose size is a multiple of 8, at most 128"
-    if form == "cudnn" and heads.packed:  # it would take scores of S x S for a mask
+    if form == "cudnn" and heads.packed:  # its mask would need S x S scores
         yield "packed sequences", "chunked, or sequences that are not packed"
     if form == "splash" and heads.seq_len % _LANES:
         yield f"{heads.seq_len} positions", f"a multiple of {_LANES} positions"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The even split: the plan that a homogeneous system makes for any cluster.
+"""Builds the even split: the plan that a homogeneous system makes for any cluster.
 
-Owns the choice of degrees and the placement by rank, both blind to device kinds, to
-links and to memory on purpose: it is the `megatron` baseline that the planner is
-measured against. Does not own better plans (`planner/`).
+Owns the choice of degrees and the placement by rank. Both deliberately ignore device
+kinds, links and memory: this is the planner `even`, to compare others with. Does not
+own better plans (`planner/`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from hetjax.plans.validation import tensor_problems
 
 
 class _Group(NamedTuple):
-    """Devices of one node that share a tensor-parallel stage."""
+    """Devices of one node that form a tensor-parallel stage."""
 
     node: str
     devices: tuple[int, ...]
@@ -41,12 +41,12 @@ def even_plan(
 ) -> Plan:
     """Return symmetric replicas of even stages, whatever the devices are.
 
-    All replicas have `pipeline` stages of `tensor` devices of one node, as even a
-    number of layers per stage as can be (embedding and head count as a layer each)
-    and equal microbatches. Without `tensor` it is 1; without `pipeline` it is the
-    smallest that uses the most devices. Replicas are as many as there is room for
-    and as the batch divides by; devices left over stay idle. BadInput if nothing
-    fits.
+    Each replica has `pipeline` stages of `tensor` devices of one node, and as many
+    microbatches as the others. Layers per stage are as even as possible (embedding and
+    head count as a layer each). `tensor` defaults to 1, `pipeline` to the smallest
+    number that uses the most devices. The number of replicas is the largest that has
+    room and divides the microbatches; remaining devices stay idle. Raises BadInput if
+    nothing fits.
     """
     tensor = 1 if tensor is None else tensor
     _check_counts(global_batch, microbatch_size, tensor)
@@ -68,7 +68,7 @@ def even_plan(
             remat,
             offload,
         )
-        for r in range(num_replicas)  # Megatron's ranks: tensor, then data, then stages
+        for r in range(num_replicas)  # Megatron's rank order: tensor, data, stages
     ]
     return Plan(
         model=model,
@@ -89,7 +89,7 @@ def _replica(
     remat: Remat,
     offload: Offload,
 ) -> Replica:
-    """Even stages, one for each of the groups."""
+    """Return a replica of even stages, one for each of the groups."""
     stages = tuple(
         Stage(
             node=group.node,
@@ -131,7 +131,7 @@ def _tensor_groups(cluster: Cluster, tensor: int) -> list[_Group]:
 
 
 def _num_replicas(room: int, num_microbatches: int) -> int:
-    """Return the largest number of replicas that shares the microbatches evenly."""
+    """Return the largest replica count, at most `room`, that divides microbatches."""
     return next(d for d in range(room, 0, -1) if num_microbatches % d == 0)
 
 
@@ -139,7 +139,7 @@ def _default_pipeline(num_groups: int, num_layers: int, num_microbatches: int) -
     def used(pipeline: int) -> int:
         return pipeline * _num_replicas(num_groups // pipeline, num_microbatches)
 
-    # max keeps the first of equals: the shortest pipeline, the most replicas
+    # on ties, max keeps the first: the shortest pipeline, the most replicas
     return max(range(1, min(num_groups, num_layers) + 1), key=used)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frozen description of a run's layout: replicas of stages on device groups.
 
-Owns the `Plan` tree, how it shows itself, and what follows from it alone (boundaries,
-segments, sample ranges). Does not own its JSON (`plan_files.py`) nor the checks against
-a cluster and a model (`validation.py`).
+Owns the `Plan` tree, its display as text and HTML, and everything that follows from the
+plan alone (boundaries, segments, sample ranges). Does not own its JSON
+(`plan_files.py`) nor the checks against a cluster and a model (`validation.py`).
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from hetjax.plans.table import aligned, html_table
 
 Remat = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer"]
-OffloadChoice = Literal["none", "optimizer", "auto"]  # auto: the planner's
+OffloadChoice = Literal["none", "optimizer", "auto"]  # auto: the planner decides
 AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
 StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
-Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
+Group = LayerRange | str  # gradient group: a segment, or a tied parameter's path
 
 _BEFORE = ("replica", "stage", "node", "devices", "data x tensor", "layers", "remat")
-_CHOICES = ("precision", "attention", "offload")  # that a stage may leave out
+_CHOICES = ("precision", "attention", "offload")  # fields that a stage may leave out
 _UNSAID = (None, "none")
 _AFTER = ("launch-ahead", "microbatches")
 
@@ -42,10 +42,10 @@ class Stage:
 
     `devices` are indices into the node's devices, in mesh order (data-major).
     `launch_ahead` is the number of forwards that may be in flight (warm-up + 1).
-    `precision` is what the stage computes in; None: what `precision.py` finds for its
-    device. `attention` is the form of it; None: what `attention.py` finds. `offload`
-    says what is on the stage's host in place of its devices: nothing, or masters and
-    optimizer state, which are then updated there.
+    `precision` is what the stage computes in; None: `precision.py` chooses it for the
+    device. `attention` is the attention form; None: `attention.py` chooses it.
+    `offload` names what the stage keeps on its host instead of its devices: nothing, or
+    master weights and optimizer state, which the host then also updates.
     """
 
     node: str
@@ -63,9 +63,9 @@ class Stage:
 class Replica:
     """One pipeline that holds a whole model.
 
-    `microbatch_size` counts sequences before the split over the `data` axis. One with
-    no microbatches is idle: others have its samples (`rerouting.py`), but it still cuts
-    segments, so that those who go on hold the same arrays.
+    `microbatch_size` counts sequences before the split over the `data` axis. A replica
+    with no microbatches is idle: other replicas train on its samples (`rerouting.py`).
+    It still cuts segments, so that the remaining replicas keep the same arrays.
     """
 
     num_microbatches: int
@@ -79,7 +79,7 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the planner expects of the plan; at most limits of a run go by it."""
+    """The planner's predictions for the plan; a run derives only timeouts from them."""
 
     step_time_s: float | None = None
     lower_bound_s: float | None = None
@@ -93,11 +93,11 @@ class Prediction:
 class Plan:
     """The whole layout; `model` is a preset name or the name of a user's model.
 
-    `fingerprint` identifies the model's layers and shapes (`models/fingerprint.py`);
-    None: a plan written by hand, which fits the model of its name.
+    `fingerprint` identifies the model's layers and shapes (`models/fingerprint.py`).
+    None means a plan written by hand, which fits the model with its name.
 
-    `programs` maps a node to action text that overrides the generator's. Where
-    sequences are `packed`, each is of several documents that do not see each other.
+    `programs` maps a node to action text that overrides the generator's. If `packed`,
+    each sequence holds several documents that do not attend to each other.
 
     >>> stage = Stage(node="a100-0", devices=(0,), layers=(0, 6), launch_ahead=1)
     >>> replica = Replica(num_microbatches=8, microbatch_size=4, stages=(stage,))
@@ -118,12 +118,12 @@ class Plan:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model: the embedding, the blocks, the head."""
+        """The model's number of layers: embedding, blocks and head."""
         return self.replicas[0].stages[-1].layers[1]
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Names of the nodes that it has stages on."""
+        """Names of the nodes that have stages of the plan."""
         return frozenset(stage.node for _, _, stage in self.stages())
 
     @property
@@ -138,19 +138,19 @@ class Plan:
 
     @property
     def num_forwards(self) -> int:
-        """Forwards of a step: what simulating it takes goes with them."""
+        """The number of forwards in a step; simulation time is proportional to it."""
         return sum(r.num_microbatches * len(r.stages) for r in self.replicas)
 
     @property
     def title(self) -> str:
-        """The whole plan in a line."""
+        """A one-line summary of the plan."""
         return (
             f"{self.model}: {self.global_batch} sequences of {self.seq_len} tokens per "
             f"step, schedule {self.schedule}"
         )
 
     def __str__(self) -> str:
-        """The title, then an aligned row per stage."""
+        """Return the title, then one aligned row per stage."""
         return "\n".join([self.title, *aligned(self.columns, self.rows())]) + "\n"
 
     def _repr_html_(self) -> str:
@@ -158,11 +158,11 @@ class Plan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header of `rows`; precision and attention where some stage says it."""
+        """The header of `rows`, with each of `_CHOICES` that some stage sets."""
         return (*_BEFORE, *self._said, *_AFTER)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row of text per stage, below `columns`."""
+        """Return one row of text per stage; `columns` is the header."""
         return [
             _row(r, s, self.replicas[r], stage, self._said)
             for r, s, stage in self.stages()
@@ -170,20 +170,20 @@ class Plan:
 
     @property
     def _said(self) -> tuple[str, ...]:
-        """The choices that some stage says itself."""
+        """The fields of `_CHOICES` that some stage sets."""
         stages = [stage for _, _, stage in self.stages()]
         return tuple(
             n for n in _CHOICES if any(getattr(s, n) not in _UNSAID for s in stages)
         )
 
     def used_devices(self) -> set[tuple[str, int]]:
-        """The devices of all stages, by node and number."""
+        """Return the devices of all stages as (node, index)."""
         return {(stage.node, d) for _, _, stage in self.stages() for d in stage.devices}
 
     def stages(self) -> list[tuple[int, int, Stage]]:
-        """All stages as (replica index, stage index, stage), in order.
+        """Return all stages as (replica index, stage index, stage), in order.
 
-        Without those of replicas that are idle.
+        Stages of idle replicas are left out.
         """
         return [
             (r, s, stage)
@@ -212,14 +212,14 @@ def _row(
 
 
 def segments(plan: Plan) -> list[LayerRange]:
-    """Maximal layer ranges that no replica's stage boundary cuts, ascending."""
+    """Return the maximal layer ranges that no stage boundary cuts, ascending."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     cuts = {bound for stage in stages for bound in stage.layers}
     return list(pairwise(sorted(cuts)))
 
 
 def segments_of(stage: Stage, of_plan: list[LayerRange]) -> list[LayerRange]:
-    """The plan's segments that lie in the stage, ascending."""
+    """Return the plan's segments that lie in the stage, ascending."""
     lo, hi = stage.layers
     return [segment for segment in of_plan if lo <= segment[0] and segment[1] <= hi]
 
@@ -227,9 +227,9 @@ def segments_of(stage: Stage, of_plan: list[LayerRange]) -> list[LayerRange]:
 def reduce_groups(
     plan: Plan, tied: Mapping[str, tuple[StageKey, ...]]
 ) -> dict[Group, tuple[StageKey, ...]]:
-    """The holders of every gradient group with several, in the order of REDUCE.
+    """Return the holders of each gradient group with several, in REDUCE order.
 
-    Highest layers come first, because their gradients are done first; a tied
+    Highest layers come first, because their gradients are complete first. A tied
     parameter's gradients come from both ends of the pipeline, so it comes last. `tied`
     gives the holders of each tied parameter by path.
     """
@@ -247,5 +247,5 @@ def reduce_groups(
 
 
 def first_sample(plan: Plan, replica: int) -> int:
-    """Index of the replica's first sample in the global batch."""
+    """Return the index of the replica's first sample in the global batch."""
     return sum(r.num_microbatches * r.microbatch_size for r in plan.replicas[:replica])

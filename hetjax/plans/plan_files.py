@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan files: JSON to `Plan` and back.
+"""Converts plan files: JSON to `Plan` and back.
 
-Owns the keys of the file, their types and what a hand-written plan may leave out.
-Does not own what must hold between them (`validation.py`).
+Owns the keys of the file, their types, and which keys a hand-written plan may leave
+out. Does not own the rules between their values (`validation.py`).
 """
 
 import json
@@ -21,7 +21,7 @@ from hetjax.plans.schedules import default_launch_ahead
 
 VERSION = 1
 _CHOICES = {"precision": None, "attention": None, "offload": "none"}
-_STAGE_DEPTH = 4  # replicas, one of them, stages, one of them
+_STAGE_DEPTH = 4  # replicas, a replica, its stages, a stage
 
 _PLAN: dict[str, Kind] = {
     "version": "an integer",
@@ -34,12 +34,12 @@ _PLAN: dict[str, Kind] = {
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan file; BadInput starts with the path."""
+    """Read a plan file. The message of a BadInput starts with the path."""
     return read_file(path, parse_plan, what="plan file")
 
 
 def parse_plan(text: str) -> Plan:
-    """Read the JSON text of a plan; BadInput says where and what."""
+    """Parse the JSON text of a plan. A BadInput says where the error is."""
     raw = _json(text)
     version = raw.get("version", VERSION) if isinstance(raw, dict) else VERSION
     if version != VERSION or isinstance(version, bool):
@@ -73,7 +73,7 @@ def parse_plan(text: str) -> Plan:
 
 
 def plan_json(plan: Plan) -> str:
-    """Write the JSON text that reads back as the same plan."""
+    """Return JSON text that `parse_plan` reads back as the same plan."""
     values: dict[str, Any] = {
         "version": VERSION,
         "model": plan.model,
@@ -96,7 +96,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def _said(replica: Replica) -> dict[str, Any]:
-    """The fields of a replica; what a stage does not say of its choices is left out."""
+    """Return the replica's fields, without the `_CHOICES` that a stage does not set."""
     values = asdict(replica)
     for stage in values["stages"]:
         for name, unsaid in _CHOICES.items():
@@ -106,7 +106,7 @@ def _said(replica: Replica) -> dict[str, Any]:
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:
-    """Write the plan file whole or not at all."""
+    """Write the plan file atomically."""
     write_whole(path, plan_json(plan))
 
 
@@ -200,7 +200,7 @@ def _table_of(table: dict[str, object], kind: Kind, where: str) -> dict[str, Any
 
 
 def _lines(value: Any, depth: int) -> list[str]:
-    """JSON lines: one line for a stage and what is as deep, else one per entry."""
+    """Return JSON lines: one line per value at a stage's depth, else one per entry."""
     nested = isinstance(value, (dict, list, tuple))
     if not nested or not value or depth == _STAGE_DEPTH:
         return [json.dumps(value, allow_nan=False)]

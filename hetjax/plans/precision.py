@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stages of a plan compute in: as they say, as was asked for, or as is best.
+"""Determines each stage's precision: the plan's, the user's, or the device's best.
 
-Owns the order in which these are asked. Does not own what is best for a device
-(`cluster/catalogue.py`) nor what was measured in (`costs/`).
+Owns the order of precedence between these. Does not own the best precision of a device
+(`cluster/catalogue.py`) nor the precision of measurements (`costs/`).
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from hetjax.cluster.catalogue import (
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan, Stage
 
-# What a person asks for; "best": on every device what it does best
+# What a user asks for; "best": the best precision of each device
 Dtype = Literal["best", "bfloat16", "float16", "float32"]
 
 
 def node_precision(node: Node, asked: Dtype | None = None) -> Precision:
-    """Return what a stage on the node computes in unless it says so itself.
+    """Return the precision of stages on the node that give none themselves.
 
-    A device that the catalogue does not know is taken to have bf16.
+    A device that is not in the catalogue is assumed to have bf16.
     """
     if asked is not None and asked != "best":
         return asked
@@ -36,12 +36,12 @@ def node_precision(node: Node, asked: Dtype | None = None) -> Precision:
 
 
 def stage_precision(stage: Stage, node: Node, asked: Dtype | None = None) -> Precision:
-    """Return what the stage computes in on its node."""
+    """Return the precision in which the stage computes on its node."""
     return stage.precision or node_precision(node, asked)
 
 
 def with_precisions(plan: Plan, cluster: Cluster, asked: Dtype | None = None) -> Plan:
-    """Return the plan with every stage's precision said."""
+    """Return the plan with every stage's precision filled in."""
     of_node: dict[str, Precision] = {
         node.name: node_precision(node, asked) for node in cluster.nodes
     }
@@ -49,9 +49,9 @@ def with_precisions(plan: Plan, cluster: Cluster, asked: Dtype | None = None) ->
 
 
 def with_node_precisions(plan: Plan, precisions: Mapping[str, Precision]) -> Plan:
-    """Return the plan with that of its node for every stage that does not say its own.
+    """Return the plan with the node's precision in every stage that gives none.
 
-    `precisions` is keyed by the names of nodes.
+    `precisions` is keyed by node name.
     """
     if all(stage.precision for _, _, stage in plan.stages()):
         return plan

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan by which the replicas that are left train on the samples of lost ones.
+"""Derives the plan in which surviving replicas train on the samples of lost replicas.
 
-Nobody's cuts, meshes, microbatch sizes or launch-aheads change, only how many
-microbatches go through: weights stay where they are, compiled programs stay valid, and
-no stage has more forwards in flight. Lost replicas become idle. Owns which replicas are
-left and the share of each. Does not own what workers do about it
-(`runtime/execution/stage_runtime.py`), nor who asks them to (`runtime/control/`).
+Only the numbers of microbatches change, not cuts, meshes, microbatch sizes or
+launch-aheads. So weights stay where they are, compiled programs stay valid, and no
+stage has more forwards in flight. Lost replicas become idle. Owns which replicas
+survive and the share of each. Does not own how workers apply the plan
+(`runtime/execution/stage_runtime.py`), nor the requests to them (`runtime/control/`).
 """
 
 from bisect import bisect_left
@@ -20,10 +20,10 @@ from hetjax.plans.schedules import SCHEDULES
 
 
 def rerouted(plan: Plan, lost: Collection[str]) -> Plan | None:
-    """The plan without the replicas that have a stage on a lost node.
+    """Return the plan without the replicas that have a stage on a lost node.
 
-    None if no replica is left, or if their microbatches cannot sum to the global batch.
-    Of all shares that do, these slow down the slowest replica least (`slowdown`).
+    None if no replica survives, or if no microbatch counts make up the global batch.
+    Otherwise the shares minimise the largest `slowdown` of a replica.
     """
     left = [not _is_on(replica, lost) for replica in plan.replicas]
     if all(left):
@@ -37,10 +37,11 @@ def rerouted(plan: Plan, lost: Collection[str]) -> Plan | None:
 
 
 def with_microbatches(plan: Plan, counts: Sequence[int]) -> Plan:
-    """The plan with these numbers of microbatches, by replica; 0: it is idle.
+    """Return the plan with these numbers of microbatches, by replica; 0: it is idle.
 
-    Programs that are written in it are for its own numbers: all are generated. Under
-    GPipe all microbatches were in flight, and no more than that may be now.
+    `programs` of the plan hold only for its own numbers, so they are dropped and all
+    programs are generated. Under GPipe all microbatches were in flight; the new plan
+    may have no more in flight than that, so it becomes 1f1b with that launch-ahead.
     """
     own = [replica.num_microbatches for replica in plan.replicas]
     if list(counts) == own:
@@ -63,19 +64,19 @@ def with_microbatches(plan: Plan, counts: Sequence[int]) -> Plan:
 
 
 def slowdown(replica: Replica, num_microbatches: int) -> Fraction:
-    """How many times its time the replica takes for so many microbatches.
+    """Return the replica's time for `num_microbatches`, relative to its planned time.
 
     A pipeline of S stages takes as long as M + S - 1 microbatches of its slowest stage.
-    In a plan all replicas take one step's time, so that these compare.
+    All replicas of a plan take about one step's time, so slowdowns are comparable.
     """
     filling = len(replica.stages) - 1
     return Fraction(num_microbatches + filling, replica.num_microbatches + filling)
 
 
 def balanced(replicas: Sequence[Replica], num_samples: int) -> tuple[int, ...] | None:
-    """Microbatches for each, one or more, that have so many samples in all.
+    """Return microbatch counts, each at least 1, with `num_samples` samples in all.
 
-    The largest slowdown is as small as it can be. None if there are no such numbers.
+    They minimise the largest slowdown. None if there are no such numbers.
     """
     most = num_samples - sum(replica.microbatch_size for replica in replicas)
     if most < 0:
@@ -94,20 +95,21 @@ def balanced(replicas: Sequence[Replica], num_samples: int) -> tuple[int, ...] |
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Which sums of samples the replicas reach, as bits of a number.
+    """The sums of samples that the replicas can reach, as bits of an integer.
 
-    Each has a microbatch to begin with; `most` are the samples beyond these.
+    Each replica has one microbatch already; `most` counts the samples beyond these.
     """
 
     replicas: Sequence[Replica]
     most: int
 
     def reaches(self, limit: Fraction) -> bool:
-        """Whether all samples are taken with no slowdown above the limit."""
+        """Return whether all samples fit with no slowdown above the limit."""
         return bool(self._sums(limit)[-1] >> self.most & 1)
 
     def counts(self, limit: Fraction) -> tuple[int, ...]:
-        """Numbers that do, found from the last replica on: as many for each as go."""
+        """Return such counts, chosen from the last replica on, each as large as it can
+        be."""
         rest, found = self.most, list[int]()
         steps = zip(self.replicas, pairwise(self._sums(limit)), strict=True)
         for replica, (before, _) in reversed(list(steps)):
@@ -120,14 +122,14 @@ class _Search:
         return tuple(reversed(found))
 
     def _sums(self, limit: Fraction) -> list[int]:
-        """What the first 0, 1, ... replicas reach."""
+        """Return the sums that the first 0, 1, ... replicas reach."""
         sums = [1]
         for replica in self.replicas:
             sums.append(self._with(sums[-1], replica, _extra(replica, limit)))
         return sums
 
     def _with(self, reached: int, replica: Replica, extra: int) -> int:
-        """With up to `extra` microbatches of the replica, by parts of 1, 2, 4, ..."""
+        """Add up to `extra` microbatches of the replica, in parts of 1, 2, 4, ..."""
         if extra < 0:
             return 0
         part, within = 1, (1 << self.most + 1) - 1
@@ -139,7 +141,7 @@ class _Search:
 
 
 def _extra(replica: Replica, limit: Fraction) -> int:
-    """How many microbatches after the first are within the limit; -1: not even that."""
+    """Return how many microbatches beyond the first the limit allows; -1: not one."""
     filling = len(replica.stages) - 1
     slots = limit * (replica.num_microbatches + filling)
     return floor(slots) - filling - 1

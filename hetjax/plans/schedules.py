@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedules that a plan may name, and what follows from the name alone.
+"""Defines the schedules that a plan may name, and what the name alone determines.
 
-Owns the table of schedules: a row here is all that a schedule needs whose order there
-is already. Does not own the orders themselves (`schedule/programs/generate.py`) nor
+Owns the table of schedules: a schedule that uses an existing order needs only a row
+here. Does not own the orders themselves (`schedule/programs/generate.py`) nor
 launch-aheads that suit unlike stages (`schedule/launch_ahead.py`).
 """
 
@@ -27,10 +27,10 @@ def all_at_once(num_stages: int, stage: int, num_microbatches: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """What a schedule does, in a line for people, and what others ask of it.
+    """A schedule: its one-line summary, order and default launch-ahead.
 
-    `order` is the rule that generates the order of actions, `launch_ahead` what a plan
-    means that says none.
+    `order` is the rule that generates the order of actions. `launch_ahead` is the
+    default for plans that give no launch-ahead.
     """
 
     summary: str
@@ -41,14 +41,14 @@ class Schedule:
     def shares(self) -> bool:
         """Whether several stages of a replica may run on the same devices.
 
-        A plan of such a schedule has no bound for its own cuts; the planner has one for
-        all plans.
+        The planner has no lower bound for the given cuts of such a plan, only the bound
+        of all plans.
         """
         return self.order in ("interleaved", "zero-bubble")
 
     @property
     def splits(self) -> bool:
-        """Whether backwards are split in I and W."""
+        """Whether backward passes are split into I and W."""
         return self.order == "zero-bubble"
 
 
@@ -76,7 +76,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         order="zero-bubble",
     ),
 }
-# What a plan may be asked to become besides: one of the above, by its costs
+# Further values of --schedule: each becomes one of the above, chosen by costs
 FITTED = {
     "harp": "h1f1b with launch-aheads by HARP's thresholds",
     "searched": "the fastest that is found",
@@ -88,8 +88,8 @@ def default_launch_ahead(
 ) -> int:
     """Return how many microbatches a stage may have between F and the end of B.
 
-    For plans that say nothing; 1F1B's for a schedule that nobody knows. It means
-    nothing on a last stage that fuses F and B.
+    Used for plans that give no launch-ahead. An unknown schedule gets 1F1B's. The value
+    has no effect on a last stage that fuses F and B.
     """
     known = SCHEDULES.get(schedule, SCHEDULES["1f1b"])
     return known.launch_ahead(num_stages, stage, num_microbatches)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of words as a table: aligned text for a terminal, HTML for a notebook.
+"""Formats rows of strings as tables: aligned text for terminals, HTML for notebooks.
 
-Owns the layout. Does not own any row (`plan.py`, `hetjax/report/`).
+Owns the layout. Does not own the rows themselves (`plan.py`, `hetjax/report/`).
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ def aligned(header: Sequence[str], rows: Rows) -> list[str]:
 def html_table(
     header: Sequence[str], rows: Rows, *, title: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """Return the same table in HTML, which may be scrolled if it is wide.
+    """Return the table of `aligned` in HTML; wide tables scroll.
 
-    `title` and `notes` are lines before and after it.
+    `title` is a line above the table, `notes` are lines below it.
 
     >>> print(html_table(("node",), [("a<b",)]))
     <div class="scroll"><table>
@@ -62,7 +62,7 @@ _HTML = """\
 
 @cache
 def _template() -> "Template":
-    from jinja2 import Environment  # which a terminal does not need
+    from jinja2 import Environment  # imported late: terminal output does not need it
 
     blocks = Environment(autoescape=True, trim_blocks=True)
     return blocks.from_string(_HTML.rstrip())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a plan, given the cluster and the model that it is for.
+"""Validates a plan against the cluster and the model that it is for.
 
-Owns one small check per rule, in the order in which they are made: a check may rely
-on those before it. Does not own the keys and types of the file (`plan_files.py`),
-memory or time (`costs/`), nor whether a schedule can deadlock (`schedule/`).
+Owns one small check per rule, and their order: a check may rely on earlier checks.
+Does not own the keys and types of the file (`plan_files.py`), memory or time
+(`costs/`), nor whether a schedule can deadlock (`schedule/`).
 """
 
 import math
@@ -32,7 +32,7 @@ class _Case:
     max_seq_len: int
 
     def stages(self) -> Iterator[tuple[str, int, Stage]]:
-        """All stages as (place in the plan, replica index, stage)."""
+        """Yield all stages as (place in the plan, replica index, stage)."""
         for r, s, stage in self.plan.stages():
             yield f"replicas[{r}].stages[{s}]", r, stage
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which worker processes have which part of a plan: one per host of its nodes.
+"""Maps a plan's stages and devices to worker processes: one per host of its nodes.
 
-A stage's members are the workers that have devices of its mesh, in host order; the
-first one leads it. On nodes with one host that is one worker, named like the node. Does
-not own how a worker is started nor how members are joined (`hetjax/mesh/multihost.py`).
+A stage's members are the workers that have devices of its mesh, in host order. The
+first member leads the stage. A node with one host has one worker, named like the node.
+Does not own starting workers nor joining members (`hetjax/mesh/multihost.py`).
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from hetjax.cluster.cluster import Node
 from hetjax.names import is_worker
 from hetjax.plans.plan import Plan, StageKey
 
-EMBEDDED = "embedded"  # the worker of a run in one process, which has all nodes
-Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
-Share = tuple[tuple[str, ...], tuple[int, ...]]  # workers, and the rows they all have
+EMBEDDED = "embedded"  # the worker of a run in one process; it has all nodes
+Ranks = tuple[tuple[str, ...], ...]  # for each data rank, the workers with its rows
+Share = tuple[tuple[str, ...], tuple[int, ...]]  # workers, and the rows they share
 
 
 @dataclass(frozen=True)
 class WorkerMap:
-    """The workers of a plan; nodes that are not among `nodes` have one host.
+    """The workers of a plan. A node that is not in `nodes` has one host.
 
-    If there is an `only` worker, it has all of them.
+    If `only` is given, that worker has all stages.
     """
 
     plan: Plan
@@ -50,7 +50,7 @@ class WorkerMap:
 
     @cached_property
     def ranks(self) -> dict[StageKey, Ranks]:
-        """The workers that have the rows of each data rank of a stage, each once."""
+        """For each stage and data rank, the distinct workers that have its rows."""
         return {
             (r, s): tuple(
                 tuple(dict.fromkeys(self._by_device[r, s][at : at + stage.mesh.tensor]))
@@ -60,13 +60,13 @@ class WorkerMap:
         }
 
     def hosts(self, node: str) -> tuple[str, ...]:
-        """The workers of a node."""
+        """Return the workers of a node."""
         if self.only is not None:
             return (self.only,)
         return self._several[node].workers if node in self._several else (node,)
 
     def worker_of(self, node: str, device: int) -> str:
-        """Who has a device of the node."""
+        """Return the worker that has this device of the node."""
         if self.only is not None:
             return self.only
         if node not in self._several:
@@ -77,14 +77,14 @@ class WorkerMap:
         return self.members[stage][0]
 
     def within(self, worker: str) -> set[StageKey]:
-        """The stages of which the worker has all devices."""
+        """Return the stages of which the worker has all devices."""
         return {key for key, found in self.members.items() if found == (worker,)}
 
     def shares(self, holders: Sequence[StageKey], num_rows: int) -> list[Share]:
-        """Rows of a gradient group by who has them, a worker of each holder.
+        """Group the rows of a gradient group by the workers that have them.
 
-        Device i of a holder, counted tensor-major, has as many consecutive rows as all
-        others (`hetjax/comm/reduction.py`).
+        The workers of a share are one per holder. All devices of a holder, counted
+        tensor-major, have equally many consecutive rows (`hetjax/comm/reduction.py`).
         """
         found: dict[tuple[str, ...], list[int]] = {}
         owners = [self._row_owners(holder) for holder in holders]
@@ -111,11 +111,11 @@ class WorkerMap:
 
 
 def node_of(worker: str) -> str:
-    """The node of a worker; no node's name has a slash."""
+    """Return the node of a worker; no node's name has a slash."""
     return worker.partition("/")[0]
 
 
 def file_name(worker: str) -> str:
-    """The worker's name as one part of a path."""
+    """Return the worker's name as one path component."""
     assert is_worker(worker), f"{worker!r} is no worker's name"
     return worker.replace("/", "@")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model is measured: one frozen set of choices.
+"""The settings of `hetjax profile`: what to measure of a model.
 
-Owns the choices and their help texts. Does not own what a preset chooses
+Owns the choices and their help texts. Does not own the values of a preset
 (`hetjax/training/settings/presets.py`) nor the measuring (`measuring.py`).
 """
 
@@ -14,7 +14,7 @@ from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 from hetjax.plans.precision import Dtype
 
-_MOST_LETTERS = 200  # of a file's name, its draft's being longer
+_MOST_LETTERS = 200  # of a file's name; the name of its draft is longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ProfileConfig:
 
 
 def check_output(config: ProfileConfig) -> None:
-    """Raise BadInput if the profile cannot be written where it is to be."""
+    """Raise BadInput if the profile cannot be written to `config.output`."""
     folder = config.output.resolve().parent
     if not os.access(folder, os.W_OK) or len(config.output.name) > _MOST_LETTERS:
         raise BadInput(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as `found_here.py` for devices that this process must not take hold of.
+"""Does the work of `found_here.py` for devices that this process must not occupy.
 
-Each node with a kind that nobody knows is looked at by a process of its own, which sees
-that node's devices alone, as its worker will. `python -m hetjax.profiling.found_apart`
-is that process. Owns the question and its answer. Does not own which devices a process
-sees (`launchers/isolation.py`), nor how one is run on another machine
+A separate process measures each node of an unknown device kind. It sees only that
+node's devices, as the node's worker will. `python -m hetjax.profiling.found_apart` is
+that process. Owns the request and its answer. Does not own which devices a process
+sees (`launchers/isolation.py`), nor how a process is run on another machine
 (`launchers/launcher.py`).
 """
 
@@ -26,21 +26,22 @@ from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.profiling.found_here import cluster_here
 
-_MARK = "hetjax found: "  # libraries print, too
+_MARK = "hetjax found: "  # marks the answer, as libraries print, too
 MODULE = "hetjax.profiling.found_apart"
-LIMIT_S = 180.0  # the start of JAX, and of each kind 20 s at most
+LIMIT_S = 180.0  # for the start of JAX and at most 20 s per device kind
 
-# Runs `python -m MODULE ARGUMENT` with the node's devices; TimeoutExpired after so long
+# Runs `python -m MODULE ARGUMENT` with the node's devices. The last parameter is a
+# limit in seconds, after which it raises TimeoutExpired.
 Run = Callable[[Node, str, str, float], subprocess.CompletedProcess[str]]
 
 
 def as_found_apart(
     cluster: Cluster, run: Run, cache_dir: Path, limit_s: float = LIMIT_S
 ) -> Cluster:
-    """Return the cluster with figures of the kinds that nobody knows.
+    """Return the cluster with measured figures for unknown device kinds.
 
-    Warns of what was measured, and raises BadInput, as `as_found` does; also if there
-    is no answer in time.
+    Warns of what was measured, and raises BadInput, as `as_found` does. Raises BadInput
+    also if a node's process gives no answer within `limit_s`.
     """
     nodes = [
         _measured(node, partial(run, node, MODULE, str(cache_dir)), limit_s)
@@ -52,7 +53,7 @@ def as_found_apart(
 
 
 def run_here(environments: Mapping[str, Mapping[str, str]]) -> Run:
-    """Run it on this machine; `environments` has what is set for each worker."""
+    """Return a `Run` on this machine; `environments` is keyed by worker."""
 
     def run(
         node: Node, module: str, argument: str, limit_s: float
@@ -111,8 +112,8 @@ def _no_answer(node: Node, why: str) -> BadInput:
 
 
 def main(cache_dir: str) -> None:
-    """Print what `cluster_here` gives of the devices that this process has."""
-    from hetjax.mesh.accelerators import start_jax  # JAX takes a second
+    """Print the result of `cluster_here` for the devices that this process has."""
+    from hetjax.mesh.accelerators import start_jax  # importing JAX takes a second
 
     answer: dict[str, Any]
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters with what their devices, which are here, say and show of themselves.
+"""Completes clusters with figures that local devices report or that are measured.
 
-Owns for which nodes that is asked, and the folder in which measured kinds are kept: a
-file each, by device kind, driver and release of JAX. Does not own the measuring
-(`probe.py`) nor which devices are here (`cluster/discovery.py`).
+Owns which nodes need measuring, and the cache folder of measured kinds: one file per
+device kind, driver and release of JAX. Does not own the measuring (`probe.py`) nor
+which devices are here (`cluster/discovery.py`).
 """
 
 import hashlib
@@ -31,7 +31,7 @@ CACHE_DIR = Path("~/.cache/hetjax")
 _FOLDER = "devices"
 _ALLOWED, _FIX = "the file as hetjax wrote it", "remove it"
 _RATES: dict[str, Kind] = dict.fromkeys(PRECISIONS, "a number")
-_LEAST_GIB = 4.0  # of a device that nobody knows the memory of
+_LEAST_GIB = 4.0  # assumed for a device whose memory is unknown
 
 Measure = Callable[[Sequence[Any], float], Probe]
 
@@ -39,14 +39,14 @@ Measure = Callable[[Sequence[Any], float], Probe]
 def cluster_here(
     here: Sequence[D], cache_dir: Path = CACHE_DIR
 ) -> tuple[Cluster, dict[str, tuple[D, ...]]]:
-    """Return the cluster that these devices make, and the devices of its nodes."""
+    """Return the cluster that these devices form, and the devices by node name."""
     cluster = discover(here)
     devices = assign_devices(cluster, here, simulate=False)
     return as_found(cluster, devices, cache_dir=cache_dir), devices
 
 
 def measured_here(here: Sequence[Any], measure: Measure = probe) -> Cluster:
-    """Return the cluster that these devices make, every kind of them measured now."""
+    """Return the cluster that these devices form, with every node measured now."""
     cluster = discover(here)
     devices = assign_devices(cluster, here, simulate=False)
     probes = {
@@ -64,12 +64,12 @@ def as_found(
     cache_dir: Path = CACHE_DIR,
     measure: Measure = probe,
 ) -> Cluster:
-    """Return the cluster with figures of what is here, given by node of the cluster.
+    """Return the cluster with the figures of its local `devices`, by node name.
 
-    A kind that neither the catalogue nor the node describes is measured, once for all
-    starts; a warning tells what was found, and where it is kept. Devices are believed
-    what memory they have, of several the least (`reported_memory.py`). BadInput if a
-    kind cannot be measured.
+    A kind that neither the catalogue nor the node describes is measured, and cached for
+    later starts. A warning names the result and the cache file. The devices' reports of
+    their memory are used; of several, the least (`reported_memory.py`). Raises BadInput
+    if a kind cannot be measured.
     """
     nodes = tuple(
         _as_found(node, devices.get(node.name, ()), cache_dir.expanduser(), measure)
@@ -94,7 +94,10 @@ def _as_found(
 
 
 def _memories_gib(devices: Sequence[Any]) -> list[float]:
-    """What those say that do; CPUs stand in for others, or share what there is."""
+    """Return the memory of each device that reports it, without CPUs.
+
+    CPUs stand in for other devices, or share the machine's memory.
+    """
     cards = (device for device in devices if device.platform != "cpu")
     return [gib for gib in map(memory_gib_of, cards) if gib]
 
@@ -102,12 +105,15 @@ def _memories_gib(devices: Sequence[Any]) -> list[float]:
 def _figures(
     name: str, devices: Sequence[Any], cache_dir: Path, measure: Measure
 ) -> dict[str, Any]:
-    """Of a kind that the catalogue lacks: as kept, else measured and kept."""
+    """Return the figures of a kind that the catalogue lacks.
+
+    They come from the cache; if it lacks them, they are measured and cached.
+    """
     path = cache_dir / _FOLDER / _file(devices[0])
     kept = _read(path)
     memory_gib = min(_memories_gib(devices), default=None)
     if kept is not None and (kept.link_gb_per_s is not None or len(devices) < 2):
-        # another card of this kind may have been measured, with another memory
+        # the measured card of this kind may have had a different memory
         return replace(kept, memory_gib=memory_gib or kept.memory_gib).figures()
     found = measure(devices, memory_gib or _LEAST_GIB)
     parts = [f"{name}: not in the catalogue", str(found), _keep(path, found)]
@@ -118,7 +124,10 @@ def _figures(
 
 
 def _file(device: Any) -> str:
-    """A kind may be measured otherwise by another driver or release of JAX."""
+    """Return the name of the cache file.
+
+    It depends on the driver and the release of JAX, as results may depend on them.
+    """
     driver = getattr(getattr(device, "client", None), "platform_version", "")
     key = json.dumps([device.device_kind, driver, jax.__version__])
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -126,7 +135,7 @@ def _file(device: Any) -> str:
 
 
 def _keep(path: Path, found: Probe) -> str:
-    """Write the file; say where, or why not."""
+    """Write the file; return a message that says where, or why it was not written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figures = {
@@ -139,7 +148,7 @@ def _keep(path: Path, found: Probe) -> str:
 
 
 def _read(path: Path) -> Probe | None:
-    """What the file says; None where there is none, or a damaged one."""
+    """Return the content of the file; None if it is missing or damaged."""
     if not path.exists():
         return None
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer times that another program has measured, in a profile of ours.
+"""Imports layer times that another program has measured into a profile of ours.
 
-Owns that they are of the model that is meant, and that a profile gets them besides what
-it has. Does not own the reading of their files (`costs/measured/sailor.py`).
+Owns the check that they belong to the given model, and the merge into an existing
+profile. Does not own the reading of their files (`costs/measured/sailor.py`).
 """
 
 from dataclasses import replace
@@ -20,16 +20,17 @@ from hetjax.profiling.measuring import kept_profile
 def import_sailor(
     config: ProfileConfig, model: Model, file: Path, device: str | None
 ) -> Profile:
-    """Write Sailor's layer times of the model on a kind of device into the output file.
+    """Write Sailor's layer times of the model on a device kind into the output file.
 
-    What the file has of other kinds is kept. BadInput for times of another model.
+    Measurements of other kinds in the file are kept. Raises BadInput for times of
+    another model.
     """
     found = sailor_profile(
         file,
         model=model.name,
         device=_known(device),
         seq_len=config.seq_len,
-        # as Sailor measures, unless somebody knows better
+        # Sailor measures in float32; the user may know better
         dtype="float32" if config.dtype == "best" else config.dtype,
     )
     if len(found.layers) != len(model.layers):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the distinct layers of a model, and links, on the devices that are here.
+"""Times the distinct layers of a model, and links, on the local devices.
 
-Owns what is timed and how: the runtime's own programs on stages of one kind of layer.
-An inner kind stands in a run of equal layers, as stages hold it: scanned, which takes
+Owns what is timed and how: the runtime's own programs on stages of one layer kind.
+An inner kind is timed in a run of equal layers, as stages hold it: scanned, which takes
 longer than a lone layer (a third, measured on CPU, where a scan reads its weights and
-writes its residuals slice by slice). The cost of a program itself is timed apart, with
-a program that has nothing to do: as the intercept of two runs it drowns in noise.
+writes its residuals slice by slice). The cost of a program itself is timed separately,
+with a program that has nothing to do: as the intercept of two runs it drowns in noise.
 
 B sequences, L positions. Does not own the profile (`costs/measured/layer_profile.py`)
 nor which cases are measured (`measuring.py`).
@@ -37,10 +37,10 @@ from hetjax.runtime.execution.updates.groups import GradientGroup
 
 NUM_REPETITIONS = 7
 _NUM_UNITS = 2  # the shortest run that is scanned
-_LEAST_S = 1e-9  # what noise leaves of less than nothing
+_LEAST_S = 1e-9  # replaces differences that noise makes zero or negative
 _SHORT_S = 2e-3  # several calls of a shorter program are timed together,
-_MOST_CALLS = 16  # at most so many
-_STEADY_S = 0.1  # longer ones are called one by one for so long, without a rest
+_MOST_CALLS = 16  # at most this many
+_STEADY_S = 0.1  # longer programs are called one by one for this long, without a pause
 _LINK_BYTES = (1 << 16, 1 << 24)
 
 Pass = Callable[[], Any]
@@ -49,7 +49,7 @@ Times = dict[str, float]  # seconds by pass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One kind of layer in one way on one device kind; see `Measurement`."""
+    """One layer kind in one configuration on one device kind; see `Measurement`."""
 
     device: str
     kind: str
@@ -59,7 +59,7 @@ class Case:
 
 
 def layer_kinds(model: Model) -> tuple[str, ...]:
-    """Name the kind of each layer, such as embedding, block, block, head."""
+    """Return the kind of each layer, such as embedding, block, block, head."""
     names: dict[tuple[ModuleSpec, ...], str] = {}
     for layer in model.layers:
         modules = _modules(layer)
@@ -69,7 +69,7 @@ def layer_kinds(model: Model) -> tuple[str, ...]:
 
 
 class LayerBench:
-    """A stage of one kind of layer on some devices, to be timed again and again."""
+    """A stage of one layer kind on some devices, which can be timed repeatedly."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class LayerBench:
         halves: bool = False,
         num_replicas: int = 1,
     ) -> None:
-        """Compile its programs, fill its arrays and call everything once.
+        """Compile the stage's programs, fill its arrays and call each pass.
 
-        `halves` adds those of the backward. With several replicas there is the update
-        alone, that of a layer which they share: all else is as with one.
+        `halves` adds the halves of the backward pass. With several replicas only the
+        update of a layer that all of them hold is timed: all else is as with one.
         """
         sample = _sample(case, model, seq_len, num_replicas, attention)
         runtime = StageRuntime(
@@ -100,14 +100,14 @@ class LayerBench:
             else _shared_update(runtime, sample)
         )
         for call in self._passes.values():
-            _time(call)  # its first call may take longer
+            _time(call)  # the first call may take longer
         self._num_calls = {
             name: min(_MOST_CALLS, 1 + int(_SHORT_S / _time(call)))
             for name, call in self._passes.items()
         }
 
     def time_once(self) -> Times:
-        """Return seconds by pass, of one repetition of all."""
+        """Return the seconds by pass of one repetition of all passes."""
         return {
             name: _time(call, self._num_calls[name])
             if self._num_calls[name] > 1
@@ -118,7 +118,7 @@ class LayerBench:
     def measurement(
         self, repetitions: Sequence[Times], program_s: float
     ) -> Measurement:
-        """Return one layer's medians, without the cost of a program."""
+        """Return one layer's median times, without the cost of a program."""
         layer_s = self._layer_s(repetitions, program_s)
         forward_s = layer_s["forward"]
         if "fused" in layer_s:
@@ -147,7 +147,7 @@ class LayerBench:
 
 
 def program_seconds(device: jax.Device) -> float:
-    """Return what a program costs that takes a layer's arrays and does nothing."""
+    """Return the seconds of a program with a layer's arrays and almost no work."""
     sharding = replicated(stage_mesh([device], data=1, tensor=1))
     abstract = [jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)] * 12
     arrays = [jax.device_put(np.zeros(8, np.float32), sharding) for _ in abstract]
@@ -160,7 +160,7 @@ def program_seconds(device: jax.Device) -> float:
 def measure_link(
     source: jax.Device, target: jax.Device, between: tuple[str, str]
 ) -> LinkMeasurement:
-    """Time messages of two sizes: what more bytes cost, and what none would."""
+    """Time messages of two sizes; derive bandwidth and latency from them."""
     small, large = (_message_s(source, target, size) for size in _LINK_BYTES)
     more = _LINK_BYTES[1] - _LINK_BYTES[0]
     per_byte_s = max(large - small, _LEAST_S) / more
@@ -177,7 +177,7 @@ _NODE = "here"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sample:
-    """A model and a plan in which stage `stage` holds just one kind of layer."""
+    """A model and a plan in which stage `stage` holds just one layer kind."""
 
     model: Model
     plan: Plan
@@ -226,7 +226,7 @@ def _sample(
 
 
 def _copy(layer: Layer, number: int) -> Layer:
-    """The layer as another one: its blocks get names of their own."""
+    """Return a copy of the layer whose blocks have names that contain `number`."""
     modules = tuple(
         replace(module, path=f"{module.block}-{number}.{module.name}")
         for module in layer.modules
@@ -239,7 +239,10 @@ def _modules(layer: Layer) -> tuple[ModuleSpec, ...]:
 
 
 def _new_name(layer: str, taken: set[str]) -> str:
-    """The layer's name without numbers, `block` for `block_003`; a new one if taken."""
+    """Return the layer's name without numbers, such as `block` for `block_003`.
+
+    If that name is taken, return it with a number appended.
+    """
     name = re.sub(r"[_-]?\d+", "", layer) or "layer"
     number = 2
     new = name
@@ -249,7 +252,10 @@ def _new_name(layer: str, taken: set[str]) -> str:
 
 
 def _passes(runtime: StageRuntime, sample: _Sample, halves: bool) -> Mapping[str, Pass]:
-    """What a worker does with such a stage, by name; the last is fused."""
+    """Return the passes of such a stage by name.
+
+    A last stage has `fused` in place of `backward`.
+    """
     key = (0, sample.stage)
     state = runtime.stages[key]
     programs = state.programs
@@ -304,7 +310,7 @@ def _shared_update(runtime: StageRuntime, sample: _Sample) -> Mapping[str, Pass]
 
 
 def _install(runtime: StageRuntime, model: Model, key: tuple[int, int]) -> None:
-    """Fresh weights and optimizer state for this stage alone; zero sums."""
+    """Give this stage alone fresh weights, optimizer state and zero sums."""
     state, held = runtime.stages[key], runtime.partition.stages[key]
     read = fresh_weights(model, held, 0)
     state.masters, state.frozen = (
@@ -318,7 +324,7 @@ def _install(runtime: StageRuntime, model: Model, key: tuple[int, int]) -> None:
 
 
 def _update(state: StageState) -> Any:
-    """All that a stage does once in a step: norm, update, zero sums for the next."""
+    """Do what a stage does once per step: norm, update, zero sums for the next step."""
     updates = state.updates
     gradients = tuple(_gradient(state, group) for group in updates.groups)
     state.acc = None
@@ -327,7 +333,7 @@ def _update(state: StageState) -> Any:
     given = state.masters, state.opt_state, gradients, scale
     state.masters, state.opt_state, copies = updates.update(*given)
     state.params = updates.with_copies(state.masters, copies, state.frozen)
-    del gradients, given  # before there are new sums
+    del gradients, given  # before new sums are allocated
     state.acc, state.loss = state.programs.zeros()
     return squares, state.params, state.opt_state, state.acc
 
@@ -344,7 +350,7 @@ def _put(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _message_s(source: jax.Device, target: jax.Device, num_bytes: int) -> float:
-    """The fastest of several: of so short a time, noise can be the larger part."""
+    """Return the fastest of several tries: noise can be most of so short a time."""
     message = jax.device_put(np.zeros(num_bytes, np.uint8), source)
     sharding = SingleDeviceSharding(target)
     _time(lambda: reshard(message, sharding))
@@ -353,7 +359,7 @@ def _message_s(source: jax.Device, target: jax.Device, num_bytes: int) -> float:
 
 
 def _time(call: Pass, num_calls: int = 1) -> float:
-    """Seconds per call, all of them done."""
+    """Return seconds per call, after all calls have completed."""
     start_s = time.perf_counter()
     made = None
     for _ in range(num_calls):
@@ -363,9 +369,9 @@ def _time(call: Pass, num_calls: int = 1) -> float:
 
 
 def _steady_s(call: Pass) -> float:
-    """Seconds per call of a device that is kept busy, as it is in training.
+    """Return seconds per call on a device that is kept busy, as it is in training.
 
-    After a rest it may be faster for a while: by its clocks, or by a CPU quota.
+    An idle device may be faster for a while: by its clocks, or by a CPU quota.
     """
     last_s = _time(call)
     if last_s > _STEADY_S:

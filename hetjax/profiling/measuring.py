@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a model's layers on the machine's devices, case by case, into one file.
+"""Measures a model's layers on the machine's devices, case by case, into one file.
 
-Owns which cases there are, what a profile that is there already saves, and what people
+Owns the list of cases, the reuse of an existing profile, and the progress that users
 see. Does not own how a layer is timed (`layer_bench.py`), the file
-(`costs/measured.layer_profile.py`), the choices (`config.py`) nor the table
+(`costs/measured/layer_profile.py`), the settings (`config.py`) nor the table
 (`report/measured.py`).
 """
 
@@ -54,7 +54,7 @@ _MOST_SEQUENCES = 2**16  # more than any device holds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """All that measuring needs; `cases` and `pairs` are not in the file yet."""
+    """The inputs of measuring; `cases` and `pairs` are those that the file lacks."""
 
     config: ProfileConfig
     model: Model
@@ -73,10 +73,10 @@ def measure_profile(
     *,
     quiet: bool = False,
 ) -> Profile:
-    """Measure what the output file lacks, writing it after every case.
+    """Measure what the output file lacks; write the file after every case.
 
-    `devices` are those here, by node of the cluster; `optimizer` is what updates do.
-    People see how it goes on standard output; on standard error if `quiet`. BadInput if
+    `devices` are the local ones, by node name; `optimizer` is used in the updates.
+    Progress goes to standard output, to standard error if `quiet`. Raises BadInput if
     something cannot be measured, before anything is.
     """
     precision, kinds = _precision(config, cluster), layer_kinds(model)
@@ -116,7 +116,7 @@ def measure_profile(
 
 
 def _precision(config: ProfileConfig, cluster: Cluster) -> Precision:
-    """Return what to measure in; BadInput if that is not one for all devices."""
+    """Return the precision to measure in. Raises BadInput if the devices' differ."""
     found: set[Precision] = {
         node_precision(node, config.dtype) for node in cluster.nodes
     }
@@ -133,7 +133,7 @@ def _precision(config: ProfileConfig, cluster: Cluster) -> Precision:
 def _measured(
     job: _Job, profile: Profile, nodes: dict[str, Node], shown: Display
 ) -> Profile:
-    """Measure case by case, writing the file after each."""
+    """Measure case by case; write the file after each."""
     output, done = job.config.output, 0
     if not profile.measurements and job.cases:
         firsts = [job.devices[node.name][0] for node in nodes.values()]
@@ -143,14 +143,14 @@ def _measured(
     shared: dict[tuple[str, str, int], float | None] = {}
     for case in job.cases:
         devices = job.devices[nodes[case.device].name]
-        # kinds that one kind of device stands in for are measured once
+        # simulated kinds that have the same stand-in device are measured once
         here = device_name(devices[0]), replace(case, device="")
         if here not in same:
             same[here] = _measure(case, job, devices, profile.program_s, shown)
         measurement = same[here]
         done += 1
         if measurement is not None:
-            # updates know nothing of microbatches
+            # updates do not depend on microbatches or remat
             key = device_name(devices[0]), case.kind, case.tensor
             if key not in shared:
                 shared[key] = _shared_update_s(case, job, devices, profile.program_s)
@@ -174,7 +174,7 @@ def _measure(
     program_s: float,
     shown: Display,
 ) -> Measurement | None:
-    """Measure one case; None, and a note, if it does not fit into memory."""
+    """Measure one case; show a note and return None if memory is too small."""
     name = (
         f"{case.kind} on {case.device}, tensor {case.tensor}, "
         f"{case.microbatch_size} sequences, remat {case.remat}"
@@ -193,7 +193,7 @@ def _measure(
 def _shared_update_s(
     case: Case, job: _Job, devices: Sequence[jax.Device], program_s: float
 ) -> float | None:
-    """Measure the update of a layer that two replicas hold; None without memory."""
+    """Time the update of a layer in two replicas; None if memory is too small."""
     timed = _timed(case, job, devices, num_replicas=2)
     return None if timed is None else timed[0].update_s(timed[1], program_s)
 
@@ -201,7 +201,7 @@ def _shared_update_s(
 def _timed(
     case: Case, job: _Job, devices: Sequence[jax.Device], num_replicas: int = 1
 ) -> tuple[LayerBench, list[Times]] | None:
-    """Time the case again and again; None if it does not fit into memory."""
+    """Time the case `NUM_REPETITIONS` times; None if memory is too small."""
     try:
         bench = LayerBench(
             case,
@@ -222,7 +222,7 @@ def _timed(
 
 
 def _attention(case: Case, job: _Job, platform: str) -> AttentionForm:
-    """What runs have on the device by default; CPUs that stand in have no kernels."""
+    """Return the device's default form in runs; stand-in CPUs have no kernels."""
     if platform == "cpu":
         return EVERYWHERE
     heads = Heads(seq_len=job.config.seq_len, head_sizes=head_sizes(job.model))
@@ -240,7 +240,7 @@ def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
 
 
 def _node_of_kind(cluster: Cluster) -> dict[str, Node]:
-    """The largest node of each device kind."""
+    """Return the largest node of each device kind."""
     nodes: dict[str, Node] = {}
     for node in cluster.nodes:
         kind = canonical_name(node.device)
@@ -277,7 +277,10 @@ def _case(m: Measurement) -> Case:
 
 
 def kept_profile(config: ProfileConfig, wanted: Profile) -> Profile:
-    """Return the profile that is in the file; BadInput if it is of something else."""
+    """Return the profile in the output file, or `wanted` if there is no file.
+
+    Raises BadInput if the file's model, sequence length, dtype or layers differ.
+    """
     if not os.path.exists(config.output):
         return wanted
     found = read_profile(config.output)
@@ -295,7 +298,7 @@ def kept_profile(config: ProfileConfig, wanted: Profile) -> Profile:
 
 
 def check_choices(config: ProfileConfig, model: Model) -> None:
-    """Raise BadInput for what no device could measure, or write down."""
+    """Raise BadInput for choices that cannot be measured or written anywhere."""
     if not 1 <= config.seq_len <= model.max_seq_len:
         raise BadInput(
             got=f"seq_len = {config.seq_len}",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure in seconds what a device can do that the catalogue does not know.
+"""Measures within seconds a device that the catalogue does not know.
 
-Owns what is timed, how long that may take, and what figures of a node follow. Does not
-own which devices are probed, nor where what was measured is kept (`found_here.py`).
+Owns what is timed, how long that may take, and the node figures that follow. Does not
+own which devices are probed, nor the cache of the results (`found_here.py`).
 """
 
 import os
@@ -22,19 +22,19 @@ from hetjax.errors import BadInput
 from hetjax.mesh.driver import driver_cards
 
 PRECISIONS = get_args(Precision)  # the first is the easiest to train in, and fast
-NETWORK_GBIT_PER_S = 10.0  # of a machine nobody knows; only its peers could tell
+NETWORK_GBIT_PER_S = 10.0  # assumed: only a machine's peers could measure it
 LIMIT_S = 20.0
-_SAMPLE_S = 0.2  # each program is called for so long
+_SAMPLE_S = 0.2  # each program is called repeatedly for this long
 _CALLS_AT_ONCE = 2
-_LEAST_S = 1e-9  # of a clock that stands still
-_AS_GOOD = 0.7  # of the fastest precision: then the one that is easier to train in
-_MOST_OF_MEMORY = 1 / 8  # that an array takes
+_LEAST_S = 1e-9  # if the clock shows that no time has passed
+_AS_GOOD = 0.7  # of the best rate is enough for a precision that is easier to train in
+_MOST_OF_MEMORY = 1 / 8  # the largest share of memory that one array takes
 _NEW = 8.0  # compute capability from which bf16 is on matrix units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSizes:
-    """How large the products (rows and columns) and copies are, in growing order."""
+    """Sizes of the products (rows and columns, in growing order), copies, messages."""
 
     product: tuple[int, ...] = (1024, 4096, 8192)
     copy_bytes: int = 256 << 20
@@ -43,11 +43,12 @@ class ProbeSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What one device was measured to do.
+    """The measured rates of one device.
 
-    `tflops` by precision, products that are summed in fp32; `gb` are 1e9 bytes, the
-    copy counting what it reads and writes. `link_gb_per_s` is from one device here to
-    the next, None where there is only one; `host_gb_per_s` from the host to a device.
+    `tflops` is by precision, of products that are summed in fp32; `gb` are 1e9 bytes.
+    `memory_gb_per_s` counts both the reads and the writes of a copy. `link_gb_per_s` is
+    from one local device to the next, None if there is only one; `host_gb_per_s` is
+    from the host to a device.
     """
 
     tflops: Mapping[str, float]
@@ -59,15 +60,15 @@ class Probe:
 
     @property
     def precision(self) -> str:
-        """What to train in: bf16 if that is about as fast as any, then fp16."""
+        """The precision to train in: the first of `PRECISIONS` that is fast enough."""
         enough = _AS_GOOD * max(self.tflops.values())
         return next(p for p in PRECISIONS if self.tflops.get(p, 0.0) >= enough)
 
     def figures(self) -> dict[str, Any]:
-        """Return what a node says of such devices, by key of the cluster file.
+        """Return a node's figures for such devices, by key of the cluster file.
 
-        Costs count a share of what a data sheet promises (`Calibration`): the figures
-        are those of which that share is what was measured.
+        Costs use only a share of each data-sheet figure (`Calibration`). So each figure
+        is the measured rate divided by that share.
         """
         share = Calibration()
         peak = self.tflops[self.precision] / share.matmul_efficiency
@@ -98,10 +99,10 @@ def probe(
     sizes: ProbeSizes | None = None,
     limit_s: float = LIMIT_S,
 ) -> Probe:
-    """Measure the first of some devices of one kind, and its way to the second.
+    """Measure the first of some devices of one kind, and its link to the second.
 
-    Nothing is begun that would not end within `limit_s`, as far as can be foreseen.
-    BadInput where not even one product of matrices can be timed.
+    No product of matrices starts that is predicted to end after `limit_s`. Raises
+    BadInput if not even one product of matrices can be timed.
     """
     sizes, start_s = sizes or ProbeSizes(), time.perf_counter()
     most_bytes = int(memory_gib * 2**30 * _MOST_OF_MEMORY)
@@ -128,9 +129,9 @@ def probe(
 
 
 def memory_gib_of(device: Any) -> float | None:
-    """Return what a device has, as it or its driver says; None if neither does.
+    """Return the memory that a device or its driver reports; None if neither does.
 
-    The driver may show several cards of one name: then it is the least of theirs.
+    If the driver shows several cards of that name, return the least of theirs.
     """
     stats = None
     with suppress(RuntimeError, NotImplementedError, AttributeError):
@@ -142,7 +143,7 @@ def memory_gib_of(device: Any) -> float | None:
 
 
 def _share_of_jax(device: Any) -> float:
-    """Of a GPU's memory JAX takes a share, and calls that the limit."""
+    """Return the share of a GPU's memory that JAX takes and reports as its limit."""
     if device.platform not in ("gpu", "cuda", "rocm"):
         return 1.0
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
@@ -154,8 +155,10 @@ def _share_of_jax(device: Any) -> float:
 def _tflops(
     device: jax.Device, sizes: Sequence[int], most_bytes: int, end_s: float
 ) -> dict[str, float]:
-    """The best rate of each precision that the device computes in and there is time
-    for; a larger product takes longer by the cube of its size."""
+    """Return the best rate of each precision that is supported and that time allows.
+
+    A product's time is predicted to grow with the cube of its size.
+    """
     best: dict[str, float] = {}
     for name in _precisions_of(device):
         last_s, last = 0.0, sizes[0]
@@ -167,15 +170,17 @@ def _tflops(
             try:
                 product_s = _product_s(device, name, size)
             except RuntimeError:
-                break  # not of this device, as bf16 of older ones
+                break  # the device lacks this precision, as older ones lack bf16
             best[name] = max(best.get(name, 0.0), 2e-12 * size**3 / product_s)
             last_s, last = product_s, size
     return best
 
 
 def _precisions_of(device: Any) -> tuple[str, ...]:
-    """Before compute capability 8.0 bf16 is not on matrix units, and attention in it
-    does not compile."""
+    """Return the precisions to time: no bf16 before compute capability 8.0.
+
+    There bf16 is not on matrix units, and attention in it does not compile.
+    """
     capability = str(getattr(device, "compute_capability", None) or _NEW)
     older = capability.replace(".", "").isdigit() and float(capability) < _NEW
     return PRECISIONS[1:] if older else PRECISIONS
@@ -199,7 +204,7 @@ def _copy_s(device: jax.Device, num_bytes: int) -> float:
 
 
 def _message_s(source: jax.Device | None, target: jax.Device, num_bytes: int) -> float:
-    """From one device to another, or from the host."""
+    """Return the seconds of a message from `source`, or from the host if None."""
     message: Any = np.zeros(num_bytes // 4, np.float32)
     if source is not None:
         message = jax.device_put(message, source)
@@ -207,7 +212,7 @@ def _message_s(source: jax.Device | None, target: jax.Device, num_bytes: int) ->
 
 
 def _seconds(call: Callable[[], jax.Array]) -> float:
-    """Per call of many, after a first one that may compile."""
+    """Return seconds per call over many calls, after a first one that may compile."""
     jax.block_until_ready(call())
     start_s, num_calls, made = time.perf_counter(), 0, None
     while (spent_s := time.perf_counter() - start_s) < _SAMPLE_S or not num_calls:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure a prediction is, in words and as values.
+"""Says how sure a prediction is, in words and as values.
 
 Owns the lines "how sure", of a step and of a profile, and "calibration", and the keys
 of JSON. Does not own the interval (`schedule/certainty.py`).
@@ -14,12 +14,14 @@ from hetjax.costs.certainty.priors import RUN
 from hetjax.report.metrics import ms
 from hetjax.schedule.certainty import Certainty
 
-SAME = "not distinguishable"  # of two plans whose ratio may as well be 1
+SAME = "not distinguishable"  # of two plans whose ratio may be 1
 
 
 def how_sure_lines(certainty: Certainty) -> Iterator[str]:
-    """Yield the interval of a step time and what it rests on, in one line, and in
-    another what speeds were learnt from, if any were."""
+    """Yield a line on the interval of a step time and what the interval rests on.
+
+    If speeds were calibrated, another line tells from what.
+    """
     interval = certainty.interval
     yield (
         f"how sure: {interval.level:.0%} of such steps take {ms(interval.low)} to "
@@ -32,7 +34,7 @@ def how_sure_lines(certainty: Certainty) -> Iterator[str]:
 def narrowing_line(
     kind: str, by_profile: CredibleInterval, without: CredibleInterval
 ) -> str:
-    """Return how much surer steps on a kind of device are by a profile."""
+    """Return how much surer a profile makes predicted steps on a kind of device."""
     return (
         f"how sure: {by_profile.level:.0%} of steps on one {kind} within a factor of "
         f"{by_profile.factor:.2f} of their prediction with this profile, "
@@ -41,7 +43,7 @@ def narrowing_line(
 
 
 def calibration_line(calibration: StepCalibration) -> str:
-    """Return how many steps speeds were learnt from, on what, and the file."""
+    """Return the number and kinds of steps that calibrated the speeds, and the file."""
     steps, parts = calibration.num_steps, list[str]()
     if steps:
         kinds = ", ".join(sorted(calibration.kinds()))
@@ -55,7 +57,7 @@ def calibration_line(calibration: StepCalibration) -> str:
 def certainty_values(
     certainty: Certainty | None, tokens_per_step: int
 ) -> dict[str, Any]:
-    """Return the interval under the names that `--json` gives it; None: unknown."""
+    """Return the interval under the names that `--json` gives it; None if unknown."""
     if certainty is None:
         return {"interval": None, "calibration": None}
     interval = certainty.interval
@@ -90,12 +92,12 @@ def _calibration_values(calibration: StepCalibration) -> dict[str, Any] | None:
 
 
 def distinguishable(ratio: CredibleInterval) -> bool:
-    """Say whether one plan is surely faster than another, whose ratio this is."""
+    """Return whether one of two plans with this ratio is surely faster."""
     return 1.0 not in ratio
 
 
 def _basis(basis: Mapping[str, str]) -> str:
-    """What each kind rests on, kinds with the same basis together."""
+    """Return what each kind rests on; kinds with the same basis stand together."""
     kinds: dict[str, list[str]] = {}
     for kind, source in basis.items():
         kinds.setdefault(source, []).append(kind)

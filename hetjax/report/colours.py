@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The colours of pages and pictures: a palette per meaning, none of them in two.
+"""Defines the colours of pages and pictures: a palette per meaning, all disjoint.
 
 A reader who has learnt that a colour is a replica must not meet it as a kind of work or
 a share of memory. Replicas have Okabe and Ito's colours and kinds of work Tol's bright
-ones, which colour-blind readers can tell apart; parts of a whole are shades of one hue,
+ones, which colour-blind readers can tell apart. Parts of a whole are shades of one hue,
 since their order tells them apart. Owns no drawing.
 """
 

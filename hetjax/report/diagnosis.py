@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `doctor` found: a table for people, one JSON object for machines.
+"""Shows what `doctor` found: a table for people, one JSON object for machines.
 
-Owns what a finding is, and how findings look. Does not own any check
+Owns the class of a finding, and how findings look. Does not own any check
 (`hetjax/diagnosis/`).
 """
 
@@ -24,8 +24,10 @@ _WIDTH = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one check says: `found` is for people, `fix` is what to type or change,
-    empty where all is well."""
+    """The result of one check: `found` is for people.
+
+    `fix` is what to type or change; it is empty if all is well.
+    """
 
     check: str
     level: Level
@@ -47,7 +49,7 @@ class Diagnosis:
 
     @property
     def problems(self) -> int:
-        """How many findings have to be mended before a run can do well."""
+        """The number of findings that must be fixed before a run can do well."""
         return sum(finding.level == "problem" for finding in self.findings)
 
     def json(self) -> str:
@@ -56,7 +58,7 @@ class Diagnosis:
         return json.dumps({"problems": self.problems, "findings": findings}, indent=2)
 
     def show(self, console: Console) -> None:
-        """Print the table in colour, where the console has it."""
+        """Print the table, in colour if the console has it."""
         console.print(_table(self.findings))
         console.print()
         console.print(_summary(self.findings), highlight=False)

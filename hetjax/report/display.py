@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows of its progress, as lines: what is done, and the numbers of steps.
+"""Shows the progress of a run in lines: what is being done, and the metrics of steps.
 
-Owns which lines are shown where there is no live line: in the output of a job, in a
-log. Does not own live lines (`progress.py`), the numbers (`training/loop.py`) nor their
+Owns which lines are shown if there is no live line: in the output of a job, in a log.
+Does not own live lines (`progress.py`), the numbers (`training/loop.py`) nor their
 words (`metrics.py`).
 """
 
@@ -29,9 +29,9 @@ def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
 
 
 class Display:
-    """Where progress is shown: lines on standard output, as in a log.
+    """Shows progress in lines on standard output, as in a log.
 
-    Of fast steps only one in `interval_s` is.
+    Of fast steps, only one in `interval_s` is shown.
     """
 
     def __init__(self, num_steps: int, interval_s: float = 2.0) -> None:
@@ -44,14 +44,14 @@ class Display:
             print(line, file=sys.stdout, flush=True)
 
     def begun(self) -> None:
-        """Note that the run has begun, and has a directory that is its own."""
+        """Note that the run has begun, and owns its directory."""
 
     def doing(self, what: str) -> None:
-        """Show what is being done until something else is shown to be."""
+        """Show what is being done, until something else is shown."""
         self.note(what)
 
     def compiled(self, done: int, total: int) -> None:
-        """Show that so many of all programs are compiled: the first, then quarters."""
+        """Show how many of all programs are compiled: the first, then each quarter."""
         if done in (1, total) or done * 4 // total > (done - 1) * 4 // total:
             self.note(f"compiled {done}/{total} programs")
 
@@ -61,7 +61,7 @@ class Display:
             self.note(metrics_line(metrics, self._num_steps))
 
     def _is_due(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether this step is shown: the last one is, and one in an interval."""
+        """Return whether this step is shown: the last one is, and one per interval."""
         now_s = time.monotonic()
         if now_s < self._next_s and metrics["step"] != self._num_steps:
             return False

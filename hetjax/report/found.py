@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search as a result: the plan that was found, and how others would have planned.
+"""Defines the results of a search: the plan that was found, and other planners' plans.
 
 Owns what results say, show, draw and write: the order of the tables, the bars of text
 and the keys of JSON. Does not own the words and figures (`plan_rows.py`), the page
@@ -53,7 +53,7 @@ from hetjax.report.prediction import SimulatedStep, found_plan
 from hetjax.schedule.predicted import Predicted
 
 Ended = Literal["interrupted", "search_s", "search_work"]
-_BAR = 40  # letters
+_BAR = 40  # width in letters
 _LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-"}
 
 
@@ -61,8 +61,8 @@ _LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-
 class FoundPlan:
     """The best plan that was found: `print(found)`, `found.draw()`, `found.plan`.
 
-    `ended` says what ended the search before it was done, None if nothing did;
-    `search_work` is what makes another search end like one with a limit of time.
+    `ended` is what ended the search early, or None. After a time limit, `search_work`
+    makes another search end at the same point.
     """
 
     planned: Planned
@@ -71,7 +71,7 @@ class FoundPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan, with the prediction and the certified bound in it."""
+        """The plan, with its prediction and the certified bound."""
         return found_plan(self.planned.found)
 
     @property
@@ -89,12 +89,12 @@ class FoundPlan:
 
     @property
     def lower_bound_s(self) -> float | None:
-        """No plan of the choices has a shorter step; None where none is known."""
+        """The lower bound on the step of any plan of the choices; None if unknown."""
         return self.planned.found.lower_bound_s
 
     @property
     def gap(self) -> float | None:
-        """How far the step is above the bound, as a share of it."""
+        """The excess of the step over the bound, as a share of the bound."""
         return self.planned.found.gap
 
     def values(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class FoundPlan:
         return layout_picture(plan, self.planned.request.cluster, title)
 
     def write_report(self, path: str | Path, command: str = "") -> None:
-        """Write one page of HTML; `command` is what made it."""
+        """Write one page of HTML; `command` is the command that made it."""
         write_whole(Path(path), plan_page(self.planned, command))
 
     def __str__(self) -> str:
@@ -187,13 +187,13 @@ class FoundPlan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The page of the report."""
+        """Return the page of the report."""
         return framed(plan_page(self.planned))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPlanners:
-    """What several planners make of the same request, on the same simulator."""
+    """The plans of several planners for the same request, on the same simulator."""
 
     planned: Planned
 
@@ -208,7 +208,7 @@ class ComparedPlanners:
 
     @property
     def best(self) -> FoundPlan:
-        """Our own plan, with all that is known of it."""
+        """Our own plan, with all that is known about it."""
         return FoundPlan(self.planned)
 
     def __str__(self) -> str:
@@ -219,7 +219,7 @@ class ComparedPlanners:
 
 
 def _answers(planned: Planned) -> dict[str, Any]:
-    """What was asked besides the plan."""
+    """Return what was requested besides the plan."""
     values: dict[str, Any] = {}
     if planned.moved is not None:
         values["moved_bytes"] = planned.moved.moved_bytes
@@ -244,7 +244,7 @@ def _answers(planned: Planned) -> dict[str, Any]:
 
 
 def _idle_values(idle: Idle) -> dict[str, Any]:
-    """What is idle, and the best plan with more of it."""
+    """Return the idle devices of a kind, and the best plan with more of the kind."""
     instead = idle.instead
     return {
         "kind": idle.kind,
@@ -256,7 +256,7 @@ def _idle_values(idle: Idle) -> dict[str, Any]:
 
 
 def _worth_values(worth: Worth) -> dict[str, Any]:
-    """The best plans without a part and on nothing else."""
+    """Return the best plans without a part, and on that part alone."""
     return {
         "part": worth.part,
         "devices": worth.num_devices,
@@ -297,7 +297,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
 
 
 def _memory(planned: Planned) -> Iterator[str]:
-    """The legend of the bars, then the bars."""
+    """Yield the legend of the bars, then the bars."""
     legend = ", ".join(f"{letter} {part}" for part, letter in _LETTERS.items())
     bars = memory_bars(planned.best, planned.request.cluster)
     rows = [(bar.name, f"|{bar_letters(bar)}|", bar.label) for bar in bars]
@@ -305,7 +305,7 @@ def _memory(planned: Planned) -> Iterator[str]:
 
 
 def bar_letters(bar: MemoryBar, width: int = _BAR) -> str:
-    """Return a bar of text; parts end where their sum rounds to."""
+    """Return a bar of text; each part ends where the sum of parts rounds to."""
     letters, held = "", 0
     for part, size in bar.parts.items():
         held += size

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of a run's journals as lists that show themselves: steps and events.
+"""Defines lists of a run's journal lines that show themselves: steps and events.
 
-Owns how they look as text and in a notebook, and the way to pandas. Does not own what
-the lines say (`training/recorder.py`) nor their files.
+Owns how they look as text and in a notebook, and the conversion to pandas. Does not own
+what the lines say (`training/recorder.py`) nor their files.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ _EVENTS = ("step", "time", "event", "details")
 
 
 class Metrics(list[dict[str, Any]]):
-    """The lines of `metrics.jsonl`, a dict each; always a list, in any installation.
+    """The lines of `metrics.jsonl`, a dict each: a list, with or without pandas.
 
     Columns are in the order of the table of metrics, whatever line comes first.
-    `frame()` gives the same as a `pandas.DataFrame`, where pandas is installed.
+    `frame()` returns the same as a `pandas.DataFrame`, if pandas is installed.
 
     >>> metrics = Metrics([{"step": 0, "val_loss": 6.5}, {"step": 1, "loss": 6.9375}])
     >>> print(metrics)
@@ -72,7 +72,7 @@ class Events(list[dict[str, Any]]):
     """
 
     def named(self, event: str) -> "Events":
-        """Return those of that name, as in `named("recovered")`."""
+        """Return the events of that name, as in `named("recovered")`."""
         return Events(line for line in self if line["event"] == event)
 
     def __str__(self) -> str:
@@ -83,14 +83,14 @@ class Events(list[dict[str, Any]]):
 
 
 def event_details(line: Mapping[str, Any]) -> str:
-    """Return what an event says besides its step, time and name; no empty values."""
+    """Return what an event says besides its step, time and name, if not empty."""
     details = {name: line[name] for name in line if name not in _EVENTS}
     shown = (f"{name}: {_detail(value)}" for name, value in details.items() if value)
     return "; ".join(shown)
 
 
 def slow_line(line: Mapping[str, Any]) -> str:
-    """Return what an event `slow` says, in words.
+    """Return an event `slow` in words.
 
     >>> slow_line({"who": "l4-0", "factor": 1.9, "since": 412, "evidence": "alone"})
     'slow: l4-0 1.9x since step 412, alone'
@@ -102,7 +102,7 @@ def slow_line(line: Mapping[str, Any]) -> str:
 
 
 def move_line(line: Mapping[str, Any]) -> str:
-    """Return what an event `weighed` or `moved` says, in words.
+    """Return an event `weighed` or `moved` in words.
 
     >>> move_line({"event": "moved", "step": 9, "gain": [1.2, 1.3, 1.4],
     ...     "predicted_gain": [1.1, 1.25, 1.4], "pause_s": 8.04})
@@ -126,7 +126,7 @@ def move_line(line: Mapping[str, Any]) -> str:
 
 
 def _event_row(line: Mapping[str, Any]) -> tuple[str, ...]:
-    clock = line["time"].partition("T")[2].partition("+")[0]  # of UTC
+    clock = line["time"].partition("T")[2].partition("+")[0]  # in UTC
     return str(line["step"]), clock, line["event"], event_details(line)
 
 

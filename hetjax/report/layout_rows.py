@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout as rows and boxes: which node holds which layers of which replica.
+"""Turns a layout into rows and boxes: which node holds which layers of which replica.
 
 Owns what is drawn: a row per node, a box per stage as wide as its devices, a colour per
-replica. Large clusters are drawn by what repeats: replicas that are alike go by the
-name of the first of them, and nodes that hold the same share a row. Does not own the
-colours (`colours.py`) nor the drawing (`pictures/`, `html/`).
+replica. Large clusters are drawn in groups: replicas that are alike have the name of
+the first of them, and nodes that hold the same share a row. Does not own the colours
+(`colours.py`) nor the drawing (`pictures/`, `html/`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.colours import REPLICAS
 
-MOST_DEVICES = 64  # of a cluster that is drawn node by node
+MOST_DEVICES = 64  # of the largest cluster that is drawn node by node
 _MOST_ROWS = 40
-_MOST_REPLICAS = len(REPLICAS)  # with a colour each
+_MOST_REPLICAS = len(REPLICAS)  # that have a colour each
 
 
 def alike_replicas(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Return the replicas' indices in groups that are alike, by their first ones.
+    """Return the replicas' indices in groups of alike ones, ordered by their first.
 
-    Alike are equal microbatches, and stage for stage the same kind of device, mesh,
-    layers, remat and launch-ahead.
+    Replicas are alike if they have equal microbatches, and stage for stage the same
+    kind of device, mesh, layers, remat, offload and launch-ahead.
     """
     kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
     groups: dict[object, list[int]] = {}
@@ -62,7 +62,7 @@ def spelled(numbers: tuple[int, ...]) -> str:
 class Box:
     """Neighbouring devices of a node that hold the same stage, or nothing.
 
-    `texts` are what it may say, from much to little.
+    `texts` are its possible labels, from long to short.
     """
 
     first: int
@@ -77,7 +77,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRow:
-    """Nodes that are drawn as one."""
+    """Nodes that are drawn as one row."""
 
     nodes: tuple[Node, ...]
     boxes: tuple[Box, ...]
@@ -100,21 +100,21 @@ class NodeRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Rows of nodes, and what replicas are called and coloured: alone, or as alike.
+    """Rows of nodes, and the names and colours of replicas, by replica or by group.
 
-    `num_left_out` nodes are in rows that are too many to be drawn.
+    `num_left_out` nodes are in rows beyond the most that are drawn.
     """
 
     plan: Plan
     rows: tuple[NodeRow, ...]
     groups: tuple[tuple[int, ...], ...]
-    by_group: bool  # a replica goes by the name of the first that is like it
+    by_group: bool  # a replica has the name of the first that is like it
     shared_colours: bool
     num_left_out: int
 
     @property
     def legend(self) -> dict[str, str]:
-        """What each colour stands for, by its words."""
+        """The colour of each entry of the legend."""
         groups = self.groups
         if not self.shared_colours:
             groups = tuple((r,) for r in range(len(self.plan.replicas)))
@@ -127,7 +127,7 @@ class Layout:
 
     @property
     def most_devices(self) -> int:
-        """Devices of the widest row."""
+        """The number of devices of the widest row."""
         return max(row.num_devices for row in self.rows)
 
     def colour(self, replica: int) -> str:
@@ -148,7 +148,7 @@ class Layout:
 
 
 def layout_of(plan: Plan, cluster: Cluster) -> Layout:
-    """Return what is drawn of the plan on its cluster."""
+    """Return the layout of the plan on its cluster."""
     groups = alike_replicas(plan, cluster)
     large = cluster.num_devices > MOST_DEVICES
     group_of = {r: g for g, group in enumerate(groups) for r in group}
@@ -170,7 +170,7 @@ def layout_of(plan: Plan, cluster: Cluster) -> Layout:
 
 
 def _shared(rows: list[NodeRow], group_of: dict[int, int]) -> list[NodeRow]:
-    """One row for all nodes of a kind that hold the same stages of alike replicas."""
+    """Share a row among nodes of a kind that hold the same stages of alike replicas."""
     found: dict[object, list[NodeRow]] = {}
     for row in rows:
         node = row.nodes[0]
@@ -187,7 +187,7 @@ def _shared(rows: list[NodeRow], group_of: dict[int, int]) -> list[NodeRow]:
 
 
 def _boxes(plan: Plan, node: Node, names: dict[int, str]) -> Iterator[Box]:
-    """The node's devices in order, with all stages that they hold."""
+    """Yield the node's devices in order, with all stages that they hold."""
     held: dict[int, list[tuple[int, int]]] = {}
     for r, s, stage in plan.stages():
         if stage.node == node.name:
@@ -203,7 +203,7 @@ def _boxes(plan: Plan, node: Node, names: dict[int, str]) -> Iterator[Box]:
 
 
 def _texts(replica: Replica, name: str, keys: Sequence[tuple[int, int]]) -> list[str]:
-    """What a box says, from much to little."""
+    """Return the possible labels of a box, from long to short."""
     stages = [replica.stages[s] for _, s in keys]
     stage, name = stages[0], f"{name}.{', '.join(f's{s}' for _, s in keys)}"
     layers = ", ".join(map(_range, stages))

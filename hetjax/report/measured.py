@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A measured profile, for people as a table, for machines as one JSON object.
+"""Shows a measured profile: a table for people, one JSON object for machines.
 
 Owns the columns. Does not own the profile (`costs/measured/layer_profile.py`) nor the
 measuring.
@@ -18,9 +18,9 @@ _HEADER = (*_KEYS, *(f"{name} ms" for name in TIMES))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredProfile:
-    """What layers and links took; the file is there for `find_plan` to read.
+    """The times of layers and links; `find_plan` can read the file.
 
-    `how_sure` are lines that say how much surer predictions are by it.
+    `how_sure` are lines that say how much surer the profile makes predictions.
 
     >>> profile = Profile(
     ...     model="tiny", seq_len=64, dtype="float32", layers=("head",), measurements=()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics: every number that a run writes to `metrics.jsonl`.
+"""Defines the table of metrics: every number that a run writes to `metrics.jsonl`.
 
 Owns their keys, units, words and meanings, and where each is shown: in the lines of
 progress, among the headline numbers of a run, as a curve. Lines, pages, the list in the
-documentation, DataFrames and the checks of journals all go through it. Does not own the
+documentation, DataFrames and the checks of journals all use it. Does not own the
 numbers (`training/loop.py`, `costs/utilization.py`) nor how anything looks.
 """
 
@@ -20,7 +20,7 @@ def ms(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axes:
-    """Where curves are drawn together; `factor` turns values into the title's unit."""
+    """The axes that curves share; `factor` turns values into the title's unit."""
 
     title: str
     from_zero: bool = True
@@ -36,10 +36,10 @@ STEP_TIME = Axes(title="Step time (ms)", factor=1e3)
 class Metric:
     """A number of a line of `metrics.jsonl`.
 
-    `label` is its name on pages, `tracker_name` in TensorBoard and the like, in
-    Levanter's groups; `unit` is that of the number in the file. Of a run the
-    `headline` number is its last value, or the median over the steps by the plan of
-    now. Two metrics at most share `axes`.
+    `label` is its name on pages, `tracker_name` its name in TensorBoard and the like,
+    in Levanter's groups. `unit` is the unit of the number in the file. The `headline`
+    number of a run is the last value, or the median over the steps under the current
+    plan. Two metrics at most share `axes`.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Metric:
         return f"{self.label}, median" if self.headline == "median" else self.label
 
 
-METRICS = (  # in the order in which they are shown
+METRICS = (  # in display order
     Metric(
         key="loss",
         tracker_name="train/loss",
@@ -147,7 +147,7 @@ METRICS = (  # in the order in which they are shown
     ),
     Metric(
         key="mfu",
-        tracker_name="throughput/mfu",  # a share; percents in Levanter
+        tracker_name="throughput/mfu",  # a share; a percentage in Levanter
         label="MFU",
         unit="share",
         format="{:.1%}".format,
@@ -173,7 +173,7 @@ HEADLINES = tuple(metric for metric in METRICS if metric.headline)
 
 
 def spelled(metrics: Iterable[Metric], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield key and value of those that are known.
+    """Yield key and value of the known metrics.
 
     >>> [*spelled(METRICS, {"mfu": 0.25, "loss": 2.5, "step_time_s": None})]
     ['loss 2.5000', 'mfu 25.0%']
@@ -184,7 +184,7 @@ def spelled(metrics: Iterable[Metric], values: Mapping[str, Any]) -> Iterator[st
 
 
 def tracked(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values under their names in trackers; others are of training.
+    """Return the values under their names in trackers; unknown ones are of training.
 
     >>> tracked({"loss": 2.5, "mfu": 0.4, "rewards": 3.0})
     {'train/loss': 2.5, 'throughput/mfu': 0.4, 'train/rewards': 3.0}

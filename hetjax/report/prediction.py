@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted step as a result: what it says, shows, draws and writes.
+"""Defines the result of a predicted step: what it says, shows, draws and writes.
 
 Owns the columns, the keys, which numbers are no prediction, and the words of the
 certified bound. Does not own the drawing (`pictures/timeline.py`), the simulation
@@ -31,12 +31,12 @@ if TYPE_CHECKING:  # a run that has its plan does not import the planner
     from hetjax.planner.search.find import Found
 
 GIB = 2**30
-SPACES = {  # what a bound is about, to be said wherever it is
+SPACES = {  # the plans that a bound covers, named with every bound
     "whole": "1F1B family, fused backward, no interleaving, the modelled costs",
     "split": "any schedule without interleaving, the modelled costs",
     "interleaved": "any schedule, devices that never wait, the modelled costs",
 }
-_SHOWN = 0.0005  # of a step: what a tenth of a percent shows
+_SHOWN = 0.0005  # of a step: the least gain that a tenth of a percent shows
 _STAGE_FIGURES = ("forward ms", "backward ms", "memory of capacity")
 _DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
 
@@ -45,8 +45,8 @@ _DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
 class SimulatedStep:
     """One predicted step of a plan: `print(step)`, `step.draw()`.
 
-    Times are seconds; `gap` and `lower_bound_s` are None where no bound is known.
-    `surely` says how sure the prediction is, which takes more simulations.
+    Times are seconds; `gap` and `lower_bound_s` are None if no bound is known. `surely`
+    computes how sure the prediction is, which takes more simulations.
     """
 
     predicted: Predicted
@@ -54,7 +54,7 @@ class SimulatedStep:
 
     @property
     def certainty(self) -> Certainty | None:
-        """How sure the prediction is; None where that is not known."""
+        """How sure the prediction is; None if unknown."""
         return None if self.surely is None else self.surely()
 
     @property
@@ -155,7 +155,7 @@ class SimulatedStep:
 
 
 def check_finite(predicted: Predicted) -> None:
-    """Raise BadInput if a figure of the step is no finite number."""
+    """Raise BadInput if a figure of the step is not a finite number."""
     figures = {
         "seconds": predicted.simulation.step_time_s,
         "tokens per second": predicted.tokens_per_s,
@@ -186,10 +186,10 @@ CPU_GUESS = (
 
 
 def guesses_a_cpu(predicted: Predicted, cluster: Cluster) -> bool:
-    """Say whether the step rests on the catalogue's stand-in for any CPU.
+    """Return whether the step rests on the catalogue's stand-in for any CPU.
 
-    CPUs differ too much for one figure, so that such a step must not be held against
-    a measured one.
+    CPUs differ too much for one figure, so such a step must not be compared with a
+    measured one.
     """
     used = {cluster.node(stage.node) for _, _, stage in predicted.plan.stages()}
     unknown = any(
@@ -207,7 +207,7 @@ def predicted_spans(predicted: Predicted) -> list[Span]:
 
 
 def found_plan(found: "Found") -> Plan:
-    """Return the plan with what was predicted of it and the certified bound."""
+    """Return the plan with its prediction and the certified bound."""
     plan = SimulatedStep(found.best).plan
     assert plan.predicted is not None
     predicted = replace(
@@ -226,7 +226,7 @@ def certificate(found: "Found") -> str:
 
 
 def bound_line(found: "Found") -> str:
-    """Return the bound in a line; that there is none, and why."""
+    """Return the bound in a line, or that none is known, and why."""
     least_s, gap = found.lower_bound_s, found.gap
     if least_s is None:
         return f"lower bound: none is known ({found.bound.why})"
@@ -246,7 +246,7 @@ def bound_line(found: "Found") -> str:
 
 
 def h1f1b_line(found: "Found") -> str | None:
-    """Return what another schedule than h1f1b gains; None where it gains nothing."""
+    """Return what a schedule other than h1f1b gains; None if it gains nothing."""
     step_s, whole_s = (
         each.simulation.step_time_s for each in (found.best, found.whole)
     )
@@ -261,7 +261,7 @@ def h1f1b_line(found: "Found") -> str | None:
 
 
 def memory_label(used_bytes: float, has_bytes: float) -> str:
-    """Return what is used of the memory that there is, if that is known."""
+    """Return the memory in use, with its share of the capacity if that is known."""
     if not math.isfinite(has_bytes):
         return f"{used_bytes / GIB:.2f} GiB"
     share = used_bytes / has_bytes
@@ -279,7 +279,7 @@ def first_device(lane: Lane) -> str:
 
 
 def _second_line(predicted: Predicted) -> list[str]:
-    """The bound and the price, where they are known."""
+    """Return the bound and the price, if they are known."""
     bound_s, gap = predicted.lower_bound_s, predicted.gap
     usd, parts = predicted.usd_per_million_tokens, list[str]()
     if bound_s is not None and gap is not None:
@@ -330,7 +330,7 @@ def _stage_header(plan: Plan) -> tuple[str, ...]:
 
 
 def _cells(row: tuple[str, ...]) -> tuple[str, ...]:
-    """A plan's row, without meshes and microbatches."""
+    """Return a plan's row without meshes and microbatches."""
     return (*row[:4], *row[5:-1])
 
 
@@ -341,7 +341,7 @@ def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
         times, device = predicted.costs.times[key], first_device(lane)
         used_bytes = predicted.memory[device].total_bytes
         memory = memory_label(used_bytes, predicted.capacity_bytes[device])
-        if lane in seen:  # interleaved: once
+        if lane in seen:  # interleaved: show memory once
             memory = ""
         seen.add(lane)
         passes = ms(times.forward_s), ms(times.backward_s)
@@ -350,7 +350,7 @@ def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
 
 
 def _device_rows(predicted: Predicted) -> list[tuple[str, ...]]:
-    """One row per lane: its devices do the same at the same time."""
+    """Return one row per lane: its devices do the same at the same time."""
     stages: dict[Lane, list[str]] = {}
     for (r, s), lane in lane_of(predicted.plan).items():
         stages.setdefault(lane, []).append(f"r{r}.s{s}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees while a command works: a live line, or plain lines in a log.
+"""Shows what a command is doing: a live line, or plain lines in a log.
 
-The live line tells what is being done and for how long; a thread of its own keeps it
-moving, whatever the command waits for. In a notebook it is a line of the cell's output
-that changes in place. Owns live lines, and the way of warnings to the screen. Does not
-own what the lines of training say (`display.py`) nor the log (`run_log.py`).
+The live line names the current work and how long it has taken; a separate thread keeps
+it moving, whatever the command waits for. In a notebook it is a line of the cell's
+output that changes in place. Owns live lines, and showing warnings on the screen. Does
+not own what the lines of training say (`display.py`) nor the log (`run_log.py`).
 """
 
 import os
@@ -32,12 +32,12 @@ from hetjax.report.display import Display, metrics_line
 from hetjax.report.run_log import logged
 
 _TRAINING, _WARNING = "training", "warning: "
-_SILENCE_S = 5.0  # of a log, before it says what is being done
+_SILENCE_S = 5.0  # of a log, before it names the current work
 _TEXT = TextColumn("{task.description}", markup=False)
 
 
 class LiveDisplay(Display):
-    """One moving line; what is noted scrolls by above it."""
+    """One moving line; notes scroll by above it."""
 
     def __init__(self, bar: Progress, num_steps: int) -> None:
         super().__init__(num_steps)
@@ -58,12 +58,12 @@ class LiveDisplay(Display):
         self._move(_TRAINING, line, metrics["step"], self._num_steps)
 
     def end(self) -> None:
-        """Take the line away, unless it is a step's: the last one stays."""
+        """Remove the line, unless it is a step's: the last step stays."""
         if self._phase != _TRAINING:
             self._clear()
 
     def _move(self, phase: str, line: str, done: int, total: int | None) -> None:
-        """Change the line; the clock starts anew with another phase."""
+        """Change the line; the clock restarts with another phase."""
         if phase != self._phase:
             self._phase = phase
             self._clear()
@@ -71,13 +71,13 @@ class LiveDisplay(Display):
         self._bar.update(self._task, description=line, completed=done)
 
     def _clear(self) -> None:
-        # whatever is there: Ctrl-C may have come before its number was kept
+        # all tasks: Ctrl-C may have come before the number of one was kept
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
 
 
 class QuietDisplay(Display):
-    """Nothing but warnings, on standard error."""
+    """Shows only warnings, on standard error."""
 
     def note(self, line: str) -> None:
         if line.startswith(_WARNING):
@@ -105,7 +105,7 @@ class NotebookLine:
 
 
 class NotebookDisplay(Display):
-    """A line of the cell's output that changes in place; what is noted stays."""
+    """A line of the cell's output that changes in place; notes stay."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__(num_steps, interval_s=0.5)
@@ -122,7 +122,7 @@ class NotebookDisplay(Display):
             self._move(metrics_line(metrics, self._num_steps), is_step=True)
 
     def end(self) -> None:
-        """Take the line away, unless it is a step's: the last one stays."""
+        """Remove the line, unless it is a step's: the last step stays."""
         if not self._is_step:
             self._line.clear()
 
@@ -136,7 +136,7 @@ _is_quiet = False  # a process has one screen
 
 @contextmanager
 def quiet_if(asked: bool) -> Iterator[None]:
-    """Within it show no progress if so asked: errors, warnings and results alone."""
+    """Within it, show no progress if `asked`: only errors, warnings and results."""
     global _is_quiet
     before, _is_quiet = _is_quiet, _is_quiet or asked
     try:
@@ -153,7 +153,7 @@ def is_quiet() -> bool:
 def display(num_steps: int, log: Path | None = None) -> Iterator[Display]:
     """Open the display that suits standard output; warnings go to it as well.
 
-    What it shows is kept in `log`, too, if there is one.
+    If there is a `log`, it gets everything that the display shows.
     """
     with ExitStack() as stack:
         shown = stack.enter_context(_on_screen(num_steps))
@@ -189,10 +189,10 @@ def _on_screen(num_steps: int) -> Iterator[Display]:
 
 @contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Give a way to say how it goes; shown on standard error, unless quiet.
+    """Yield a function that shows progress on standard error, unless quiet.
 
     On a terminal and in a notebook the line is gone at the end, so that results stand
-    alone. A log says what is being done once it has been silent for a while.
+    alone. A log shows `what` once it has been silent for a while.
     """
     console = Console(stderr=True)
     if quiet or _is_quiet:
@@ -216,7 +216,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 def now_and_then(
     tell: Callable[[str], None], interval_s: float = 2.0
 ) -> Callable[[str], None]:
-    """Return a way to say how it goes that says nothing more for a while each time."""
+    """Return a function that passes on at most one line per `interval_s` to `tell`."""
     next_s = time.monotonic() + interval_s
 
     def report_line(line: str) -> None:
@@ -229,21 +229,23 @@ def now_and_then(
 
 
 def say_aside(line: str) -> None:
-    """Say it on standard error, where it is no result, unless all is to be quiet."""
+    """Print a line on standard error, apart from results, unless all is quiet."""
     if not _is_quiet:
         print(line, file=sys.stderr, flush=True)
 
 
 def say_at_once(line: str) -> None:
-    """Say it on standard error from a signal's handler, which may have interrupted a
-    print; to nobody, if the terminal is gone."""
+    """Print a line on standard error from a signal's handler.
+
+    The signal may have interrupted a print. If the terminal is gone, does nothing.
+    """
     with suppress(OSError):
         os.write(2, f"\n{line}\n".encode())
 
 
 @contextmanager
 def _said_after(silence_s: float, what: str) -> Iterator[None]:
-    """Tell what is being done, unless it is done before."""
+    """Name the current work after `silence_s`, unless it is done before."""
     timer = threading.Timer(silence_s, say_aside, [f"{what} ..."])
     timer.daemon = True
     timer.start()

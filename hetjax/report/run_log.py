@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a run: a file that has what the screen shows, for when nobody is there.
+"""Writes the log of a run: a file with all that the screen shows.
 
 Owns the form of its lines, each with the time in UTC. Does not own the lines on a
 screen (`progress.py`), nor what worker processes print
@@ -20,10 +20,10 @@ _INTERVAL_S = 30.0  # between lines of steps: metrics.jsonl has all of them
 
 
 class LogFile(Display):
-    """Appends lines, once the run has begun: a start that is refused writes nothing.
+    """Appends lines once the run has begun: a start that is refused writes nothing.
 
-    A file that cannot be written, on a full disk, say, is left as it is: what has to be
-    written says so.
+    If the file cannot be written, on a full disk, say, it is left as it is: files that
+    must be written report the error.
     """
 
     def __init__(self, num_steps: int, path: Path) -> None:
@@ -48,7 +48,7 @@ class LogFile(Display):
 
 
 class Logged(Display):
-    """Shows all on a screen and in a log."""
+    """Shows everything on a screen and in a log."""
 
     def __init__(self, screen: Display, log: Display) -> None:
         self._both = screen, log
@@ -76,8 +76,11 @@ class Logged(Display):
 
 @contextmanager
 def logged(screen: Display, num_steps: int, path: Path) -> Iterator[Display]:
-    """Show on the screen and in this log, which also has the error that ends it,
-    unless that is input that was refused before the run had begun."""
+    """Show on the screen and in this log.
+
+    The log also gets the error that ends the run, unless it is BadInput before the run
+    has begun.
+    """
     log = LogFile(num_steps, path)
     try:
         yield Logged(screen, log)

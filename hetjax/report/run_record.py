@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a run, and what follows from it: medians, sums, its state.
+"""Holds what is known of a run, and what follows from it: medians, sums, its state.
 
 Owns the headline numbers. Does not own which metrics are among them (`metrics.py`), the
-files that it is read from (`training/observers/run_reports.py`) nor how it is shown
-(`run_report.py`, `html/run_page.py`).
+files that they are read from (`training/observers/run_reports.py`) nor how they are
+shown (`run_report.py`, `html/run_page.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ class RunRecord:
     """What the files of a run say, and a prediction of its step.
 
     `settings` are those of `config.json` by dotted name, `metrics` and `events` the
-    lines of the journals. `predicted` is a step by the plan of now, None for the reason
-    in `why_not_predicted`; `certainty` is how sure that is. `is_simulated`: devices
-    were simulated, so that measured times are not theirs. `usd_per_hour` is the price
-    of the nodes in use, if known; `traced` is what `trace.json` has.
+    lines of the journals. `predicted` is a step under the current plan, or None for the
+    reason in `why_not_predicted`; `certainty` is how sure that is. If `is_simulated`,
+    devices were simulated, so that measured times are not theirs. `usd_per_hour` is the
+    price of the nodes in use, if known; `traced` is the content of `trace.json`.
     """
 
     run_dir: Path
@@ -55,31 +55,31 @@ class RunRecord:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether a predicted step may stand beside the measured ones."""
+        """Whether the predicted step may be compared with the measured ones."""
         if self.predicted is None or self.is_simulated:
             return False
         return not guesses_a_cpu(self.predicted, self.cluster)
 
     @property
     def how_sure(self) -> list[str]:
-        """How sure the predicted step is, in lines; none where it is but a guess."""
+        """How sure the predicted step is, in lines; none if it is only a guess."""
         if self.certainty is None or not (self.is_simulated or self.is_comparable):
             return []
         return [*how_sure_lines(self.certainty)]
 
     @cached_property
     def steps(self) -> list[Line]:
-        """The lines of `metrics` on steps."""
+        """The lines of `metrics` for steps."""
         return [line for line in self.metrics if "loss" in line]
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """Return step and value of a number, wherever a step was not skipped."""
+        """Return step and value of a number, without skipped steps."""
         lines = (x for x in self.metrics if name in x and not x.get("skipped"))
         return [(line["step"], line[name]) for line in lines]
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
+        """The number of steps that are done."""
         return self.steps[-1]["step"] if self.steps else 0
 
     @property
@@ -97,13 +97,13 @@ class RunRecord:
 
     @cached_property
     def steps_of_plan(self) -> list[Line]:
-        """Those by the plan of now, which alone are beside its prediction and price."""
+        """Steps under the current plan: only they match its prediction and price."""
         changes = [line["step"] for line in self.events if line["event"] == "replanned"]
         since = changes[-1] if changes else -1
         return [line for line in self.steps if line["step"] > since]
 
     def median(self, name: str) -> float | None:
-        """Return the median of a number over the steps by the plan of now."""
+        """Return the median of a number over the steps under the current plan."""
         values = [line[name] for line in self.steps_of_plan if name in line]
         return median(values) if values else None
 
@@ -123,7 +123,7 @@ class RunRecord:
         found: dict[str, str] = {}
         for line in self.events:
             event, who = line["event"], str(line.get("who"))
-            if event in _BEGINS:  # which looks anew
+            if event in _BEGINS:  # a new start looks anew
                 found = {}
             elif event == "as_before":
                 found.pop(who, None)
@@ -133,7 +133,7 @@ class RunRecord:
 
     @property
     def moves(self) -> list[str]:
-        """Which plans were proposed, and what moves have gained, a line each."""
+        """The plans that were proposed, and the gains of moves, a line each."""
         return [
             move_line(line)
             for line in self.events
@@ -142,7 +142,7 @@ class RunRecord:
 
     @property
     def spent_s(self) -> dict[str, float] | None:
-        """Seconds by what they went into, of all starts that came to an end."""
+        """Seconds by their use, over all starts that came to an end."""
         lines = [line for line in self.events if line["event"] == "goodput"]
         if not lines:
             return None
@@ -152,21 +152,21 @@ class RunRecord:
 
     @property
     def goodput(self) -> float | None:
-        """The share of that time which went into steps that count."""
+        """The share of `spent_s` that went into steps that count."""
         spent_s = self.spent_s
         total_s = sum(spent_s.values()) if spent_s else 0.0
         return spent_s["productive"] / total_s if spent_s and total_s else None
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """The price at the measured speed, where devices are what they seem."""
+        """The price at the measured speed; None if unknown or devices are simulated."""
         speed = self.median("tokens_per_s")
         if self.usd_per_hour is None or self.is_simulated or not speed:
             return None
         return self.usd_per_hour / 3600 / speed * 1e6
 
     def values(self) -> dict[str, Any]:
-        """Return the headline numbers by name; None for those that are not known."""
+        """Return the headline numbers by name; None for unknown ones."""
         predicted = self.predicted
         return {
             "state": self.state,

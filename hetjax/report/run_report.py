@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a run as a result: a page, a few lines, or numbers.
+"""Defines the report of a run: a page, a few lines, or numbers.
 
 Owns the lines. Does not own the numbers (`run_record.py`) nor the page
 (`html/run_page.py`).
@@ -22,17 +22,17 @@ _IN_A_LINE = tuple(metric for metric in HEADLINES if metric.key != "step_time_s"
 class RunReport:
     """What a run directory says: `report.save("report.html")`, `print(report)`.
 
-    A notebook shows it as its page.
+    A notebook shows it as a page.
     """
 
     record: RunRecord
 
     def values(self) -> dict[str, Any]:
-        """Return the headline numbers by name; None for those that are not known."""
+        """Return the headline numbers by name; None for unknown ones."""
         return self.record.values()
 
     def save(self, path: str | Path) -> None:
-        """Write the page, a file that needs nothing else."""
+        """Write the page as one file that needs no other."""
         write_whole(Path(path), run_page(self.record))
 
     def __str__(self) -> str:
@@ -51,5 +51,5 @@ class RunReport:
         return "\n".join([*lines, *self.record.slow, *self.record.moves])
 
     def _repr_html_(self) -> str:
-        """The page."""
+        """Return the page."""
         return framed(run_page(self.record))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step as rows and bars: who does what when, before anybody draws it.
+"""Turns a step into rows and bars, which others draw: which device does what when.
 
-Owns the kinds of work, the rows of devices with the strips under them for what leaves
-them, and bars for steps of too many passes to draw one by one. Does not own the times
+Owns the kinds of work, the rows of devices with strips below them for what leaves them,
+and bars for steps of too many passes to draw one by one. Does not own the times
 (`schedule/simulation/trace.py`), the colours (`colours.py`) nor the drawing
 (`pictures/`, `html/`).
 """
@@ -28,9 +28,9 @@ _KINDS = {
     Op.REDUCE: "reduction",
     Op.NORM: "reduction",
 }
-_STRIPS = ("y", "dx", "REDUCE")  # under each row, in this order, where there are any
+_STRIPS = ("y", "dx", "REDUCE")  # under each row, in this order, if there are any
 STRIP, GAP, HEADING = 0.22, 0.3, 0.6  # heights in rows
-_LIGHTEST = 0.6  # shade of the last of interleaved stages, were there many
+_LIGHTEST = 0.6  # limit of the shade of later interleaved stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +57,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """What is drawn of a span, for all devices of its lane.
+    """The drawing of a span, for all devices of its lane.
 
-    `span` is the whole of it: a forward and backward pass that run as one program are
-    drawn as two bars, of which `is_rest` is the second. `num_spans` of one kind may
-    share a bar.
+    `span` is the whole span. A forward and backward pass that run as one program are
+    drawn as two bars, the second with `is_rest`. `num_spans` of one kind may share a
+    bar.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Bar:
 
 
 def rows_of(spans: Sequence[Span], plan: Plan, shown: Collection[int]) -> list[Row]:
-    """Place the lanes of these replicas one under the other, replica by replica."""
+    """Place the lanes of these replicas one below the other, replica by replica."""
     strips: dict[tuple[str, int], set[str]] = {}
     for span in spans:
         if span.lane:
@@ -105,9 +105,9 @@ def rows_of(spans: Sequence[Span], plan: Plan, shown: Collection[int]) -> list[R
 def bars_of(
     spans: Sequence[Span], rows: Sequence[Row], costs: Costs | None
 ) -> list[Bar]:
-    """Turn spans into bars; devices of one lane act alike, so the first tells all.
+    """Turn spans into bars; devices of one lane act alike, so the first stands for all.
 
-    `costs` tell how much of a pass that is forward and backward in one is forward;
+    `costs` tell the forward share of a pass that is forward and backward in one;
     without them it is a third.
     """
     row_of = {(row.lane[0], row.lane[1][0]): row for row in rows}
@@ -122,8 +122,8 @@ def bars_of(
 def grouped(bars: Sequence[Bar], slice_ms: float) -> list[Bar]:
     """Return fewer bars: those of one kind and place that begin in one slice share one.
 
-    Shared bars are as long as those they stand for together, one kind after the other,
-    so that a slice is as full as it was.
+    A shared bar is as long as its bars together, one kind after the other, so that a
+    slice is as full as it was.
     """
     shared: dict[tuple[object, ...], list[Bar]] = {}
     for bar in sorted(bars, key=lambda bar: bar.start_ms):
@@ -148,12 +148,12 @@ def grouped(bars: Sequence[Bar], slice_ms: float) -> list[Bar]:
 
 
 def num_grouped(bars: Sequence[Bar], slice_ms: float) -> int:
-    """Return how many they would be."""
+    """Return the number of bars that `grouped` returns."""
     return len({_slot(bar, slice_ms) for bar in bars})
 
 
 def _slot(bar: Bar, slice_ms: float) -> tuple[object, ...]:
-    """What bars that are to share one have in common."""
+    """Return what the bars that share one have in common."""
     number = int(bar.start_ms / slice_ms)
     return bar.top, bar.height, number, bar.kind, bar.shade, bar.is_rest
 
@@ -189,7 +189,7 @@ def _bars_of(span: Span, row: Row, costs: Costs | None) -> Iterator[Bar]:
     if action.op is not Op.FB:
         yield bar
         return
-    # one program, in truth; drawn as what it computes
+    # one program, drawn as the passes that it computes
     turn = start + (end - start) * _forward_share(action.key, costs)
     yield replace(bar, end_ms=turn)
     yield replace(bar, kind="backward", start_ms=turn, is_rest=True)

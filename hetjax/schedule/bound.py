@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step time that no 1F1B-like program of a plan can beat.
+"""Computes a step time that no 1F1B-like program of a plan can beat.
 
 Owns the prefix bound (our derivation; `planner/README.md` proves it) in its two forms,
 for a pipeline whose cuts are known and for one that a search grows stage by stage. It
 holds for programs with fused backwards and no interleaving under the modelled costs,
-not for zero-bubble. Owns also what is known of a bound: none may be, and one that a
-step contradicts is an error of ours, to be shown.
+not for zero-bubble. Also owns the state of a bound: it may be unknown, and if a step
+contradicts it, that is an internal error to be shown.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ ROUNDING = 1e-9  # relative: a step that is shorter by more contradicts a bound
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowerBound:
-    """A step time that nothing of some space beats; None where no bound is known.
+    """A step time that no plan of some space beats; None if no bound is known.
 
-    `why` then says why. It is an internal error if the bound `is_false`.
+    `why` then gives the reason. `is_false` means that a step contradicts the bound: an
+    internal error.
     """
 
     step_s: float | None = None
@@ -34,7 +35,7 @@ class LowerBound:
     is_false: bool = False
 
     def held_against(self, step_s: float, what: str) -> "LowerBound":
-        """Return the bound, or the error that this step of the space is below it."""
+        """Return the bound, or the error if this step of the space is below it."""
         if self.step_s is None or step_s >= self.step_s * (1 - ROUNDING):
             return self
         why = (
@@ -45,7 +46,7 @@ class LowerBound:
         return LowerBound(why=why, is_false=True)
 
     def gap(self, step_s: float) -> float | None:
-        """Return how far above the bound a step of its space is, as a share of it."""
+        """Return how far a step of the space is above the bound, as a share of it."""
         if not self.step_s:
             return None
         gap = step_s / self.step_s - 1
@@ -53,9 +54,9 @@ class LowerBound:
 
 
 def prefix_bound_s(plan: Plan, costs: Costs) -> float:
-    """Return the largest of the replicas' bounds; reduction and update count nothing.
+    """Return the largest of the replicas' bounds, without reduction and update.
 
-    Trunks are taken as if every message had them for itself.
+    The bound assumes that no two messages share a trunk.
     """
     return max(_replica_bound_s(plan, costs, r) for r in range(len(plan.replicas)))
 
@@ -79,8 +80,8 @@ def prefix_pieces(
     the largest of offset_s + m * slope_s.
 
     Stage s takes `stage_s` for one microbatch, forward and backward. The messages after
-    it take `round_trip_s` there and back, and hold their link for `link_s` each. No
-    stage is done before the last microbatch has gone on and come back, hence
+    it take `round_trip_s` there and back, and hold their link for `link_s` each. A
+    stage finishes after the last microbatch has left it and come back, hence
 
         R_s = max(m * stage_s, stage_s + max(round_trip_s + R_(s+1), (m + 1) * link_s)).
     """
@@ -102,11 +103,11 @@ def prefix_behind_s(
     hop_s: NDArray[np.float64],
     link_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return what the stage before a hop waits for: the inner max of `prefix_pieces`.
+    """Return how long the stage before a hop waits: the inner max of `prefix_pieces`.
 
-    One step of its recurrence for many pipelines at once, shape (X,) as of all
-    arguments. `through_s` is the stage's own time for a microbatch and what is behind
-    it; a hop takes `hop_s` one way.
+    This is one step of the recurrence for many pipelines at once; the result and all
+    arguments have shape (X,). `through_s` is the time of one microbatch in the stage
+    plus the stage's own wait; a hop takes `hop_s` one way.
     """
     round_trip_s = np.maximum(num_microbatches * stage_s, through_s) + 2 * hop_s
     held_s = np.where(link_s > 0, (num_microbatches + 1) * link_s, 0.0)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of actions that a plan's devices could keep to: where the search begins, and
-where it goes from there.
+"""Enumerates candidate orders of a plan's actions: the first ones, and neighbours.
 
-Owns the forms that are tried first (all named schedules that the devices allow, and
-greedy lists with the real times, `programs/list_schedule.py`) and the neighbours of a
-candidate. Equal numbers are the same form for all plans of as many stages. Does not own
-who judges (`search.py`) nor how launch-aheads are fitted (`launch_ahead.py`).
+Owns the forms that the search tries first (all named schedules that the devices allow,
+and greedy lists with the real times, `programs/list_schedule.py`) and the neighbours of
+a candidate. Equal numbers mean the same form for all plans with equally many stages.
+Does not own the scoring (`search.py`) nor the choice of launch-aheads
+(`launch_ahead.py`).
 """
 
 from collections import Counter
@@ -32,14 +32,14 @@ from hetjax.schedule.simulation.result import shares_devices
 from hetjax.schedule.simulation.simulator import duration_s
 
 Limits = Mapping[StageKey, int]
-Cuts = Mapping[StageKey, int]  # backwards in two halves, by stage
+Cuts = Mapping[StageKey, int]  # number of split backwards, by stage
 _LEAST_S = 1e-9  # of a weight gradient
 Score = tuple[float, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedPlan:
-    """A plan with an order for every lane; `generated` if its schedule gives them."""
+    """A plan with an order for every lane; `generated` if its schedule makes them."""
 
     plan: Plan
     lanes: Sequence[Sequence[Action]]
@@ -47,7 +47,7 @@ class OrderedPlan:
 
     @property
     def num_cut(self) -> Cuts:
-        """How many microbatches, the last ones, have their backward in two halves."""
+        """The number of microbatches, the last ones, whose backward is split."""
         halves = Counter(a.key for lane in self.lanes for a in lane if a.op is Op.W)
         return {(r, s): halves[r, s] for r, s, _ in self.plan.stages()}
 
@@ -56,7 +56,11 @@ class OrderedPlan:
         return any(self.num_cut.values())
 
     def score(self, step_s: float) -> Score:
-        """Less is better: of equally fast ones what cuts, changes and keeps least."""
+        """Return the score; less is better.
+
+        Of equally fast candidates, those with fewer split backwards win, then generated
+        ones, then those with fewer forwards in flight.
+        """
         num_cut = sum(self.num_cut.values())
         num_kept = sum(most_in_flight(self.lanes).values())
         return float(f"{step_s:.9g}"), num_cut, not self.generated, num_kept
@@ -64,15 +68,15 @@ class OrderedPlan:
 
 @dataclass(frozen=True, slots=True)
 class OrderForm:
-    """An order that is made when somebody looks at it. Few forms, the `usual` ones, are
-    the fastest for most plans (measured on some 300 for five drawn clusters)."""
+    """An order that is made on demand. The few `usual` forms are the fastest for most
+    plans (measured on about 300 plans for five random clusters)."""
 
     make: Callable[[], OrderedPlan]
     usual: bool = False
 
 
 def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
-    """Yield forms without halves: the named schedules, and greedy lists."""
+    """Yield forms without split backwards: the named schedules, and greedy lists."""
     shares = shares_devices(plan)
     rules = () if shares else RULES.values()
     for n, rule in enumerate(rules):
@@ -84,7 +88,7 @@ def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]
 
 
 def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
-    """Yield forms with some backwards, or all, in two halves."""
+    """Yield forms in which some or all backwards are split."""
     yield from _named(plan, limits, splits=True)
     for num_cut in _cuts(plan, costs):
         first, *others = _lists(plan, costs, limits, num_cut)
@@ -96,7 +100,7 @@ def _ruled(plan: Plan, costs: Costs, rule: Rule, limits: Limits) -> OrderedPlan:
 
 
 def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[OrderForm]:
-    """The schedules that no rule of launch-aheads stands for."""
+    """Yield the schedules that no rule of launch-aheads covers."""
     shares = shares_devices(plan)
     for name, schedule in SCHEDULES.items():
         if (
@@ -116,7 +120,7 @@ def _generated(plan: Plan) -> OrderedPlan:
 
 
 def default_aheads(plan: Plan, schedule: str) -> dict[StageKey, int]:
-    """Return the launch-aheads that a schedule has of its own."""
+    """Return the default launch-aheads of a schedule."""
     return {
         (r, s): default_launch_ahead(
             schedule,
@@ -129,10 +133,10 @@ def default_aheads(plan: Plan, schedule: str) -> dict[StageKey, int]:
 
 
 def _within(plan: Plan, limits: Limits, schedule: str) -> Plan:
-    """The schedule's launch-aheads, as far as memory lets them.
+    """Return the plan with the schedule's launch-aheads, capped by memory.
 
-    GPipe asks for none. Zero-bubble lets every stage keep as much as the first, so the
-    least limit counts.
+    GPipe needs none. Under zero-bubble, every stage may keep as many forwards as the
+    first stage, so the least limit counts.
     """
     if SCHEDULES[schedule].order == "gpipe":
         return replace(plan, schedule=schedule, programs={})
@@ -143,10 +147,10 @@ def _within(plan: Plan, limits: Limits, schedule: str) -> Plan:
 
 
 def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
-    """How many backwards to cut in two: enough to fill the end, or all.
+    """Yield numbers of backwards to split: enough to fill the end, or all.
 
-    What a stage does after its last I has to last as long as the backwards of those
-    before it, which need no halves then: the first none, the deeper the more.
+    After its last I, a stage should work as long as the backwards of the stages before
+    it take. So the first stage needs no split backwards, and deeper stages need more.
     """
     deepest = max(len(replica.stages) for replica in plan.replicas)
     most = max(replica.num_microbatches for replica in plan.replicas)
@@ -157,14 +161,14 @@ def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
 
 
 def _to_fill_the_end(costs: Costs, key: StageKey) -> int:
-    """Return how many W of a stage last as long as the backwards of those before it."""
+    """Return how many W of a stage last as long as earlier stages' backwards."""
     r, s = key
     before_s = sum(costs.times[r, n].backward_s for n in range(s))
     return ceil(before_s / max(duration_s(costs.times[key], Op.W), _LEAST_S))
 
 
 def _cut(plan: Plan, num_cut: Callable[[StageKey], int]) -> Cuts:
-    """So many on each stage, or all that its replica has."""
+    """Return `num_cut` of each stage, capped at its replica's microbatches."""
     return {
         (r, s): min(num_cut((r, s)), plan.replicas[r].num_microbatches)
         for r, s, _ in plan.stages()
@@ -174,9 +178,9 @@ def _cut(plan: Plan, num_cut: Callable[[StageKey], int]) -> Cuts:
 def _lists(
     plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts
 ) -> Iterator[OrderForm]:
-    """Greedy lists: with the exact rule's launch-aheads, some more, and all that fit.
+    """Yield greedy lists: with the exact rule's launch-aheads, some more, or the most.
 
-    More than the rule's help only backwards cut in two, whose W can wait.
+    Launch-aheads above the rule's only help with split backwards, whose W can wait.
     """
     exact = with_rule(plan, costs, exact_delta, limits)
     aheads = {(r, s): stage.launch_ahead for r, s, stage in exact.stages()}
@@ -189,7 +193,7 @@ def _lists(
 
 
 def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> OrderedPlan:
-    """A greedy list with the plan's launch-aheads and the real times."""
+    """Return a greedy list with the plan's launch-aheads and the real times."""
     lanes = []
     for r, replica in enumerate(plan.replicas):
         keys = [(r, s) for s in range(len(replica.stages))]
@@ -220,8 +224,8 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> OrderedP
 def neighbours(
     candidate: OrderedPlan, costs: Costs, limits: Limits
 ) -> Iterator[OrderForm]:
-    """Yield the same kind of schedule with one launch-ahead, or the cuts, changed by
-    one."""
+    """Yield the same kind of schedule with one launch-ahead, or one stage's number of
+    split backwards, changed by one."""
     plan = candidate.plan
     if SCHEDULES[plan.schedule].order == "gpipe":
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure a predicted step is: its interval, and what it rests on.
+"""Computes the interval of a predicted step time, and the sources of the prediction.
 
-Owns the simulations at other speeds that an interval takes. Does not own the arithmetic
+Owns the simulations at other speeds that an interval needs. Does not own the arithmetic
 (`costs/certainty/`) nor the words (`report/`).
 """
 
@@ -26,17 +26,17 @@ from hetjax.costs.costs import Costs
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulated import simulated
 
-_MOST_NEWTON, _NEAR = 6, 0.01  # steps of Newton's method, and when it is there
-_LONG_S = 0.1  # of CPU for one prediction: with more, kinds are varied together
+_MOST_NEWTON, _NEAR = 6, 0.01  # steps of Newton's method, and its tolerance
+_LONG_S = 0.1  # of CPU for one prediction: above that, all kinds vary together
 
-# the costs of the plan on the same machines at other speeds
+# returns the costs of the plan on the same machines at other speeds
 CostsOn = Callable[[Cluster], Costs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certainty:
-    """The interval of a predicted step time; `basis` says what each kind rests on, and
-    `calibration` has the steps that speeds were learnt from."""
+    """The interval of a predicted step time. `basis` names the source of each kind's
+    speeds, `calibration` has the steps from which the speeds were learnt."""
 
     interval: CredibleInterval
     slopes: Elasticities
@@ -60,11 +60,11 @@ def certainty_of(
     measured: Set[str] = frozenset(),
     calibration: StepCalibration = UNCALIBRATED,
 ) -> Certainty:
-    """Return how sure a prediction is; `measured` are kinds of device in a profile.
+    """Return a prediction's certainty; `measured` are the kinds of device in a profile.
 
-    `costs_on` gives the costs of its plan on a cluster of the plan's nodes, which is at
-    the speeds that the `calibration` teaches. Beliefs are of the whole cluster, so that
-    plans on other nodes can be compared.
+    `costs_on` returns the plan's costs on a cluster of the plan's nodes. `cluster` is
+    at the speeds that the `calibration` teaches. Beliefs cover the whole cluster, so
+    that plans on other nodes can be compared.
     """
     plan, tied = predicted.plan, predicted.tied
     used = part_of(cluster, plan.nodes)
@@ -89,7 +89,7 @@ def certainty_of(
 
 
 def _basis(kind: str, calibration: StepCalibration, measured: Set[str]) -> str:
-    """What a kind's speeds rest on: the best that there is."""
+    """Return the best source of a kind's speeds."""
     before = PROFILE if kind in measured else source(kind)
     if kind not in calibration.kinds():
         return before
@@ -103,10 +103,10 @@ def learnt(
     seen: StepCalibration,
     measured_s: float,
 ) -> StepCalibration:
-    """Return what was seen before, and that a step of this plan took so long.
+    """Return the steps in `seen` and a step of this plan that took `measured_s`.
 
-    Slopes change with speeds, so the step is learnt by Newton's method: predicted once
-    more at the speeds that it has taught, until the prediction is the measured time.
+    Slopes change with speeds, so the step is learnt by Newton's method: it is predicted
+    again at the speeds learnt so far, until the prediction equals the measured time.
     """
     found, plan, tied = seen, predicted.plan, predicted.tied
     for _ in range(_MOST_NEWTON):
@@ -121,8 +121,8 @@ def learnt(
 
 
 def _observation(measured_s: float, sure: Certainty) -> Observation:
-    """A measured step beside its prediction, moved along its slopes to where all speeds
-    are as modelled: so steps that were predicted at different speeds go together."""
+    """Return a measured step with its prediction, moved along its slopes to speeds as
+    modelled, so that steps predicted at different speeds can be combined."""
     means = dict(zip(sure.beliefs.parameters, sure.beliefs.mean_P, strict=True))
     back = sum(slope * means[p] for p, slope in sure.slopes.items())
     return Observation(

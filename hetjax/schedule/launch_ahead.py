@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""H-1F1B: launch-aheads that suit the links and the stages of a plan.
+"""Computes launch-aheads that suit the links and the stages of a plan (H-1F1B).
 
 Owns the rules, from the last stage (launch-ahead 1) to the first: each hop adds a
-delta. Little's law asks for K_s t >= t_s + 2 c_s + K_(s+1) t with t the slowest stage's
+delta. Little's law demands K_s t >= t_s + 2 c_s + K_(s+1) t with t the slowest stage's
 time for a microbatch and c_s the hop's, hence delta = 1 + ceil(2 c / t) (our
-derivation). HARP (arXiv 2509.24859) looks at hops between sub-clusters only and rounds
+derivation). HARP (arXiv 2509.24859) considers only hops between sub-clusters and rounds
 by thresholds; plain 1F1B has delta 1.
 
-Memory caps what a rule asks for. Stages one after the other that all stand at a cap
-take turns, so that their times add up. `spread` shares what there is among all stages:
-by the same law a cycle of T needs R_s / T in flight at stage s, where R_s is how long a
-microbatch is away from it and in it: t_s + 2 c_s + R_(s+1). The least T that the caps
-allow, or a little more, gives the launch-aheads (our derivation).
+Memory caps the launch-aheads of a rule. Consecutive stages that are all at a cap take
+turns, so their times add up. `spread` distributes the forwards that fit over all
+stages: by the same law a cycle of T needs R_s / T in flight at stage s, where R_s is
+the time of a microbatch in stage s and beyond: t_s + 2 c_s + R_(s+1). The least T that
+the caps allow, or a little more, gives the launch-aheads (our derivation).
 
 Does not own the order of actions (`programs/generate.py`) nor times and bytes
 (`costs/`).
@@ -32,12 +32,12 @@ from hetjax.schedule.programs.action import UNTIED, StageKey, Tied
 from hetjax.schedule.simulated import simulated
 from hetjax.schedule.simulation.result import Lane, lane_of
 
-# (hop seconds, slowest stage's seconds, whether it leaves the node) -> delta
+# (hop seconds, slowest stage's seconds, whether the hop leaves the node) -> delta
 Rule = Callable[[float, float, bool], int]
 
 
 def plain_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
-    """Return the delta of 1F1B, which does not look at times."""
+    """Return the delta of 1F1B, which ignores times."""
     return 1
 
 
@@ -51,7 +51,7 @@ def exact_deltas(hop_s: ArrayLike, slowest_s: ArrayLike) -> NDArray[np.int64]:
     hops_s, each_s = np.asarray(hop_s, np.float64), np.asarray(slowest_s, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         round_trips = np.where(each_s == 0, 0.0, 2 * hops_s / each_s)
-    # what is equal up to rounding counts as equal; no pipeline hides more than this
+    # values that are equal up to rounding count as equal; no pipeline hides more
     round_trips = np.minimum(round_trips, _MOST_DELTA) - 1e-9
     return 1 + np.ceil(round_trips).astype(np.int64)
 
@@ -64,7 +64,7 @@ def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
 
 
 _MOST_DELTA = 2**20
-_SLACKS = (1.0, 1.3)  # of `spread`: tried against all launch-aheads of small plans
+_SLACKS = (1.0, 1.3)  # of `spread`; compared with all launch-aheads of small plans
 _MOST_FORWARDS = 5_000  # of a plan under every rule
 RULES: Mapping[str, Rule] = {
     "1f1b": plain_delta,
@@ -74,7 +74,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def from_deltas(deltas: Sequence[int]) -> tuple[int, ...]:
-    """Return launch-aheads, first stage first, of hops' deltas in the same order."""
+    """Return launch-aheads, first stage first, from the hops' deltas in this order."""
     return tuple(accumulate(reversed(deltas), initial=1))[::-1]
 
 
@@ -86,7 +86,7 @@ def with_rule(
 
 
 def _asked(plan: Plan, costs: Costs, rule: Rule) -> dict[StageKey, int]:
-    """What a rule asks for, whatever memory allows."""
+    """Return the launch-aheads of a rule, regardless of memory."""
     aheads = {}
     for r, replica in enumerate(plan.replicas):
         num_stages = len(replica.stages)
@@ -142,9 +142,9 @@ def spread(
 def fitted(
     plan: Plan, costs: Costs, limits: Mapping[StageKey, int], tied: Tied = UNTIED
 ) -> Plan:
-    """Return the plan under the rule that simulates fastest; under the exact one on a
-    tie. Where simulating takes long, under the exact one, or spread where that is
-    capped."""
+    """Return the plan under the rule with the fastest simulated step, on a tie under
+    the exact rule. If simulation takes long, use the exact rule, or `spread` if memory
+    caps the exact rule."""
     asked = _asked(plan, costs, exact_delta)
     exact = with_launch_ahead(plan, asked, limits)
     capped = any(asked[key] > limits[key] for key in asked)
@@ -165,10 +165,10 @@ def launch_limits(
 ) -> dict[StageKey, int]:
     """Return the forwards in flight that the memory of every stage's devices allows.
 
-    `split` counts what a backward in two halves may keep longer. Stages on the same
-    devices may all have as many, or at least what 1F1B asks for where that fits. At
-    least 1, whether it fits or not: what programs need in the end, and whether it is
-    there, is `simulation/memory.py`'s to say.
+    With `split`, the count includes what a split backward may keep longer. Stages on
+    the same devices get equal limits, or at least 1F1B's launch-ahead if that fits. The
+    limit is at least 1, even if that does not fit: `simulation/memory.py` decides
+    whether the final programs fit.
     """
     lanes: dict[Lane, list[StageKey]] = defaultdict(list)
     for key, lane in lane_of(plan).items():
@@ -188,7 +188,7 @@ def launch_limits(
 def _memory_in_flight(
     costs: Costs, keys: Sequence[StageKey], split: bool
 ) -> tuple[dict[StageKey, int], float]:
-    """What a forward in flight keeps in each of the stages, and the bytes for all."""
+    """Return the bytes per forward in flight of each stage, and the bytes available."""
     held = {key: costs.memory.get(key, StageMemory()) for key in keys}
     # a message may wait at its sender as long as its microbatch is in flight
     kept = {
@@ -196,7 +196,7 @@ def _memory_in_flight(
         for key, m in held.items()
     }
     static = sum(m.static_bytes for m in held.values())
-    # besides: dy just come and its cut, dx just made and its cut
+    # in addition: a dy that just arrived and its cut, a new dx and its cut
     passing = sum(2 * (m.output_bytes + m.input_bytes) for m in held.values())
     workspace = max(m.workspace_bytes for m in held.values())
     there = costs.memory_bytes.get(keys[0], math.inf)
@@ -211,7 +211,7 @@ def microbatch_s(plan: Plan, costs: Costs, key: StageKey) -> float:
 
 
 def hop_s(costs: Costs, source: StageKey, target: StageKey) -> float:
-    """Return the time of one message that has its trunks for itself."""
+    """Return the time of one message that shares its trunks with no other."""
     route = costs.routes.get((source, target))
     if route is None:
         return 0.0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan and one simulated step of it: the judge of all plans.
+"""Predicts a plan's step by simulation, which is how all plans are compared.
 
-Owns what follows from both, such as tokens per second, the gap to the bound and what
-tokens cost. Does not own the simulation (`simulation/simulator.py`), nor how a
-prediction is shown or written.
+Owns the figures that follow, such as tokens per second, the gap to the bound and the
+price of tokens. Does not own the simulation (`simulation/simulator.py`), nor the
+display and the files of predictions.
 """
 
 from collections.abc import Mapping
@@ -30,9 +30,9 @@ from hetjax.schedule.simulation.simulator import simulate
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A plan and one simulated step of it; `times_from` tells the source of times.
+    """A plan and one simulated step of it; `times_from` names the source of times.
 
-    `usd_per_hour` is the price of its nodes, None if nobody tells.
+    `usd_per_hour` is the price of its nodes, None if unknown.
     """
 
     plan: Plan
@@ -44,7 +44,7 @@ class Predicted:
 
     @cached_property
     def memory(self) -> Mapping[str, MemoryUse]:
-        """What every device holds at its peak, by "node/device"."""
+        """Each device's memory use at its peak, by "node/device"."""
         return memory_uses(lower(self.plan, self.tied), self.plan, self.costs)
 
     @cached_property
@@ -53,7 +53,7 @@ class Predicted:
 
     @cached_property
     def bound(self) -> LowerBound:
-        """What no step of such a schedule takes less than, as far as is known."""
+        """The lower bound of the step time under such a schedule, if one is known."""
         if SCHEDULES[self.plan.schedule].shares or self.plan.programs:
             return LowerBound(why="none is known for such a schedule")
         bound = LowerBound(step_s=prefix_bound_s(self.plan, self.costs))
@@ -65,12 +65,12 @@ class Predicted:
 
     @property
     def gap(self) -> float | None:
-        """How much longer than the bound the step is, as a share of the bound."""
+        """The excess of the step time over the bound, as a share of the bound."""
         return self.bound.gap(self.simulation.step_time_s)
 
     @cached_property
     def usd_per_million_tokens(self) -> float | None:
-        """The price of training on a million tokens, None if unknown."""
+        """The price of training on a million tokens; None if unknown."""
         if self.usd_per_hour is None:
             return None
         return self.usd_per_hour / 3600 / self.tokens_per_s * 1e6
@@ -90,7 +90,7 @@ def predict(
 ) -> Predicted:
     """Simulate one step of the plan.
 
-    NoFeasiblePlan if a device has less memory than the programs need.
+    Raises NoFeasiblePlan if a device has less memory than the programs need.
     """
     if is_plain(plan) and surely_fits(plan, costs):
         simulation = simulated(plan, costs, tied)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan under another schedule, by its name, up to the fastest that is found.
+"""Puts a plan under another schedule: one with a name, or the fastest that is found.
 
-Owns the names, the launch-aheads that come with each, and the search under memory
-limits, by simulation: the forms of `candidates.py` first; then, from the best of them,
-launch-aheads and numbers of backwards in two halves go one up or down, stage by stage,
-as long as it helps. There are two climbs, one of them without halves. So the result is
-never slower than any named schedule that fits, in the simulator. Does not own how
-launch-aheads are fitted (`launch_ahead.py`), memory (`simulation/memory.py`) nor the
-judge (`simulation/simulator.py`).
+Owns the names, the launch-aheads of each, and the search by simulation under memory
+limits. The search first tries the forms of `candidates.py`. From the best of them it
+climbs: it changes a stage's launch-ahead or number of split backwards by one as long as
+that helps. There are two climbs, one of them without split backwards. So in the
+simulator the result is never slower than any named schedule that fits. Does not own
+the fit of launch-aheads (`launch_ahead.py`), memory (`simulation/memory.py`) nor the
+simulator (`simulation/simulator.py`).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -55,7 +55,7 @@ _MOST_SIMULATIONS, _MOST_ACTIONS = 200, 4_000_000
 
 
 def may_split(name: str) -> bool:
-    """Say whether backwards may be split under the schedule of that name."""
+    """Return whether backwards may be split under the schedule of that name."""
     return name == "searched" or (name in SCHEDULES and SCHEDULES[name].splits)
 
 
@@ -68,10 +68,11 @@ def with_schedule(
     climbs: bool = True,
     forms: Forms = "all",
 ) -> Plan:
-    """Return the plan under the schedule of that name, its own programs left out.
+    """Return the plan under the schedule of that name, without its own programs.
 
-    Besides the schedules of plans: "harp" is h1f1b by HARP's thresholds, "searched" the
-    fastest that the search finds, as of `searched`. BadInput for another name.
+    Two names are not schedules of plans: "harp" is h1f1b by HARP's thresholds, and
+    "searched" the fastest schedule that `searched` finds. Raises BadInput for an
+    unknown name.
     """
     limits = launch_limits(plan, costs)
     match name:
@@ -110,13 +111,13 @@ def searched(
     climbs: bool = True,
     forms: Forms = "all",
 ) -> Plan:
-    """Return the plan with the fastest schedule found, as `programs` if need be.
+    """Return the plan with the fastest schedule found, as `programs` if needed.
 
-    `limits` bounds the forwards in flight by stage; `split_limits` those of backwards
-    in two halves (zero-bubble), which are tried only with it. If nothing fits in
-    memory, the result does not either. The effort is bounded: fewer tries for large
-    plans, only the first candidates unless the search `climbs` from the best, and
-    only some `forms` of these: the usual ones, or numbers as of `fastest_forms`.
+    `limits` bounds the forwards in flight by stage; `split_limits` those with split
+    backwards (zero-bubble), which are only tried if it is given. If nothing fits in
+    memory, the result does not fit, either. The effort is bounded: large plans get
+    fewer tries; without `climbs`, the search only tries the first candidates; and
+    `forms` limits these to the usual ones, or to the numbers of `fastest_forms`.
     """
     judge = _Judge(costs, tied)
     found: list[tuple[Score, OrderedPlan]] = []
@@ -134,8 +135,10 @@ def _among(forms: Forms, n: int, form: OrderForm) -> bool:
 
 
 def fastest_forms(plan: Plan, costs: Costs, tied: Tied, most: int) -> tuple[int, ...]:
-    """Return the numbers of so many forms, the fastest ones for the plan first: good
-    ones for plans that differ little."""
+    """Return the numbers of the `most` fastest forms for the plan, fastest first.
+
+    They are good forms for similar plans, too.
+    """
     split = launch_limits(plan, costs, split=True)
     kinds = _kinds(plan, costs, launch_limits(plan, costs), split)
     forms = chain.from_iterable(made for made, _ in kinds)
@@ -146,7 +149,7 @@ def fastest_forms(plan: Plan, costs: Costs, tied: Tied, most: int) -> tuple[int,
 def _kinds(
     plan: Plan, costs: Costs, limits: Limits, split_limits: Limits | None
 ) -> Iterator[tuple[list[OrderForm], Limits]]:
-    """The forms without halves, and those with some, each with their limits."""
+    """Yield the forms without and those with split backwards, with their limits."""
     yield list(whole_forms(plan, costs, limits)), limits
     if split_limits is not None:
         yield list(halved_forms(plan, costs, split_limits)), split_limits
@@ -154,7 +157,7 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Who simulates candidates."""
+    """Simulates and scores candidates."""
 
     costs: Costs
     tied: Tied
@@ -162,7 +165,7 @@ class _Judge:
     def climbed(
         self, firsts: Iterable[OrderForm], limits: Limits
     ) -> tuple[Score, OrderedPlan]:
-        """The best of the first candidates, and then of its neighbours' neighbours."""
+        """Return the best candidate of a climb that starts at the best of `firsts`."""
         score, best = self.least(firsts)
         num_actions = 8 * sum(map(len, best.lanes))
         left = min(_MOST_SIMULATIONS, _MOST_ACTIONS // num_actions)
@@ -176,7 +179,7 @@ class _Judge:
         return score, best
 
     def least(self, forms: Iterable[OrderForm]) -> tuple[Score, OrderedPlan]:
-        """The first of least score."""
+        """Return the first candidate of least score."""
         best: tuple[Score, OrderedPlan] | None = None
         for _, candidate in self._unlike(forms):
             score = self._score(candidate, None if best is None else best[0])
@@ -186,11 +189,11 @@ class _Judge:
         return best
 
     def scores(self, forms: Iterable[OrderForm]) -> dict[int, Score]:
-        """The scores of all that are unlike, by number."""
+        """Return the scores of all distinct forms, by number."""
         return {n: self._score(found, None) for n, found in self._unlike(forms)}
 
     def _unlike(self, forms: Iterable[OrderForm]) -> Iterator[tuple[int, OrderedPlan]]:
-        """Those whose order none before has, and their numbers: a quarter are alike."""
+        """Yield numbers and candidates without repeated orders: a quarter repeat."""
         seen = set[object]()
         for n, form in enumerate(forms):
             candidate = form.make()
@@ -200,8 +203,8 @@ class _Judge:
                 yield n, candidate
 
     def _score(self, candidate: OrderedPlan, best: Score | None) -> Score:
-        """Infinite seconds if it does not fit into memory, which is looked at only of
-        what is better than the best."""
+        """Return the score, with infinite seconds if the candidate does not fit into
+        memory. Memory is checked only if the candidate is better than the best."""
         programs = lower_lanes(candidate.plan, candidate.lanes, self.tied)
         simulated = simulate(programs, candidate.plan, self.costs)
         score = candidate.score(simulated.step_time_s)
@@ -219,7 +222,7 @@ def fits(programs: Programs, plan: Plan, costs: Costs) -> bool:
 
 
 def _written(candidate: OrderedPlan, tied: Tied) -> Plan:
-    """The plan with its programs as text, unless its schedule generates them."""
+    """Return the plan with its programs as text, unless its schedule generates them."""
     plan = candidate.plan
     if candidate.generated:
         return plan
@@ -232,7 +235,7 @@ def _written(candidate: OrderedPlan, tied: Tied) -> Plan:
 
 
 def _with_kept(plan: Plan, candidate: OrderedPlan, schedule: str) -> Plan:
-    """The plan with launch-aheads that its programs stay within, and not rising."""
+    """Return the plan with the least non-rising launch-aheads of its programs."""
     kept = most_in_flight(candidate.lanes)
     most: dict[StageKey, int] = {}
     for r, replica in enumerate(plan.replicas):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation of a plan: with as little lowering as it takes.
+"""Simulates a plan with as little lowering as possible.
 
-Owns when the programs of nodes are not needed to know how long a step takes. Does not
+Owns the test whether the step time can be found without the programs of nodes. Does not
 own the simulation (`simulation/simulator.py`) nor the programs (`programs/`).
 """
 
@@ -17,15 +17,15 @@ from hetjax.schedule.simulation.simulator import simulate
 
 
 def simulated(plan: Plan, costs: Costs, tied: Tied = UNTIED) -> Simulation:
-    """Simulate one step of the plan. BadInput for what `lower` refuses."""
+    """Simulate one step of the plan. Raises BadInput for plans that `lower` refuses."""
     if is_plain(plan):
         return simulate(timed_orders(plan, tied), plan, costs)
     return simulate(lower(plan, tied), plan, costs)
 
 
 def is_plain(plan: Plan) -> bool:
-    """Say whether every stage has its devices to itself and does 1F1B or GPipe, with
-    launch-aheads that do not rise: such stages never wait for each other in a ring."""
+    """Return whether no stages share devices, all run 1F1B or GPipe, and launch-aheads
+    do not rise: such stages never wait for each other in a ring."""
     return (
         not plan.programs
         and plan.schedule in SCHEDULES

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice by log-likelihood, as lm-eval judges it.
+"""Scores multiple-choice questions by log-likelihood, as lm-eval does.
 
-Owns the tokens of a choice after its context, which are the same as in lm-eval, and the
-two ways to be right. Does not own questions in files (`data/sources/questions.py`).
+Owns the tokens of a choice after its context, the same as in lm-eval, and the two kinds
+of accuracy. Does not own questions in files (`data/sources/questions.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +18,12 @@ from hetjax.serving.scoring import Scorer, Window
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceScore:
-    """Shares of questions that are answered right.
+    """Shares of questions that are answered correctly.
 
-    `accuracy`: the right choice has the largest log-likelihood LL of its tokens, summed
-    (lm-eval's acc). `accuracy_by_bytes`: it has the largest LL / UTF-8 bytes of the
-    choice, without the delimiter (acc_norm of lm-eval, which counts characters). Of
-    equal choices the first is taken. `num_cut` contexts were cut at their beginning.
+    `accuracy`: the correct choice has the largest summed log-likelihood LL of its
+    tokens (lm-eval's acc). `accuracy_by_bytes`: it has the largest LL / UTF-8 bytes of
+    the choice, without the delimiter (acc_norm of lm-eval, which counts characters). On
+    a tie the first choice wins. `num_cut` contexts were truncated at their beginning.
     """
 
     accuracy: float
@@ -41,9 +41,10 @@ def score_choices(
     length: int,
     scored: Callable[[int, int], None] = lambda done, of: None,
 ) -> ChoiceScore:
-    """Score all questions; `delimiter` is between a context and each of its choices.
+    """Score all questions; `delimiter` stands between a context and each choice.
 
-    `scored` is called for each question. BadInput for a choice longer than `length`.
+    `scored` is called for each question. Raises BadInput for a choice longer than
+    `length`.
     """
     found: list[list[float]] = [[] for _ in questions]
     given = list(_windows(tokenizer, questions, delimiter, length))
@@ -68,7 +69,7 @@ def score_choices(
 def _windows(
     tokenizer: Tokenizer, questions: Sequence[Question], delimiter: str, length: int
 ) -> Iterator[tuple[Window, bool]]:
-    """One for each choice, and whether it lacks the beginning of its context."""
+    """Yield a window per choice, and whether the beginning of its context is cut."""
     for number, question in enumerate(questions):
         for choice in question.choices:
             before, after = choice_tokens(
@@ -89,10 +90,10 @@ def _windows(
 def choice_tokens(
     tokenizer: Tokenizer, context: str, choice: str
 ) -> tuple[list[int], list[int]]:
-    """Give the tokens of a context, at least one, and those of a choice after it.
+    """Return the tokens of a context, at least one, and those of a choice after it.
 
-    Blanks at the end of the context belong to the choice, and the tokens of both
-    together are cut where those of the context alone end: as lm-eval does it.
+    As in lm-eval, blanks at the end of the context belong to the choice, and the tokens
+    of both together are divided where those of the context alone end.
     """
     kept = context.rstrip()
     choice = context[len(kept) :] + choice

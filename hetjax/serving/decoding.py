@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text that goes on: tokens pass the layers once, and what these keep of them stays.
+"""Continues a text: each token passes the layers once, and the layers keep caches.
 
-Owns the compiled programs of a layer that continues, the lengths that they are compiled
-for, and what is kept for one text. Does not own which token comes next (`sampling.py`)
-nor how layers look at what is kept (`models/attention/attention.py`).
+Owns the compiled programs of continuing layers, the lengths for which they are
+compiled, and the caches of one text. Does not own the choice of tokens (`sampling.py`)
+nor the layers' use of their caches (`models/attention/attention.py`).
 Legend: B = 1 sequence, L new positions, D residual width, V padded vocabulary.
 """
 
@@ -18,29 +18,29 @@ from hetjax.models.decoding import check_continuing, continued, room
 from hetjax.models.model import ModuleSpec, Params, bind
 from hetjax.serving.loaded_model import LoadedModel
 
-LENGTHS = (1, 16, 64, 256)  # of new positions, that programs are compiled for
+LENGTHS = (1, 16, 64, 256)  # numbers of new positions with a compiled program
 _LONGEST = LENGTHS[-1]
 
-Kept = tuple[Any, ...]  # by module of a layer
+Kept = tuple[Any, ...]  # caches, by module of a layer
 
 
 class Text(Protocol):
     """One text; `prefill` comes first, then `decode` for every token."""
 
     def prefill(self, tokens: Sequence[int]) -> np.ndarray:
-        """Give logits_V (fp32) of what follows these tokens, at least one."""
+        """Return logits_V (fp32) after these tokens, of which there is at least one."""
         ...
 
     def decode(self, token: int) -> np.ndarray:
-        """Give logits_V (fp32) of what follows when this token is the next."""
+        """Append the token; return logits_V (fp32) of the token after it."""
         ...
 
 
 class ChunkedText:
     """A `Text` whose tokens pass the layers in pieces of a few lengths.
 
-    `forward` gives the logits_V that follow a piece, which is put where the pieces
-    before it end.
+    `forward` returns the logits_V after a piece, which starts at position `start`,
+    where the previous piece ends.
     """
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class ChunkedText:
 
 
 class Continuation(ChunkedText):
-    """One text of at most `num_positions` tokens, of which the first are given at once.
+    """One text of at most `num_positions` tokens, on devices of this process.
 
-    Room for what layers keep is made once, and used again at each step.
+    The layers' caches are allocated once, and reused at each step.
     """
 
     def __init__(self, loaded: LoadedModel, num_positions: int) -> None:
-        """BadInput names a module that cannot go on after others."""
+        """Allocate the caches. Raises BadInput for a module that cannot continue."""
         super().__init__()
         self._loaded = loaded
         *body, last = loaded.layers
@@ -111,8 +111,8 @@ def _own_params(
 
 
 def filled(tokens: Sequence[int]) -> np.ndarray:
-    """Give tokens_BL of one of the lengths: what is added comes after, and is written
-    over later."""
+    """Return tokens_BL padded to one of the lengths; the padding comes last, and its
+    cache entries are overwritten later."""
     length = next(length for length in LENGTHS if length >= len(tokens))
     tokens_BL = np.zeros((1, length), np.int32)
     tokens_BL[0, : len(tokens)] = tokens
@@ -120,7 +120,7 @@ def filled(tokens: Sequence[int]) -> np.ndarray:
 
 
 def room_for(num_positions: int) -> int:
-    """Of a few sizes, so that programs are found again, and for all that is filled."""
+    """Return a cache size that has room for padding; few sizes, to reuse programs."""
     fitting = (length for length in LENGTHS if length >= num_positions)
     return next(fitting, -(-num_positions // _LONGEST) * _LONGEST)
 

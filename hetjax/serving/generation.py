@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that a model goes on with, as it comes.
+"""Generates text with a model, piece by piece.
 
-Owns when a text is at its end, and that no half of a character is shown, nor what may
-become the stop text. Does not own how tokens are found likely (`decoding.py`) nor
-chosen (`sampling.py`).
+Owns the end of a text, and the rule that no partial character is shown, nor a possible
+beginning of the stop text. Does not own the probabilities of tokens (`decoding.py`) nor
+their choice (`sampling.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,7 +17,7 @@ from hetjax.serving.decoding import Text
 from hetjax.serving.sampling import Sampling, choose
 
 Reason = Literal["end", "stop", "tokens", "max_seq_len"]
-_HALF = "\ufffd"  # what a tokenizer shows of a part of a character
+_HALF = "\ufffd"  # shown by a tokenizer for a partial character
 
 
 def generated(
@@ -28,11 +28,11 @@ def generated(
     sampling: Sampling,
     num_words: int,
 ) -> Iterator[int]:
-    """Yield the tokens that follow the prompt: so many, or as many as the model can.
+    """Yield `num_tokens` tokens after the prompt, or as many as the model allows.
 
-    `new_text` gives a text of at most so many tokens. They are below `num_words`: a
-    model may have more rows than a tokenizer has ids. The same seed gives the same
-    tokens.
+    `new_text` returns a text with room for the given number of tokens. Yielded tokens
+    are below `num_words`, as a model may have more rows than a tokenizer has ids. The
+    same seed gives the same tokens.
     """
     assert 0 < len(prompt) <= max_seq_len
     num_tokens = min(num_tokens, max_seq_len - len(prompt) + 1)
@@ -49,20 +49,20 @@ def generated(
 
 @dataclass(slots=True)
 class Writing:
-    """Tokens that become text; `reason` is set at the end, and why it is one."""
+    """Tokens that become text; at the end, `reason` says why the text ended."""
 
     tokenizer: Tokenizer
-    ends: Collection[int]  # tokens after which nothing comes, and which are not shown
+    ends: Collection[int]  # tokens that end the text, and are not shown
     stop: str | None = None
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     reason: Reason | None = None
     _waiting: str = ""  # may be the beginning of the stop text
-    _from: int = 0  # tokens before this are not looked at any more
-    _to: int = 0  # of the rest those before this are shown
+    _from: int = 0  # tokens before this are no longer decoded
+    _to: int = 0  # tokens from `_from` to this are shown already
 
     def write(self, token: int) -> str:
-        """Take the next token; return what can be shown of the text now."""
+        """Add the next token; return the text that can now be shown."""
         assert self.reason is None
         self.tokens.append(token)
         if token in self.ends:
@@ -71,7 +71,7 @@ class Writing:
         return self._looked_through(self._decoded())
 
     def end(self, reason: Reason) -> str:
-        """Return what is left to be shown when no more tokens come."""
+        """Return the rest of the text; no more tokens come."""
         if self.reason is not None:
             return ""
         piece = self._looked_through(self._decoded(whole=True))
@@ -81,7 +81,7 @@ class Writing:
         return piece
 
     def _decoded(self, whole: bool = False) -> str:
-        """What tokens add to the text, which may depend on some before them."""
+        """Return the text that new tokens add; it may depend on tokens before them."""
         before = self.tokenizer.decode(self.tokens[self._from : self._to])
         after = self.tokenizer.decode(self.tokens[self._from :])
         if after.endswith(_HALF) and not whole:
@@ -116,7 +116,7 @@ def write_text(
     *,
     asked: int,
 ) -> None:
-    """Write tokens until the text is at its end; `said` gets each piece."""
+    """Write tokens until the text ends; `said` gets each piece."""
     for token in tokens:
         if piece := writing.write(token):
             said(piece)

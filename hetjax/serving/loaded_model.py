@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model on the devices of this process: each layer whole on one of them.
+"""Loads a trained model onto the devices of this process, each layer whole on one.
 
-Owns which device has which layer, and that weights come there one by one, in the
-precision that is computed in. Does not own where weights are (a folder or a
-checkpoint), nor what is computed with them (`decoding.py`, `scoring.py`).
+Owns the assignment of layers to devices, and the loading of weights one by one, in the
+precision of compute. Does not own the source of weights (a folder or a checkpoint), nor
+computation with them (`decoding.py`, `scoring.py`).
 """
 
 import math
@@ -24,14 +24,14 @@ from hetjax.models.model import (
 )
 
 Read = Callable[[str, tuple[int, ...]], np.ndarray]  # by full path and shape
-SHARE = 0.8  # of a device's free memory that weights may have; the rest is for the work
+SHARE = 0.8  # of a device's free memory for weights; the rest is for computing
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLayer:
-    """A layer's modules, their parameters (tied ones too) by name, and where it is.
+    """A layer's modules, their parameters (tied ones, too) by name, and its device.
 
-    Modules have their names for paths: equal layers have equal modules.
+    Modules have their names as paths, so that equal layers have equal modules.
     """
 
     specs: tuple[ModuleSpec, ...]
@@ -41,7 +41,7 @@ class LoadedLayer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """All layers, in order; the last module of the last one is the head."""
+    """All layers, in order; the last module of the last layer is the head."""
 
     model: Model
     layers: tuple[LoadedLayer, ...]
@@ -62,10 +62,11 @@ def load_layers(
 ) -> LoadedModel:
     """Read the model's weights onto the devices.
 
-    All of it is on the device that has most memory free, if that is enough; otherwise
-    layers follow each other over the devices, that with most first. `free_bytes` None:
-    as the devices say. Experts turn no token away here, whatever they did in training.
-    `loaded` is called for each layer. BadInput if the devices have no room.
+    The device with the most free memory gets all layers, if they fit; otherwise the
+    layers fill the devices in order of free memory, largest first. If `free_bytes` is
+    None, the devices report it. Experts drop no token here, even if they did in
+    training. `loaded` is called for each layer. Raises BadInput if the devices have no
+    room.
     """
     free = [free_memory(d) for d in devices] if free_bytes is None else free_bytes
     sizes = [_layer_bytes(model, layer, dtype) for layer in model.layers]
@@ -93,7 +94,7 @@ def load_layers(
 
 
 def spread(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> list[int]:
-    """Return for each layer the index of its device; BadInput if they do not fit.
+    """Return for each layer the index of its device; raise BadInput if they do not fit.
 
     >>> spread([5, 5, 5, 5], [10, 30])
     [1, 1, 1, 1]
@@ -114,12 +115,12 @@ def spread(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> list[int]
 
 
 def model_bytes(model: Model, dtype: np.dtype) -> int:
-    """Return how many bytes the weights of all layers take."""
+    """Return the bytes of the weights of all layers."""
     return sum(_layer_bytes(model, layer, dtype) for layer in model.layers)
 
 
 def free_memory(device: jax.Device) -> float:
-    """Return how many bytes of it are free; infinite where it does not say (CPUs)."""
+    """Return the free bytes of a device; infinity if it does not report them (CPUs)."""
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         return math.inf
@@ -127,7 +128,8 @@ def free_memory(device: jax.Device) -> float:
 
 
 def _layer_bytes(model: Model, layer: Layer, dtype: np.dtype) -> int:
-    """Of all that the layer needs; what is tied may be on another device."""
+    """Return the bytes of all that the layer needs, tied parameters included: their
+    owner may be on another device."""
     owned = {
         f"{spec.path}.{name}": parameter.shape
         for spec in model.modules

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model on the workers of a plan: it scores windows and continues texts.
+"""Scores windows and continues texts with a trained model on the workers of a plan.
 
-Owns what is asked of these workers. Does not own how they got there and got weights
-(`hetjax/api/model_on_plan.py`) nor what they compute
+Owns the requests to these workers. Does not own their start and the loading of weights
+(`hetjax/api/model_on_plan.py`) nor their computation
 (`hetjax/runtime/execution/serving.py`).
 """
 
@@ -28,7 +28,7 @@ from hetjax.serving.scoring import Window, filled_batch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOnPlan:
-    """The workers of a plan, which have the weights of a step."""
+    """The workers of a plan, which hold the weights of a step."""
 
     model: Model
     plan: Plan
@@ -40,7 +40,7 @@ class ModelOnPlan:
     ) -> Iterator[tuple[Window, float]]:
         """Yield windows with their log-likelihoods, as a `Scorer` does.
 
-        A batch has as many as one of training.
+        A batch has the plan's global batch size.
         """
         given, num_rows = iter(given), self.plan.global_batch
         while batch := list(islice(given, num_rows)):
@@ -51,7 +51,10 @@ class ModelOnPlan:
             yield from zip(batch, (-losses_G).tolist(), strict=False)
 
     def new_text(self, num_positions: int) -> "TextOnPlan":
-        """Give a text of at most so many tokens; BadInput if the model cannot go on."""
+        """Return a text of at most `num_positions` tokens.
+
+        Raises BadInput if the model cannot continue texts.
+        """
         check_continuing(self.model.modules[:-1])
         return TextOnPlan(self.controller, self.model.vocab_size, num_positions)
 
@@ -62,7 +65,7 @@ class ModelOnPlan:
 
 
 class TextOnPlan(ChunkedText):
-    """A text that passes the stages of the first replica, which keep what they need."""
+    """A text that passes the stages of the first replica, which keep its caches."""
 
     def __init__(
         self, controller: Controller, vocab_size: int, num_positions: int
@@ -84,7 +87,7 @@ class TextOnPlan(ChunkedText):
 
 
 def _counted(batch: Sequence[Window], targets_GL: np.ndarray) -> np.ndarray:
-    """The targets that count; all others have no loss."""
+    """Return the targets with `UNCOUNTED` in place of those that do not count."""
     found_GL = np.full_like(targets_GL, UNCOUNTED)
     for row_L, own_L, window in zip(found_GL, targets_GL, batch, strict=False):
         counts_L = np.zeros(len(row_L), bool)
@@ -95,7 +98,7 @@ def _counted(batch: Sequence[Window], targets_GL: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def workers_stay() -> Iterator[None]:
-    """Say what to do where one does not: nothing is lost with it."""
+    """Raise RunFailed, with a remedy, if a worker is lost; no data is lost with it."""
     try:
         yield
     except WorkerLost as lost:

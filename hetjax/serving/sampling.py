@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token comes next, of those that a model finds likely.
+"""Chooses the next token from a model's logits.
 
-Owns the order in which what was asked for is heeded: temperature, then the likeliest
-`top_k`, then of these the likeliest that together have `top_p`, as transformers does.
+Owns the order of the settings: temperature, then the likeliest `top_k`, then of these
+the likeliest that together have probability `top_p`, as in transformers.
 Legend: V words.
 """
 
@@ -15,7 +15,7 @@ from hetjax.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How a token is chosen: at temperature 0 the likeliest, whatever else is said."""
+    """The settings of a choice; temperature 0 always means the likeliest token."""
 
     temperature: float = 0.8
     top_k: int | None = None  # None: all words
@@ -34,7 +34,7 @@ class Sampling:
 
 
 def choose(logits_V: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
-    """Return an id drawn as is asked for; of equal ones at temperature 0 the first."""
+    """Return an id, drawn by the settings; on a tie at temperature 0 the first one."""
     if sampling.temperature == 0:
         return int(np.argmax(logits_V))
     p_V = probabilities(logits_V, sampling)
@@ -43,7 +43,7 @@ def choose(logits_V: np.ndarray, sampling: Sampling, rng: np.random.Generator) -
 
 
 def probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Return with which probability each word is drawn, at a temperature above 0."""
+    """Return the probability of drawing each word, at a temperature above 0."""
     z_V = logits_V.astype(np.float64) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < len(z_V):
         last = np.partition(z_V, -sampling.top_k)[-sampling.top_k]
@@ -56,8 +56,8 @@ def probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def _nucleus(p_V: np.ndarray, top_p: float) -> np.ndarray:
-    """The fewest that together have `top_p`; those that add up to it make one."""
-    # all that are smaller than this have less than 1 - top_p together: no need to sort
+    """Keep the fewest words that together have `top_p`; normalise their sum to 1."""
+    # smaller probabilities sum to less than 1 - top_p: no need to sort them
     some_V = np.flatnonzero(p_V >= (1 - top_p) / len(p_V))
     order_V = some_V[np.argsort(-p_V[some_V], kind="stable")]
     number = int(np.searchsorted(np.cumsum(p_V[order_V]), top_p)) + 1

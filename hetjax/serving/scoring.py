@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How likely a model finds tokens that are there: their log-likelihoods.
+"""Computes the log-likelihoods of given tokens under a model.
 
-Owns how tokens are cut into windows of which each token counts once, and windows put
-together to batches of a few lengths. Does not own which tokens count
+Owns the division of tokens into windows, in which each token counts once, and of
+windows into batches of a few lengths. Does not own which tokens count
 (`text_score.py`, `choice_score.py`).
 Legend: B sequences, L positions, D residual width, V padded vocabulary, T tokens of a
 passage, N = B x L.
@@ -22,14 +22,14 @@ from hetjax.models.model import ModuleSpec, Params, apply, bind
 from hetjax.serving.loaded_model import LoadedModel
 
 _SHORTEST = 16  # positions; lengths are this times powers of two, up to the longest
-_BLOCK_BYTES = 128 * 2**20  # of logits in fp32 that are made at once
+_BLOCK_BYTES = 128 * 2**20  # of fp32 logits that exist at once
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens of which those from `first` on count, of a passage of that number.
+    """Tokens, whether each is `counted`, and the number of their `passage`.
 
-    The first of all has nothing before it, and cannot count.
+    The first token of all has no predecessor, and cannot count.
     """
 
     tokens: Sequence[int]
@@ -45,10 +45,10 @@ def windows(
     stride: int,
     passage: int = 0,
 ) -> Iterator[Window]:
-    """Yield windows in which each token that counts does so once.
+    """Yield windows in which each token with `counted` counts exactly once.
 
-    A window has `length` inputs, and begins `stride` after the one before: its tokens
-    but the first `length` - `stride` count, those of the first window all.
+    A window has `length` inputs, and starts `stride` after the previous window. In the
+    first window all targets count, in others all except the first `length` - `stride`.
     """
     assert 0 < stride <= length and not counted[0]
     done = 1
@@ -63,8 +63,8 @@ def windows(
 
 
 class Scorer(Protocol):
-    """Yields each window with the sum of the log-likelihoods (nats) of what counts in
-    it; no window has more than `length` inputs."""
+    """Yields each window with the sum of the log-likelihoods (nats) of its counted
+    tokens; no window has more than `length` inputs."""
 
     def __call__(
         self, given: Iterable[Window], *, length: int
@@ -72,7 +72,10 @@ class Scorer(Protocol):
 
 
 def scorer(loaded: LoadedModel, batch_size: int) -> Scorer:
-    """Give what scores by a model on devices of this process, so many at once."""
+    """Return a scorer for a model on devices of this process.
+
+    It scores `batch_size` windows at once.
+    """
 
     def score(
         given: Iterable[Window], *, length: int
@@ -87,7 +90,7 @@ def scorer(loaded: LoadedModel, batch_size: int) -> Scorer:
 def log_likelihoods(
     loaded: LoadedModel, given: Iterable[Window], *, length: int, batch_size: int
 ) -> Iterator[tuple[Window, np.ndarray]]:
-    """Yield each window with the log-likelihoods (fp32, nats) of what counts in it.
+    """Yield each window with the log-likelihoods (fp32, nats) of its counted tokens.
 
     No window has more than `length` inputs; batches have `batch_size` windows.
     """
@@ -106,9 +109,9 @@ def _scored(
 
 
 def filled_batch(batch: Sequence[Window], length: int, num_rows: int) -> np.ndarray:
-    """Give the windows as rows of inputs, and a last target, of one of a few lengths.
+    """Return the windows as rows of inputs and a last target, of one of a few lengths.
 
-    Rows and positions that fill a batch up come last, where no other sees them.
+    Padding rows and positions come last, where no real token sees them.
     """
     longest = max(len(window.tokens) for window in batch) - 1
     size = _SHORTEST
@@ -123,7 +126,10 @@ def filled_batch(batch: Sequence[Window], length: int, num_rows: int) -> np.ndar
 def token_log_likelihoods(
     loaded: LoadedModel, tokens_BL: np.ndarray, targets_BL: np.ndarray
 ) -> np.ndarray:
-    """Give the log-likelihood (fp32, nats) of each target after the tokens up to it."""
+    """Return the log-likelihood (fp32, nats) of each target after the tokens up to it.
+
+    `tokens_BL` are the inputs, `targets_BL` the token after each input.
+    """
     *body, last = loaded.layers
     *before_head, head = last.specs
     x: Any = tokens_BL
@@ -149,7 +155,7 @@ def _passed(
 def _of_targets(
     spec: ModuleSpec, params: Params, x_BLD: jax.Array, targets_BL: jax.Array
 ) -> jax.Array:
-    """Never with more logits than a block of tokens has."""
+    """Return the log-likelihoods of targets, with the logits of one block at a time."""
     head: Any = bind(spec, params)
 
     def token_log_probability(of_token: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model predicts a text: nats per token, perplexity, bits per byte.
+"""Scores how well a model predicts a text: nats per token, perplexity, bits per byte.
 
-Owns which tokens of a row count: of a document all of its text, after what the model
-wants before one; of a prompt with its completion and of a conversation those that
-training learns. Does not own files (`data/sources/readers.py`).
+Owns which tokens of a row count. In a document all of its text counts, but not the
+tokens that the model wants before it. In a prompt with its completion and in a
+conversation those tokens count that training learns. Does not own files
+(`data/sources/readers.py`).
 """
 
 import math
@@ -17,7 +18,7 @@ from hetjax.serving.scoring import Scorer, Window, windows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextScore:
-    """How well a text is predicted; `num_bytes` are those of its UTF-8 that counts.
+    """The prediction quality of a text; `num_bytes` counts the UTF-8 of counted text.
 
     With LL the sum of log-likelihoods (nats): `loss` = -LL / tokens, `perplexity` =
     exp(loss), `bits_per_byte` = -LL / ln 2 / bytes.
@@ -30,7 +31,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))  # what a float can hold
+        return math.exp(min(self.loss, 700.0))  # larger values overflow
 
     @property
     def bits_per_byte(self) -> float:
@@ -52,10 +53,10 @@ def score_text(
     stride: int,
     scored: Callable[[int], None] = lambda num_tokens: None,
 ) -> TextScore | None:
-    """Score all rows in windows of so many tokens, that begin so far apart.
+    """Score all rows in windows of `length` inputs, which start `stride` apart.
 
-    Each token counts once. `scored` is called with how many have. None if nothing
-    counts.
+    Each token counts once. `scored` is called with the number of counted tokens so far.
+    Return None if no token counts.
     """
     counts, total, num_tokens = _Counts(), 0.0, 0
     given = _windows(encoder, rows, counts, length, stride)
@@ -86,7 +87,7 @@ def _windows(
 def _encoded(
     encoder: RowEncoder, row: Row
 ) -> Iterator[tuple[list[int], list[bool], int]]:
-    """Tokens, which of them count, and the bytes of these."""
+    """Yield tokens, which of them count, and the bytes of those."""
     if isinstance(row, str):
         before, tokens = encoder.ids.start(""), encoder.ids.encode(row)
         counted = [False] * len(before) + [True] * len(tokens)

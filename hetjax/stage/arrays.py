@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays that a stage holds through a step, as abstract arrays.
+"""Describes the arrays that a stage holds through a step, as abstract arrays.
 
-Owns shapes, dtypes and layouts of compute weights and, of what is trained, fp32
+Owns shapes, dtypes and layouts of compute weights and, for trained weights, of fp32
 masters, optimizer state and gradient accumulators, on a mesh of devices or an abstract
-one. Does not own the rules of layouts (`hetjax/mesh/axes.py`) nor arrays themselves.
+mesh. Does not own the rules of layouts (`hetjax/mesh/axes.py`) nor arrays themselves.
 """
 
 import math
@@ -20,13 +20,13 @@ from hetjax.stage.eight_bits import held
 from hetjax.stage.partition import BlockStack
 
 AnyMesh = Mesh | AbstractMesh
-# What Optax calls `init`: parameters by leaf name -> the optimizer's state
+# Optax's `init`: parameters by leaf name -> the optimizer's state
 OptimizerInit = Callable[[dict[str, Any]], Any]
 _Specs = Callable[[AbstractParam], PartitionSpec]
 
 
 def compute_weights(stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any) -> Any:
-    """Compute weights, one dict per stack: cut over tensor, whole on every data rank.
+    """Return compute weights per stack: cut over tensor, whole on every data rank.
 
     Raises BadInput for a logical axis name that has no rule.
     """
@@ -34,7 +34,7 @@ def compute_weights(stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any) -> 
 
 
 def compute_dtype(stacks: Sequence[BlockStack], weights: Any) -> Any:
-    """That of any of the weights which is not quantised."""
+    """Return the dtype of the weights that are not quantised."""
     return next(
         own[leaf].dtype
         for stack, own in zip(stacks, weights, strict=True)
@@ -44,12 +44,12 @@ def compute_dtype(stacks: Sequence[BlockStack], weights: Any) -> Any:
 
 
 def trained_part(stacks: Sequence[BlockStack], weights: Any) -> Any:
-    """Those of the weights (dicts by leaf, one per stack) that are trained."""
+    """Return the trained ones of the weights (dicts by leaf, one per stack)."""
     return _part(stacks, weights, trained=True)
 
 
 def frozen_part(stacks: Sequence[BlockStack], weights: Any) -> Any:
-    """Those that stay as they begin."""
+    """Return the weights that stay as they begin."""
     return _part(stacks, weights, trained=False)
 
 
@@ -65,13 +65,15 @@ PARTS = trained_part, frozen_part
 
 
 def joined_parts(trained: Any, frozen: Any) -> Any:
-    """The weights of which these are the parts."""
+    """Return the weights of which these are the parts."""
     return tuple(a | b for a, b in zip(trained, frozen, strict=True))
 
 
 def master_weights(stacks: Sequence[BlockStack], mesh: AnyMesh) -> Any:
-    """fp32 masters of what is trained, one dict per stack: also cut over data where it
-    divides."""
+    """Return fp32 masters of trained weights, one dict per stack.
+
+    They are also cut over data where that divides.
+    """
     data, tensor = mesh.shape["data"], mesh.shape["tensor"]
 
     def spec(param: AbstractParam) -> PartitionSpec:
@@ -81,8 +83,7 @@ def master_weights(stacks: Sequence[BlockStack], mesh: AnyMesh) -> Any:
 
 
 def accumulators(weights: Any) -> Any:
-    """fp32 gradient sums of trained compute weights; dim 0 is the data rank that added
-    them."""
+    """Return fp32 gradient sums of trained compute weights; dim 0 is the data rank."""
 
     def accumulator(weight: Any) -> jax.ShapeDtypeStruct:
         mesh, spec = weight.sharding.mesh, PartitionSpec("data", *weight.sharding.spec)
@@ -93,7 +94,7 @@ def accumulators(weights: Any) -> Any:
 
 
 def copied_weights(weights: Any, masters: Any) -> Any:
-    """The trained compute weights that differ from their master in dtype or layout."""
+    """Return trained compute weights whose dtype or layout is not their master's."""
 
     def differs(weight: Any, master: Any) -> bool:
         same = device_shape(weight) == device_shape(master)
@@ -108,9 +109,11 @@ def copied_weights(weights: Any, masters: Any) -> Any:
 def optimizer_state(
     stacks: Sequence[BlockStack], masters: Any, init: OptimizerInit
 ) -> Any:
-    """Optimizer state, one dict of modules per stack; what is shaped and named like a
-    master lies like it, and so do dims as long as its where others are 1; all else is
-    whole on every device."""
+    """Return the optimizer state, one dict of modules per stack.
+
+    An array named and shaped like a master is laid out like it; so is one with 1 in
+    place of some sizes, in its other dims. All others are whole on every device.
+    """
     state = jax.eval_shape(lambda m: fresh_optimizer_state(stacks, m, init), masters)
 
     def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -127,7 +130,7 @@ def optimizer_state(
 def fresh_optimizer_state(
     stacks: Sequence[BlockStack], masters: Any, init: OptimizerInit
 ) -> Any:
-    """Traceable: the state of step 0. Optax sees one module of one unit at a time."""
+    """Return the state of step 0; traceable. Optax sees one module of one unit."""
 
     def module_state(stack: BlockStack, params: dict[str, Any]) -> Any:
         parameters = stack.trained()
@@ -143,12 +146,12 @@ def fresh_optimizer_state(
 
 
 def per_unit(stack: BlockStack, function: Any) -> Any:
-    """The function of one unit's arrays, for those of a stack."""
+    """Return the function of one unit's arrays as a function of a stack's arrays."""
     return jax.vmap(function) if stack.stacked else function
 
 
 def by_module(leaves: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Leaves of a stack by the name of their module."""
+    """Return the leaves of a stack by the name of their module."""
     found: dict[str, dict[str, Any]] = {}
     for leaf, value in leaves.items():
         found.setdefault(leaf.partition(".")[0], {})[leaf] = value
@@ -156,7 +159,7 @@ def by_module(leaves: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def pack_dim(stack: BlockStack, leaf: str) -> int:
-    """The dim of a (stacked) leaf that is cut into rows: its tensor dim, if any."""
+    """Return the dim of a (stacked) leaf that is cut into rows: tensor dim, if any."""
     param = stack.leaves()[leaf]
     return int(stack.stacked) + (tensor_dim(param.logical) or 0)
 
@@ -166,12 +169,12 @@ def shardings(abstract: Any) -> Any:
 
 
 def device_shape(abstract: Any) -> tuple[int, ...]:
-    """Shape of the part that one device holds."""
+    """Return the shape of the part that one device holds."""
     return abstract.sharding.shard_shape(abstract.shape)
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of abstract arrays on each device that holds them."""
+    """Return the bytes of abstract arrays on each device that holds them."""
     return sum(
         math.prod(device_shape(a)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
     )
@@ -194,14 +197,14 @@ def _params(
 
 
 def _is_like(shape: tuple[int, ...], master: tuple[int, ...]) -> bool:
-    """Whether the shape is the master's, or has 1 in place of some of its sizes."""
+    """Return whether the shape is the master's, or has 1 in place of some sizes."""
     return len(shape) == len(master) and all(
         size in (1, whole) for size, whole in zip(shape, master, strict=True)
     )
 
 
 def _lying_like(master: Any, shape: tuple[int, ...]) -> NamedSharding:
-    """Cut like the master, but for dims of which there is 1 here."""
+    """Return the master's sharding, without cuts of dims that are 1 here."""
     spec = master.sharding.spec
     spec = (*spec, *(None,) * (len(shape) - len(spec)))
     same = (n == m for n, m in zip(shape, master.shape, strict=True))

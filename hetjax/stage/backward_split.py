@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backward pass split in two: what its first outputs need, and the rest.
+"""Splits a backward pass in two: what its first outputs need, and the rest.
 
-Owns the split that makes I and W out of a backward pass. It is made in the traced
-program (the jaxpr), so it holds for any module and any remat choice:
+Owns the split of a backward pass into I and W. It works on the traced program (the
+jaxpr), so it holds for any module and any remat choice:
 
 * the second half is the last matrix product before each of the other outputs, and what
-  follows from it: sums over tokens and products on the way are the first half's;
+  follows from it: sums over tokens and products on the way belong to the first half;
 * a loop that the first half needs is cut inside, iteration by iteration;
-* values of the first half that the second reads cross over, except where a change of
-  layout makes them from something no larger.
+* values of the first half that the second reads cross over, except those that a change
+  of layout recomputes from something no larger.
 
-Nothing else is computed twice. Does not own what is split (`function.py`),
-the forms of traced programs (`jaxprs.py`) nor compiled programs.
+Nothing else is computed twice. Does not own the functions that are split
+(`function.py`), the forms of traced programs (`jaxprs.py`) nor compiled programs.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -42,9 +42,9 @@ from hetjax.stage.jaxprs import (
 
 @dataclass(frozen=True, slots=True)
 class BackwardSplit:
-    """Two functions that are one when called in turn.
+    """Two functions that together, called in turn, are one.
 
-    `first(*inputs)` gives (first outputs, crossing values), `second(kept, crossing)`
+    `first(*inputs)` returns (first outputs, crossing values), `second(kept, crossing)`
     the other outputs; `kept` are the positions of the inputs that it still reads.
     """
 
@@ -83,7 +83,7 @@ def split_backward(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one half does of one operation."""
+    """The work of one half on one operation."""
 
     makes: Sequence[Hashable] = ()
     reads: frozenset[Hashable] = frozenset()
@@ -92,7 +92,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """Parts in order, and what these read that none of them makes."""
+    """Parts in order, and what they read that none of them makes."""
 
     parts: tuple[_Part, ...]
     reads: set[Hashable]
@@ -115,7 +115,7 @@ _Parts = list[tuple[_Part, _Part]]  # (first, second) of each operation
 
 
 def _parts(jaxpr: Jaxpr, wanted: set[Any], late: set[Any]) -> _Parts:
-    """Give each operation its half; adds to `late` what only the second has."""
+    """Split each operation between the halves; add to `late` what only second has."""
     needed, parts = _needed(jaxpr, wanted), []
     for eqn in jaxpr.eqns:
         serves_first = not needed.isdisjoint(eqn.outvars)
@@ -135,7 +135,7 @@ def _parts(jaxpr: Jaxpr, wanted: set[Any], late: set[Any]) -> _Parts:
 def _cut(
     parts: _Parts, outputs: Iterable[Any], others: Iterable[Any], own: Iterable[Var]
 ) -> _Cut:
-    """Cut for these outputs of either half; inputs `own` are the first's alone."""
+    """Cut for these outputs of each half; only the first has the inputs `own`."""
     second = _half([late for _, late in parts], variables(others))
     made = [key for early, _ in parts for key in early.makes]
     crossing = [key for key in (*own, *made) if key in second.reads]
@@ -144,7 +144,7 @@ def _cut(
 
 
 def _half(parts: Sequence[_Part], outputs: set[Hashable]) -> _Half:
-    """Only the parts that the outputs need."""
+    """Return only the parts that the outputs need."""
     needed, taken = set(outputs), []
     for part in reversed(parts):
         if not needed.isdisjoint(part.makes):
@@ -155,7 +155,7 @@ def _half(parts: Sequence[_Part], outputs: set[Hashable]) -> _Half:
 
 
 def _cut_scan(eqn: JaxprEqn, needed: set[Any], late: set[Any]) -> tuple[_Part, _Part]:
-    """Two scans, with stacks of what crosses in each iteration between them."""
+    """Return two scans; stacks of what crosses in each iteration connect them."""
     scan = Scan(eqn)
     early, wanted = _early_carries(scan, needed)
     inputs = scan.consts + scan.carries + scan.xs
@@ -191,7 +191,7 @@ def _scanned(
     takes: list[Pair],
     gives: list[Pair],
 ) -> _Part:
-    """A half of a loop's body as a loop of its own."""
+    """Return a half of a loop's body as a separate loop."""
     consts = [pair for pair in scan.consts if pair[1] in half.reads]
     xs = [pair for pair in scan.xs if pair[1] in half.reads] + takes
     stacks = ys + gives
@@ -213,7 +213,7 @@ def _scanned(
 
 
 def _needed(jaxpr: Jaxpr, wanted: set[Var]) -> set[Var]:
-    """The wanted variables, the operands of last products, and all that makes them."""
+    """Return the wanted variables, operands of last products, and what makes them."""
     needed = set(wanted)
     for eqn in reversed(jaxpr.eqns):
         is_last = needed.isdisjoint(eqn.outvars)
@@ -231,7 +231,7 @@ def _needed(jaxpr: Jaxpr, wanted: set[Var]) -> set[Var]:
 
 
 def _early_carries(scan: Scan, needed: set[Var]) -> tuple[set[int], set[Var]]:
-    """Carries that the first half needs, and the body's outputs that it needs."""
+    """Return the carries, and the outputs of the body, that the first half needs."""
     ys = variables(inner for outer, inner in scan.ys if outer in needed)
     early = {i for i, (outer, _) in enumerate(scan.carried) if outer in needed}
     while True:
@@ -248,7 +248,7 @@ def _is_heavy(eqn: JaxprEqn) -> bool:
 
 
 def _is_made_again(eqn: JaxprEqn) -> bool:
-    """Whether to make the outcome again rather than to keep it."""
+    """Return whether to recompute the result rather than keep it."""
     if not is_layout(eqn):
         return False
     reads = sum(map(_num_bytes, variables(eqn.invars)))

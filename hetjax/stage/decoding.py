@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mathematics of one stage on texts that go on, of which modules keep something.
+"""Defines the mathematics of one stage that continues texts, from what modules keep.
 
-Owns how a stage's stacks continue, and what is kept is laid out: by stack and module,
-units of a stack first, texts after that. Rows of a batch are texts that go on by the
-same number of positions. Does not own the modules (`hetjax/models/decoding.py`), nor
-compiled programs (`hetjax/runtime/execution/text_programs.py`).
+Owns how a stage's stacks continue, and the layout of what is kept: by stack and module,
+texts on dim 0, then the units of a stack. Rows of a batch are texts that continue by
+the same number of positions. Does not own the modules (`hetjax/models/decoding.py`),
+nor compiled programs (`hetjax/runtime/execution/text_programs.py`).
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Kept = tuple[Any, ...]  # by stack, then by module
 def rooms(
     function: StageFunction, params: StageParams, num_texts: int, num_positions: int
 ) -> Kept:
-    """Room for what is kept of so many texts of so many positions."""
+    """Return room for what is kept of so many texts of so many positions."""
 
     def of_unit(stack: BlockStack, own: dict[str, jax.Array]) -> Kept:
         return tuple(
@@ -54,8 +54,10 @@ def decode(
     kept: Kept,
     start: jax.Array,
 ) -> tuple[jax.Array, Kept]:
-    """The residual stream of the positions from `start` on, after all but the head, and
-    what is kept then."""
+    """Return the residual stream from position `start` on, and what is kept then.
+
+    The stream is that after all but the head.
+    """
     if not function.first:
         x = x.astype(compute_dtype(function.stacks, params))
 
@@ -73,7 +75,7 @@ def decode(
 def logits_after(
     function: StageFunction, params: StageParams, x_BLD: jax.Array, at: jax.Array
 ) -> jax.Array:
-    """logits_V of the first text after one of these positions, of the last stage."""
+    """Return logits_V of the first text after one of these positions (last stage)."""
     x_11D = jax.lax.dynamic_slice_in_dim(x_BLD[:1], at, 1, axis=1)
     return head_logits(function, params, x_11D)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of an optimizer in 8 bits, between two updates of a parameter.
+"""Holds an optimizer's moments in 8 bits between two updates of a parameter.
 
 After Dettmers et al. (arXiv 2110.02861): blocks of a moment, each with the fp32 size of
-its largest value, and codes for the rest in proportion to it. Here a block is a row
-along a dim that no stage cuts, so that no cut changes a code, and codes are fourth
-powers: steps are fine near 0, as theirs are, and take roots alone to find, where a
-table of codes would be searched.
+its largest value, and codes for all values in proportion to it. Here a block is a row
+along a dim that no stage cuts, so that no cut changes a code. Codes are fourth powers:
+steps are fine near 0, as theirs are, and only roots are needed to find a code, whereas
+a table of codes would be searched.
 
 Owns the codes, the blocks and the state that holds them. Does not own which moments a
 rule has, nor their mark (`hetjax/optimizers/`).
@@ -24,10 +24,10 @@ from hetjax.mesh.axes import tensor_dim
 from hetjax.models.model import AbstractParam
 from hetjax.optimizers.moments import Moment
 
-LEAST_SIZE = 4096  # elements: what is smaller stays in fp32, as there
-LEAST_ROW = 16  # elements: what has no longer rows does, too; scales would be its most
+LEAST_SIZE = 4096  # elements: smaller parameters stay in fp32, as in the paper
+LEAST_ROW = 16  # elements: those with shorter rows, too; most would be scales
 _MOST_SIGNED = 127
-_MOST_UNSIGNED = 256  # of 1 to 256: a mean of squares is never rounded to 0
+_MOST_UNSIGNED = 256  # of 1 to 256: a mean of squares never rounds to 0
 
 
 @partial(
@@ -37,8 +37,11 @@ _MOST_UNSIGNED = 256  # of 1 to 256: a mean of squares is never rounded to 0
 )
 @dataclass(frozen=True, slots=True)
 class HeldMoment:
-    """A moment as it is held, by leaf: codes shaped like the parameter, and the scales
-    of its rows; what is too small for it is `exact`."""
+    """A moment as it is held, by leaf.
+
+    Codes are shaped like the parameter, and each of its rows has a scale. Leaves that
+    are too small for codes are `exact`.
+    """
 
     codes: dict[str, Any]
     scales: dict[str, Any]
@@ -47,7 +50,7 @@ class HeldMoment:
 
 
 def held(state: Any, parameters: Mapping[str, AbstractParam]) -> Any:
-    """Traceable: the state of one unit with its moments in 8 bits."""
+    """Return the state of one unit with its moments in 8 bits; traceable."""
     rows = {leaf: row_dim(param) for leaf, param in parameters.items()}
 
     def held_moment(node: Any) -> Any:
@@ -59,7 +62,7 @@ def held(state: Any, parameters: Mapping[str, AbstractParam]) -> Any:
 
 
 def seen(state: Any) -> Any:
-    """Traceable: the state with its moments in fp32, as the rule sees it."""
+    """Return the state with its moments in fp32, as the rule sees it; traceable."""
 
     def moment_seen(node: Any) -> Any:
         return _seen(node) if isinstance(node, HeldMoment) else node
@@ -68,15 +71,16 @@ def seen(state: Any) -> Any:
 
 
 def has_codes(state: Any) -> bool:
-    """Whether any moment of the state is held in 8 bits."""
+    """Return whether any moment of the state is held in 8 bits."""
     return any(map(_is_held, jax.tree.leaves(state, is_leaf=_is_held)))
 
 
 def row_dim(param: AbstractParam) -> int | None:
-    """The dim of a parameter along which rows of its moments lie; None: they are exact.
+    """Return the dim of a parameter along which rows of its moments lie; None: exact.
 
-    The longest that tensor ranks do not cut. Data ranks cut the same dim as they, or,
-    where there is none, the first that can be: rows are then along the last.
+    The longest dim that tensor ranks do not cut. Data ranks cut the same dim as tensor
+    ranks do. If tensor ranks cut none, data ranks cut the first dim that can be cut:
+    rows are then along the last.
     """
     shape, cut = param.shape, tensor_dim(param.logical)
     if len(shape) < 2 or math.prod(shape) < LEAST_SIZE:
@@ -87,7 +91,7 @@ def row_dim(param: AbstractParam) -> int | None:
 
 
 def encode(values: jax.Array, dim: int, *, signed: bool) -> tuple[Any, Any]:
-    """(codes, scales of rows along the dim): of every value the nearest."""
+    """Return (codes, scales of rows along the dim): the nearest code of every value."""
     sizes = jnp.abs(values)
     scales = jnp.max(sizes, axis=dim, keepdims=True)
     shares = jnp.where(scales > 0, sizes / jnp.where(scales > 0, scales, 1), 0)
@@ -99,7 +103,7 @@ def encode(values: jax.Array, dim: int, *, signed: bool) -> tuple[Any, Any]:
 
 
 def decode(codes: jax.Array, scales: jax.Array, *, signed: bool) -> jax.Array:
-    """The fp32 values that codes stand for."""
+    """Return the fp32 values that codes stand for."""
     numbers = codes.astype(jnp.float32)
     if signed:
         return jnp.sign(numbers) * _share(numbers, _MOST_SIGNED) * scales
@@ -107,7 +111,7 @@ def decode(codes: jax.Array, scales: jax.Array, *, signed: bool) -> jax.Array:
 
 
 def _nearest(shares: jax.Array, least: int, most: int) -> jax.Array:
-    """The number in least..most whose share is nearest; shares are from 0 to 1."""
+    """Return the number in least..most of the nearest share; shares are from 0 to 1."""
     root = jnp.sqrt(jnp.sqrt(shares))
     low = jnp.clip(jnp.floor(root * most), least, most - 1)
     middle = (_share(low, most) + _share(low + 1, most)) * 0.5
@@ -115,7 +119,7 @@ def _nearest(shares: jax.Array, least: int, most: int) -> jax.Array:
 
 
 def _share(number: jax.Array, most: int) -> jax.Array:
-    """What a number stands for as a share of its row's scale."""
+    """Return the share of its row's scale that a number stands for."""
     root = number * (1 / most)
     square = root * root
     return square * square

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mathematics of one stage on one data rank, before any compilation.
+"""Defines the mathematics of one stage on one data rank, before any compilation.
 
-Owns how a stage calls its stacks (scan, tied parameters, loss, documents) and how its
+Owns how a stage calls its stacks (scan, tied parameters, loss, documents), and how its
 vector-Jacobian product is cut into a forward and a backward function whose residuals
 hold neither weights nor the stage input. Costs trace these. Does not own how the data
 ranks share a microbatch (`microbatch.py`), meshes nor compiled programs
@@ -26,8 +26,11 @@ StageParams = tuple[dict[str, jax.Array], ...]  # a dict per stack: leaf name ->
 
 
 class Packed(NamedTuple):
-    """What a stage is given of packed sequences: tokens or the residual stream, and the
-    number of each position's document (0: padding); arrays or abstract ones."""
+    """A stage's input for packed sequences; arrays or abstract ones.
+
+    Tokens or the residual stream, and the number of each position's document (0:
+    padding).
+    """
 
     x: Any
     documents_BL: Any
@@ -37,7 +40,7 @@ Given = jax.Array | Packed
 
 
 class LossScales(NamedTuple):
-    """What the gradients of cross-entropy and of auxiliary losses are multiplied by."""
+    """The factors of the gradients of cross-entropy and of auxiliary losses."""
 
     loss: Any
     aux: Any
@@ -48,11 +51,12 @@ Scale = jax.Array | LossScales | None  # one for both; None: 1
 
 @dataclass(frozen=True, slots=True)
 class StageFunction:
-    """What decides a stage's mathematics; equal ones compile to equal programs.
+    """All that decides a stage's mathematics; equal ones compile to equal programs.
 
-    `data` is the number of data ranks that share a microbatch, `tensor` that of devices
-    that share their heads. `attention` is the form of it; None: as modules say. Where
-    sequences are `packed`, stages are given `Packed` and scaled by `LossScales`.
+    `data` is the number of data ranks that share a microbatch, `tensor` the number of
+    devices that share their heads. `attention` is the attention form; None: as modules
+    say. If sequences are `packed`, stages receive `Packed` and are scaled by
+    `LossScales`.
     """
 
     held: StageStacks
@@ -77,16 +81,16 @@ class StageFunction:
 
 @dataclass(slots=True)
 class Residuals:
-    """How to put a vjp together again; filled when the forward function is traced."""
+    """How to reassemble a vjp; filled when the forward function is traced."""
 
     tree: Any = None
-    sources: tuple[int | None, ...] = ()  # index into (params, x) leaves, or saved
+    sources: tuple[int | None, ...] = ()  # index into (params, x) leaves; None: saved
 
 
 def output(
     function: StageFunction, params: StageParams, given: Given, targets: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """The stage's output (or summed loss, if it is the last) and its auxiliary loss."""
+    """Return the stage's output (the last: summed loss) and its auxiliary loss."""
     x, aux = stream(function, params, given)
     if not function.last:
         return x, aux
@@ -96,7 +100,7 @@ def output(
 def stream(
     function: StageFunction, params: StageParams, given: Given
 ) -> tuple[jax.Array, jax.Array]:
-    """The residual stream after all but the head, and the auxiliary loss."""
+    """Return the residual stream after all but the head, and the auxiliary loss."""
     aux = jnp.zeros((), jnp.float32)
     x, documents_BL = _parts(given)
     for stack, own in called_stacks(function, params)[0]:
@@ -112,7 +116,7 @@ def head_loss(
     targets: Any,
     documents_BL: jax.Array | None = None,
 ) -> jax.Array:
-    """The summed loss of the last stage where its head is given this stream."""
+    """Return the summed loss of the last stage, whose head receives this stream."""
     spec, own = _head(function, params)
     return apply(spec, own, x, targets, documents_BL=documents_BL)[0]
 
@@ -120,7 +124,7 @@ def head_loss(
 def head_logits(
     function: StageFunction, params: StageParams, x_11D: jax.Array
 ) -> jax.Array:
-    """logits_V of the last stage where its head is given this residual stream."""
+    """Return logits_V of the last stage, whose head receives this residual stream."""
     head: Any = bind(*_head(function, params))
     return head.logits(x_11D)[0, 0]
 
@@ -132,8 +136,10 @@ def rank_forward(
     x: Given,
     targets: jax.Array | None = None,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """One data rank's output, or summed loss, and what its backward needs besides the
-    weights and the input."""
+    """Return one data rank's output, or summed loss, and its residuals.
+
+    These are what its backward needs besides the weights and the input.
+    """
     (y, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
     leaves, residuals.tree = jax.tree.flatten(vjp)
     given = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((params, x)))}
@@ -149,10 +155,10 @@ def rank_gradients(
     dy: jax.Array | None,
     scale: Scale = None,
 ) -> tuple[Any, ...]:
-    """One data rank's gradients: of trained weights and, unless tokens, of the input.
+    """Return one data rank's gradients: of trained weights and, unless tokens, of x.
 
-    `dy` is None on the last stage, where the loss is what is differentiated. They are
-    those of the loss times `scale`, if there is one, which `dy` has already.
+    `dy` is None on the last stage, where the loss is differentiated. The gradients are
+    of the loss times `scale`, if there is one; `dy` has this factor already.
     """
     given, rest = jax.tree.leaves((params, x)), iter(saved)
     leaves = [next(rest) if i is None else given[i] for i in residuals.sources]
@@ -168,13 +174,13 @@ def rank_fused(
     targets: jax.Array,
     scale: Scale,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    """One data rank's summed loss and, at once, its gradients; of the last stage."""
+    """Return one data rank's summed loss and, at once, its gradients (last stage)."""
     (ce, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
     return ce, vjp(_loss_gradients(scale))
 
 
 def _loss_gradients(scale: Scale) -> tuple[jax.Array, jax.Array]:
-    """Those of cross-entropy and of auxiliary losses."""
+    """Return the gradients with respect to cross-entropy and auxiliary losses."""
     if isinstance(scale, LossScales):
         return scale.loss, scale.aux
     d_loss = jnp.ones((), jnp.float32) if scale is None else scale
@@ -190,7 +196,7 @@ def _parts(given: Given) -> tuple[jax.Array, jax.Array | None]:
 def _differentiable(
     function: StageFunction, params: StageParams, given: Given, targets: Any
 ) -> tuple[Any, ...]:
-    """Function and primals for jax.vjp: trained weights and the residual stream."""
+    """Return function and primals for jax.vjp: trained weights and residual stream."""
     trained, frozen = (part(function.stacks, params) for part in PARTS)
 
     def stage_output(trained: StageParams, given: Given) -> tuple[jax.Array, jax.Array]:
@@ -210,7 +216,7 @@ def _differentiable(
 
 
 def called_stacks(function: StageFunction, params: StageParams):
-    """The stacks that are called, with their parameters: (body, head or None)."""
+    """Return the called stacks with their parameters: (body, head or None)."""
     pairs = zip(function.stacks, params, strict=True)
     called = [(stack, own) for stack, own in pairs if stack.only is None]
     return (called[:-1], called[-1]) if function.last else (called, None)
@@ -256,7 +262,7 @@ def params_of(
     own: dict[str, jax.Array],
     params: StageParams,
 ) -> dict[str, jax.Array]:
-    """A module's own parameters out of its unit's, and its tied ones."""
+    """Return a module's own parameters out of its unit's, and its tied ones."""
     prefix, held = module.name + ".", dict(function.held.tied)
     mine = {
         leaf.removeprefix(prefix): value

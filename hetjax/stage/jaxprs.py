@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traced programs (jaxprs) read and run operation by operation.
+"""Reads and runs traced programs (jaxprs) operation by operation.
 
 The only file that knows the forms of JAX's programs, and where releases of JAX differ.
-Owns the dissolving of calls and checkpoints, the operands of a loop, and how one
-operation is applied. Does not own what is done with all this: the split of a backward
-pass (`backward_split.py`), the graphs and counts of `hetjax/costs/`.
+Owns inlining of calls and checkpoints, the operands of a loop, and how one operation is
+applied. Does not own the uses of all this: the split of a backward pass
+(`backward_split.py`), the graphs and counts of `hetjax/costs/`.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ Values = dict[Hashable, Any]  # by variable
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Give the numbers of a scan's constants and carries; its other operands are xs."""
+    """Return the numbers of a scan's constants and carries; other operands are xs."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carries, _ = params["ft_in"].unpack()  # as of JAX 0.12
@@ -47,9 +47,10 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
-    """Give what a call calls (jit, checkpoint, custom derivatives), with constants.
+    """Return the program that an operation calls, with its constants.
 
-    None for an operation that calls nothing.
+    Calls are jit, checkpoint, custom derivatives; None for an operation that calls
+    nothing.
     """
     inner = params.get("jaxpr", params.get("call_jaxpr"))
     if isinstance(inner, ClosedJaxpr):
@@ -58,17 +59,17 @@ def called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
 
 
 def is_no_choice(eqn: JaxprEqn) -> bool:
-    """Say whether the operation chooses among operands that are one and the same."""
+    """Return whether the operation selects among operands that are one and the same."""
     cases = eqn.invars[1:]
     same = all(case is cases[0] for case in cases)
     return eqn.primitive is lax.select_n_p and same and not is_literal(cases[0])
 
 
 def waits_for_all(params: Mapping[str, Any]) -> bool:
-    """Say whether a call begins when all that it is given is there.
+    """Return whether a call starts only once all its operands are there.
 
-    So does what a checkpoint makes again, where JAX asks for a barrier. The compiler
-    of JAX 0.10 forgets barriers before it puts operations in order.
+    The recomputation of a checkpoint does so if JAX asks for a barrier. The compiler of
+    JAX 0.10 drops barriers before it orders operations.
     """
     has_barrier = params.get("differentiated", False) and params["prevent_cse"]
     return bool(has_barrier) and jax.__version_info__ >= (0, 11)
@@ -79,26 +80,26 @@ def is_scan(eqn: JaxprEqn) -> bool:
 
 
 def is_product(eqn: JaxprEqn) -> bool:
-    """Whether the operation multiplies matrices, or adds up rows by index."""
+    """Return whether the operation multiplies matrices, or adds up rows by index."""
     return eqn.primitive in _PRODUCTS
 
 
 def is_layout(eqn: JaxprEqn) -> bool:
-    """Whether the operation only lays out or converts what it is given."""
+    """Return whether the operation only lays out or converts its operands."""
     return eqn.primitive in _LAYOUTS
 
 
 def attention_kernel(eqn: JaxprEqn) -> str | None:
     """Return the name of the call if it is a pass of an attention kernel.
 
-    What it calls is the kernel's own matter: nothing in it is a step of the program.
-    Without operands it is what JAX took out of the call, and out of the loop that the
-    call is in: constants such as masks.
+    The content of the call belongs to the kernel: nothing in it is a step of the
+    program. A call without operands is only what JAX moved out of the kernel's call,
+    and out of the loop around it: constants such as masks.
     """
     if eqn.primitive is not lax.jit_p or not eqn.invars:
         return None
     name = eqn.params["name"]
-    # remat may cut off a part that reads nothing: a constant
+    # remat may split off a part that reads nothing: a constant
     return name if name in (FORWARD, BACKWARD) and eqn.invars else None
 
 
@@ -107,17 +108,17 @@ def is_literal(atom: Any) -> bool:
 
 
 def has_body(eqn: JaxprEqn) -> bool:
-    """Whether the operation runs programs of its own: a call, a loop, a choice."""
+    """Return whether the operation contains programs: a call, a loop, a choice."""
     return any(True for _ in bodies(eqn))
 
 
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """The programs that the operation runs."""
+    """Return the programs that the operation runs."""
     return iter(jaxprs_in_params(eqn.params))
 
 
 def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """The function with calls and checkpoints dissolved, inside loops too.
+    """Return the function with calls and checkpoints inlined, inside loops too.
 
     Attention kernels stay calls.
     """
@@ -177,29 +178,29 @@ class Scan:
         self.carried, self.ys = outputs[:num_carries], outputs[num_carries:]
 
     def run(self, body: Any, carry: list[Any], xs: list[Any]) -> Any:
-        """Scan another body as often and in the same direction."""
+        """Scan another body with the same length, direction and unrolling."""
         options = ("length", "reverse", "unroll")
         chosen = {name: self.eqn.params[name] for name in options}
         return jax.lax.scan(body, carry, xs, **chosen)
 
 
 def variables(atoms: Iterable[Any]) -> set[Any]:
-    """Those of the operands that are no literals."""
+    """Return the operands that are no literals."""
     return {atom for atom in atoms if not isinstance(atom, Literal)}
 
 
 def among(atom: Any, names: set[Any]) -> bool:
-    """Whether an operand is one of these variables; literals never are."""
+    """Return whether an operand is one of these variables; literals never are."""
     return not isinstance(atom, Literal) and atom in names
 
 
 def read(env: Values, atoms: Iterable[Any]) -> list[Any]:
-    """Values of operands."""
+    """Return the values of operands."""
     return [a.val if isinstance(a, Literal) else env[a] for a in atoms]
 
 
 def applied(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
-    """Results of one operation."""
+    """Return the results of one operation."""
     with eqn.ctx.manager:
         made = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(made) if eqn.primitive.multiple_results else [made]

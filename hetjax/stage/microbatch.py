@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mathematics of one stage on a microbatch, which its data ranks share.
+"""Defines the mathematics of one stage on a microbatch, which its data ranks share.
 
-Owns how the functions of one data rank (`function.py`) are mapped over all of them, how
-what arrives is converted and what is added up. The runtime compiles these.
+Owns how the functions of one data rank (`function.py`) are mapped over all of them, the
+conversion of what arrives, and accumulation. The runtime compiles these.
 
-The batch dim of a microbatch is split over the data axis by an explicit vmap, so that
-gradients stay apart per data rank and are summed once per step, not per microbatch.
+The batch dim of a microbatch is split over the data axis by an explicit vmap. So
+gradients stay separate per data rank, and are summed once per step, not per microbatch.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def evaluate(
     x: Given,
     targets: jax.Array | None = None,
 ) -> jax.Array:
-    """Output of a microbatch, or its cross-entropy if the stage is the last."""
+    """Return the output of a microbatch, or its cross-entropy (last stage)."""
     function = replace(function, held=function.held.validated())
 
     def rank_output(x: Given, targets: jax.Array | None) -> jax.Array:
@@ -55,7 +55,7 @@ def evaluate(
 def row_losses(
     function: StageFunction, params: StageParams, x: jax.Array, targets: jax.Array
 ) -> jax.Array:
-    """Cross-entropy of each sequence of a microbatch, of the last stage: losses_B."""
+    """Return losses_B: cross-entropy of a microbatch's sequences (last stage)."""
     function = replace(function, held=function.held.validated())
 
     def rank_losses(x: jax.Array, targets: jax.Array) -> jax.Array:
@@ -70,7 +70,7 @@ def row_losses(
 def logits(
     function: StageFunction, params: StageParams, given: Given, position: jax.Array
 ) -> jax.Array:
-    """logits_V of the last stage for the first sequence at one position."""
+    """Return logits_V of the last stage for the first sequence at one position."""
 
     def rank_stream(given: Given) -> jax.Array:
         return stream(function, params, given)[0]
@@ -83,7 +83,7 @@ def logits(
 def forward(
     function: StageFunction, residuals: Residuals, params: StageParams, x: Given
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Output of a stage that is not the last, and the residuals."""
+    """Return the output and the residuals of a stage that is not the last."""
     rank_pass = partial(rank_forward, function, residuals, params)
     y, saved = _over_data(function, rank_pass)(_arrived(function, params, x))
     return _merge(y), saved
@@ -97,7 +97,7 @@ def forward_loss(
     targets: jax.Array,
     loss: jax.Array,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """The same of the last stage; `loss` accumulates the token sum."""
+    """Return the loss and the residuals of the last stage; `loss` sums over tokens."""
     rank_pass = partial(rank_forward, function, residuals, params)
     split = _arrived(function, params, x), _split(function, targets)
     ce, saved = _over_data(function, rank_pass)(*split)
@@ -114,9 +114,9 @@ def backward(
     scale: Scale,
     acc: StageParams,
 ) -> tuple[StageParams, jax.Array]:
-    """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
+    """Return fp32 gradient sums (leading dim: data rank) and the input's gradient.
 
-    Tokens have no gradient: of the first stage it is a zero, an array to wait for.
+    Tokens have no gradient: for the first stage it is a zero, as an array to wait for.
     """
     dx, grads = gradients(function, residuals, params, x, saved, dy, scale)
     return accumulate(acc, grads), dx
@@ -131,7 +131,10 @@ def gradients(
     dy: jax.Array | None,
     scale: Scale,
 ) -> tuple[jax.Array, StageParams]:
-    """The input's gradient, and those of trained weights per data rank, not added."""
+    """Return the input's gradient, and those of trained weights, not accumulated.
+
+    The latter are per data rank.
+    """
 
     def gradients_on_rank(x: Given, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
@@ -151,7 +154,7 @@ def fused(
     acc: StageParams,
     loss: jax.Array,
 ) -> tuple[StageParams, jax.Array, jax.Array]:
-    """Forward and backward of the last stage; `loss` accumulates the token sum."""
+    """Run forward and backward of the last stage; `loss` accumulates the token sum."""
 
     def fused_on_rank(x: Given, targets: jax.Array):
         return rank_fused(function, params, x, targets, scale)
@@ -163,9 +166,10 @@ def fused(
 
 
 def _arrived(function: StageFunction, params: StageParams, given: Any) -> Any:
-    """What another stage has sent, split over data, in the precision of compute.
+    """Return what another stage has sent, split over data, in the compute precision.
 
-    Outside of what is differentiated: gradients sent back have their sender's.
+    This is outside of the differentiated function: gradients sent back have their
+    sender's precision.
     """
     dtype = compute_dtype(function.stacks, params)
 
@@ -183,8 +187,7 @@ def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
 def _over_data(
     function: StageFunction, rank_function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Map a function over the leading data dim; without a data axis only add that
-    dim."""
+    """Map a function over the leading data dim; with one data rank, only add it."""
 
     def single(*arrays: Any) -> Any:
         out = rank_function(*jax.tree.map(lambda a: a[0], arrays))
@@ -198,7 +201,7 @@ def _over_data(
 def _knowing_the_mesh(
     function: StageFunction, mapped: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The same, traced so that kernels of attention find over what they are cut."""
+    """Return the function, traced so that attention kernels find their mesh."""
     if function.attention not in KERNELS or function.data * function.tensor == 1:
         return mapped
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a plan cuts a model: block stacks, gradient groups, holders.
+"""Partitions a model by a plan: block stacks, gradient groups, holders.
 
-A unit is the neighbouring modules of one block; equal consecutive units of a segment
-make one stack, which a stage scans. Owns the stacks of a stage without paths, so that
-equal stages have equal stacks, and with paths: the names of their parameters, the
-gradient groups that they belong to, who holds a group, who saves what. Does not own
-arrays (`arrays.py`) nor what is computed with them (`function.py`).
+A unit is the adjacent modules of one block; equal consecutive units of a segment make
+one stack, which a stage scans. Owns the stacks of a stage without paths, so that equal
+stages have equal stacks, and with paths: the names of their parameters, their gradient
+groups, who holds a group, and who saves what. Does not own arrays (`arrays.py`) nor
+computation with them (`function.py`).
 """
 
 import math
@@ -33,9 +33,9 @@ Unit = tuple[ModuleSpec, ...]
 class BlockStack:
     """`num_units` equal units of one segment; stacked on dim 0 if there are several.
 
-    The unit's modules have their names for paths. A leaf is named `module.parameter`.
-    A stack that holds a tied parameter for another stage's sake has `only` set to that
-    leaf, and is never called.
+    The unit's modules have their names as paths. A leaf is named `module.parameter`. A
+    stack that holds a tied parameter for another stage has `only` set to that leaf, and
+    is never called.
     """
 
     unit: Unit
@@ -47,7 +47,7 @@ class BlockStack:
         return self.num_units > 1
 
     def leaves(self) -> dict[str, AbstractParam]:
-        """Shape and logical axes of one unit's parameters by leaf name."""
+        """Return shape and logical axes of one unit's parameters by leaf name."""
         named = {
             f"{module.name}.{name}": param
             for module in self.unit
@@ -56,16 +56,16 @@ class BlockStack:
         return named if self.only is None else {self.only: named[self.only]}
 
     def shape(self, param: AbstractParam) -> tuple[int, ...]:
-        """Shape of a parameter of all units: units first, if there are several."""
+        """Return the shape of a parameter of all units: units first, if several."""
         return (self.num_units, *param.shape) if self.stacked else param.shape
 
     def trained(self) -> dict[str, AbstractParam]:
-        """Those of them that are trained."""
+        """Return the trained ones of `leaves`."""
         return {leaf: param for leaf, param in self.leaves().items() if param.trained}
 
     @property
     def unit_size(self) -> int:
-        """Number of parameters of a unit that are trained."""
+        """The number of trained parameters of a unit."""
         return sum(math.prod(param.shape) for param in self.trained().values())
 
 
@@ -77,17 +77,17 @@ class NamedStack:
     paths: tuple[tuple[str, ...], ...]
 
     def path(self, leaf: str, unit: int) -> str:
-        """The full path of a leaf's parameter in one unit: its key in checkpoints."""
+        """Return the full path of a leaf's parameter in a unit: its checkpoint key."""
         module_name, _, parameter = leaf.partition(".")
         names = [module.name for module in self.stack.unit]
         return f"{self.paths[unit][names.index(module_name)]}.{parameter}"
 
     def name_of(self, unit: int) -> str:
-        """What tells a unit from all others, in any stage that holds it."""
+        """Return the name that identifies a unit, in any stage that holds it."""
         return self.paths[unit][0]
 
     def modules(self) -> Iterator[ModuleSpec]:
-        """The modules of all units, with their paths."""
+        """Yield the modules of all units, with their paths."""
         for paths in self.paths:
             for module, path in zip(self.stack.unit, paths, strict=True):
                 yield replace(module, path=path)
@@ -95,10 +95,10 @@ class NamedStack:
 
 @dataclass(frozen=True, slots=True)
 class StageStacks:
-    """What decides a stage's mathematics: its stacks in layer order, then those of
-    borrowed tied parameters.
+    """All that decides a stage's mathematics.
 
-    `tied` says where the stage holds each tied parameter (full path -> leaf).
+    `stacks` are in layer order; those of borrowed tied parameters come last. `tied`
+    says where the stage holds each tied parameter (full path -> leaf).
     """
 
     stacks: tuple[BlockStack, ...]
@@ -107,7 +107,7 @@ class StageStacks:
     last: bool = False
 
     def validated(self) -> "StageStacks":
-        """The same with a head that gives cross-entropy alone."""
+        """Return the same stacks with a head that gives only cross-entropy."""
         units = (tuple(map(validating, stack.unit)) for stack in self.stacks)
         pairs = zip(self.stacks, units, strict=True)
         return replace(self, stacks=tuple(replace(s, unit=unit) for s, unit in pairs))
@@ -117,7 +117,7 @@ class StageStacks:
 class StageParameters:
     """All parameters that a stage holds, and the groups in which it sums gradients.
 
-    `kind` is all that its programs depend on. Of what is frozen there are no gradients.
+    `kind` is all that its programs depend on. Frozen parameters have no gradients.
     """
 
     stacks: tuple[NamedStack, ...]
@@ -156,10 +156,10 @@ class PlanPartition:
 
     @cached_property
     def savers(self) -> dict[str, StageKey]:
-        """Name of each unit that has state -> the stage that saves it: the nodes share
-        the load.
+        """Name of each unit that has state -> the stage that saves it.
 
-        The largest units go first, each to the node that has least to save so far.
+        Nodes share the load: the largest units go first, each to the node that has
+        least to save so far.
         """
         holders: dict[str, list[StageKey]] = {}
         sizes: dict[str, int] = {}
@@ -179,12 +179,12 @@ class PlanPartition:
 
 
 def _has_state(stack: BlockStack) -> bool:
-    """Whether its units have what is saved, and nobody else saves it."""
+    """Return whether its units have state that is not saved through another stack."""
     return stack.only is None and stack.unit_size > 0
 
 
 def stage_parameters(model: Model, ranges: Sequence[LayerRange]) -> StageParameters:
-    """The parameters of a stage that holds these neighbouring segments."""
+    """Return the parameters of a stage that holds these adjacent segments."""
     layers = (ranges[0][0], ranges[-1][1])
     tied = _tied_in(model, layers)
     stacks: list[NamedStack] = []
@@ -218,22 +218,22 @@ def stage_parameters(model: Model, ranges: Sequence[LayerRange]) -> StageParamet
 
 
 def parameter_alone(module: ModuleSpec, name: str) -> StageParameters:
-    """One parameter of a module, as if a stage held nothing else."""
+    """Return one parameter of a module, as if a stage held nothing else."""
     stack = BlockStack((_kind(module),), only=f"{module.name}.{name}")
     named = NamedStack(stack, ((module.path,),))
     return StageParameters((named,), StageStacks((stack,)), {})
 
 
 def stage_stacks(model: Model, ranges: Sequence[LayerRange]) -> StageStacks:
-    """The same without paths: equal stages have equal stacks."""
+    """Return the stage's stacks without paths: equal stages have equal stacks."""
     return stage_parameters(model, ranges).kind
 
 
 def gradient_sizes(model: Model, group: Group) -> list[int]:
-    """Elements of each array that is summed as one for a gradient group.
+    """Return the number of elements of each array that a gradient group sums as one.
 
-    Of a segment these are its stacked parameters without tied ones, which have sums of
-    their own.
+    For a segment these are its stacked parameters without tied ones, which have
+    separate sums.
     """
     segment = (0, len(model.layers)) if isinstance(group, str) else group
     held = stage_parameters(model, [segment])
@@ -245,8 +245,7 @@ def gradient_sizes(model: Model, group: Group) -> list[int]:
 
 
 def tied_holders(plan: Plan, model: Model) -> dict[str, tuple[StageKey, ...]]:
-    """The stages whose modules own or use each tied parameter that is trained, by full
-    path."""
+    """Return the stages that own or use each trained tied parameter, by full path."""
     held = {(r, s): _tied_in(model, stage.layers) for r, s, stage in plan.stages()}
     return {
         path: tuple(key for key, paths in held.items() if path in paths)
@@ -260,7 +259,7 @@ def _trains(owner: ModuleSpec, path: str) -> bool:
 
 
 def _tied_in(model: Model, layers: LayerRange) -> dict[str, ModuleSpec]:
-    """Tied parameters that modules of the layers own or use -> the owning module."""
+    """Return tied parameters that modules of the layers own or use -> owning module."""
     modules = set(_modules(model, layers))
     owners = {
         path: next(m for m in model.modules if path.startswith(m.path + "."))
@@ -293,13 +292,13 @@ def _kind(module: ModuleSpec) -> ModuleSpec:
 def _trained(
     stacks: Sequence[NamedStack], ids: dict[LeafId, str], first: int
 ) -> tuple[LeafId, ...]:
-    """Those of the leaves that are trained."""
+    """Return the trained ones of the leaves."""
     trained = [named.stack.trained() for named in stacks]
     return tuple((at, leaf) for at, leaf in ids if leaf in trained[at - first])
 
 
 def _leaf_ids(stacks: Sequence[NamedStack], first: int) -> dict[LeafId, str]:
-    """The leaves with the paths that they have in the first unit."""
+    """Return the leaves with the paths that they have in the first unit."""
     return {
         (index, leaf): named.path(leaf, 0)
         for index, named in enumerate(stacks, start=first)

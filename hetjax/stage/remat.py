@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a run's units is kept for their backward, and what is made again.
+"""Chooses what units of a stack keep for their backward, and what is recomputed.
 
 Does not own what units compute (`function.py`).
 
-With remat "full" a block is made again but for its last product and that one's
-all-reduce, which no gradient needs: it costs less than in Megatron-LM, which runs the
-whole forward again (1.15 of "selective" on its 22B and 175B, not the published 1.3;
+With remat "full" a block is recomputed except for its last product and that product's
+all-reduce, which no gradient needs. So it costs less than in Megatron-LM, which reruns
+the whole forward (1.15 of "selective" on its 22B and 175B, not the published 1.3;
 tested).
 """
 
@@ -17,8 +17,9 @@ import jax
 from hetjax.models.attention.chunked_attention import KEPT
 from hetjax.plans.plan import Remat
 
-# One pass over memory each, which a compiler fuses into what reads them next; of tanh,
-# JAX 0.12 has one_minus_square; reshard it puts under a mesh, of constants alone.
+# Each takes one pass over memory, which a compiler fuses into what reads the result.
+# JAX 0.12 has one_minus_square for tanh; under a mesh it adds reshard, of constants
+# only.
 _ELEMENTWISE = frozenset(
     """
     abs add add_any and broadcast_in_dim clamp convert_element_type cos div eq erf
@@ -30,9 +31,9 @@ _ELEMENTWISE = frozenset(
 
 
 def _costs_more_than_memory(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keep products, reductions, gathers and sorts; make the rest again.
+    """Return True for products, reductions, gathers and sorts; the rest is recomputed.
 
-    To make an elementwise result again takes no more traffic than to read it back.
+    Recomputing an elementwise result takes no more traffic than reading it back.
     """
     return primitive.name not in _ELEMENTWISE
 
@@ -50,9 +51,9 @@ POLICIES: Mapping[Remat, Callable[..., bool]] = {
 def with_remat(
     unit: Callable[..., Any], remat: Remat, *, looped: bool
 ) -> Callable[..., Any]:
-    """Return the unit of a run, keeping for its backward what the choice allows.
+    """Return the unit of a stack, keeping for its backward what the choice allows.
 
-    `looped` if it is the body of a scan, out of which no compiler merges what is made
-    again with what was made first.
+    `looped` if it is the body of a scan: there no compiler merges the recomputation
+    with the first computation.
     """
     return jax.checkpoint(unit, policy=POLICIES[remat], prevent_cse=not looped)

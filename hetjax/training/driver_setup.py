@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a start has settled to a driver that has the run's state.
+"""Builds a driver that has the run's state from what a start has settled.
 
-Owns what a driver is made of, and the run's answers to it. Does not own what a start
+Owns the parts of a driver, and the run's answers to it. Does not own what a start
 settles (`start.py`), the driver (`recovery/driver.py`), nor what workers do
 (`worker.py`).
 """
@@ -81,8 +81,8 @@ def start_driver(
 ) -> Driver:
     """Start workers, compile the plan's programs and fill in the state to start from.
 
-    NoFeasiblePlan if the programs turn out to need more memory than there is. Other
-    threads call `on_notice` with what workers learn about their machines.
+    Raises NoFeasiblePlan if the compiled programs need more memory than there is. Other
+    threads call `on_notice` with the notices that workers receive about their machines.
     """
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
     validation, is_far = held_out(config, dataset), _may_be_far(config)
@@ -120,12 +120,12 @@ def start_driver(
 
 
 def _may_be_far(config: RunConfig) -> bool:
-    """Whether workers may be on other machines, and lack files of this one."""
+    """Return whether workers may be on other machines, and lack files of this one."""
     return not LAUNCHERS[config.launcher].workers_are_here
 
 
 def _files_given(dataset: Dataset, models: ModelFiles) -> dict[str, Path]:
-    """What such workers may lack, by name."""
+    """Return the files, by name, that workers on other machines may lack."""
     given = text_files(dataset)
     for _, files in models:
         given |= files
@@ -133,7 +133,7 @@ def _files_given(dataset: Dataset, models: ModelFiles) -> dict[str, Path]:
 
 
 def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
-    """What `events.jsonl` says about the state to start from."""
+    """Return what `events.jsonl` says about the state to start from."""
     origin = {"bytes": restored.num_bytes, "seconds": restored.seconds}
     if LAUNCHERS[config.launcher].has_worker_processes:
         return origin
@@ -146,7 +146,7 @@ def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
 def _work_here(
     start: Start, dataset: Dataset, validation: Sequence[Batch], settings: Json
 ) -> TrainingWork:
-    """What the worker in this process makes of its settings."""
+    """Return the work of the worker in this process, built from its settings."""
     config = start.config
     return TrainingWork(
         runtime=StageRuntime(
@@ -172,13 +172,13 @@ def _driver_config(
     models: ModelFiles,
 ) -> DriverConfig:
     config, context = start.config, TrainingContext(start, dataset, shown, models)
-    # who asks whether there is a plan asks for it next
+    # cached: callers that check whether there is a plan then ask for it
     planned = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
     def replan(cluster: Cluster, current: Plan) -> Plan:
         return planned(cluster, current, read_run_slowness(config))
 
-    # no compiling ahead beside the step that trains in this very process
+    # no compiling ahead if this process itself runs the steps
     has_workers = LAUNCHERS[config.launcher].has_worker_processes
     ahead_s = config.standby_plans_after_s if has_workers else 0.0
     return DriverConfig(
@@ -200,7 +200,7 @@ def _driver_config(
 
 
 def _checking(config: RunConfig, metrics: Metrics) -> StepChecking:
-    """Checks of steps, with the losses of those that are done."""
+    """Return the checks of steps, with the losses of the steps that are done."""
     return StepChecking(
         SpikeRule(factor=config.spike_factor, window=config.spike_window),
         {line["step"] - 1: line["loss"] for line in metrics if "loss" in line},
@@ -211,7 +211,7 @@ def _checking(config: RunConfig, metrics: Metrics) -> StepChecking:
 
 
 class TrainingContext(RunContext):
-    """What a run of training answers to its driver."""
+    """The answers of a training run to its driver."""
 
     def __init__(
         self, start: Start, dataset: Dataset, shown: Display, models: ModelFiles
@@ -283,10 +283,9 @@ class TrainingContext(RunContext):
 def may_have_saved_on(
     start: Start, metrics: Metrics, on_own_disks: bool
 ) -> frozenset[str]:
-    """Nodes on whose disks, if they have their own, the run may have saved without
-    recording it.
+    """Return the nodes on whose own disks the run may have saved without a record.
 
-    It records a checkpoint when it makes the next one.
+    A run records a checkpoint only when it makes the next one.
     """
     kept, before = start.config.checkpoint, start.previous
     last = max((line["step"] for line in metrics), default=0)

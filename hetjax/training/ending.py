@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run ends: done, stopped with its state saved, or unable to go on.
+"""Ends a run: done, stopped with its state saved, or unable to continue.
 
-Owns exit codes and the words for people: full disks, stores that fail, lost workers.
-Does not own what led to the end (`session.py`, `loop.py`).
+Owns exit codes and the messages for full disks, failing stores and lost workers. Does
+not own what led to the end (`session.py`, `loop.py`).
 """
 
 import errno
@@ -36,7 +36,7 @@ def finish(
     recorder: Recorder,
     again: str,
 ) -> int:
-    """Record how it went, and that `again` goes on from there; return the exit code."""
+    """Record the end, show that `again` resumes from there, return the exit code."""
     run_dir, num_steps = start.config.run_dir, start.config.steps
     if step < num_steps:
         grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
@@ -54,7 +54,7 @@ def finish(
     lines = read_journal(run_dir / rundir.METRICS)
     last = next(line for line in reversed(lines) if "val_bits_per_byte" in line)
     speeds = [line["tokens_per_s"] for line in lines if "tokens_per_s" in line]
-    # no step's line is there if metrics.jsonl was lost after the last step
+    # no step has a line if metrics.jsonl was lost after the last step
     speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
     recorder.note(
         f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
@@ -86,7 +86,7 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
             f"({option('checkpoint.cloud')} {config.checkpoint.cloud})",
             "see that it can be reached from here",
         ) from error
-    except WorkerLost as lost:  # it is gone, and could not be brought back
+    except WorkerLost as lost:  # the worker could not be restarted
         logs = LAUNCHERS[config.launcher].logs.format(logs=config.run_dir / LOGS)
         allowed = f"all workers of the plan; {len(lost.reports)} others were fine"
         raise _failed(lost, allowed, f"see {logs}") from lost

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT and SIGTERM while a run has nothing to save: in its start-up, at its end.
+"""Handles SIGINT and SIGTERM while a run has nothing to save: in start-up, at its end.
 
-Owns how they unwind a start, so that what it holds is given back. Does not own what
-they do while training goes on (`training/recovery/notices.py`), nor before a run and
-after it (`cli/process.py`).
+Owns how they unwind a start, so that it releases what it holds. Does not own what
+signals do during training (`training/recovery/notices.py`), nor before and after a run
+(`cli/process.py`).
 """
 
 import signal
@@ -16,11 +16,11 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT came where there is nothing to save."""
+    """SIGINT came while there was nothing to save."""
 
 
 class Terminated(Interrupted):
-    """SIGTERM did."""
+    """SIGTERM came while there was nothing to save."""
 
 
 _RAISED = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
@@ -28,15 +28,14 @@ _RAISED = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within it, the first SIGINT or SIGTERM raises Interrupted, so that locks, leases
-    and workers are given back; the next goes to the handler that was there before.
+    """Raise Interrupted within `with` at the first SIGINT or SIGTERM.
 
-    What the interrupt has made of itself on its way, through a library that turns it
-    into an error of its own, or as an exception that Python can pass to nobody, ends
-    the same.
+    So locks, leases and workers are released. The next signal goes to the former
+    handler. A library may turn Interrupted into another error, or it may be raised
+    where Python cannot propagate it: the run is interrupted in these cases, too.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not its business
+        yield  # other threads receive no signals
         return
     before = {number: signal.getsignal(number) for number in _RAISED}
     before = {n: each for n, each in before.items() if each != signal.SIG_IGN}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher that a run's settings name, and what it is given of them.
+"""Opens the launcher that a run's settings name, with the settings that it needs.
 
-Does not own launchers, nor which there are (`hetjax/launchers/`).
+Does not own launchers, nor the table of them (`hetjax/launchers/`).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,11 +32,11 @@ def launcher_of(
     note: Callable[[str], None] = say_aside,
     files: Mapping[str, Path] | None = None,
 ) -> Launcher:
-    """Make the launcher that the settings ask for; `stack` ends its workers.
+    """Return the launcher that the settings name; `stack` ends its workers.
 
-    `number` is greater with each start of the run; `work` is what the worker of this
-    process works on; `note` tells people what they have to do; `files` of this machine
-    are given by name to workers that may not see them. BadInput where it cannot be.
+    `number` grows with each start of the run. `work` builds the work of a worker in
+    this process. `note` tells users what they have to do. Workers that may not see the
+    `files` of this machine get them by name. Raises BadInput if it cannot be opened.
     """
     request = LaunchRequest(
         cluster=hardware.cluster,
@@ -85,7 +85,7 @@ def _start_terms(
 
 
 def _tls_of(config: RunConfig) -> Tls | None:
-    """What encrypts, if something does; BadInput where that cannot be used here."""
+    """Return the encryption, if any. Raises BadInput if it cannot be used here."""
     given = config.tls
     if given.cert is None or given.key is None or given.ca is None:
         return None

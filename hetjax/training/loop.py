@@ -68,14 +68,14 @@ class Loop:
     spent: Spent
     evaluated: set[int] = field(default_factory=set)
     device_use: DeviceUse = DeviceUse()
-    slow_devices: SlowDevices = field(default_factory=SlowDevices)  # looks at none
+    slow_devices: SlowDevices = field(default_factory=SlowDevices)  # watches none
     replanning: Replanning = field(default_factory=Replanning)  # weighs nothing
     _pending: _Pending | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
     _rollbacks: Rollbacks = field(default_factory=Rollbacks)
     _num_skipped: int = 0  # steps in a row, up to now
-    _is_late: bool = False  # a checkpoint, as its step was skipped
+    _is_late: bool = False  # a checkpoint is overdue, as its step was skipped
 
     def run(self, step: int) -> int:
         """Train from this step on to the last, or until asked to stop.
@@ -100,16 +100,16 @@ class Loop:
         return self.driver.saved or 0
 
     def _run_or_roll_back(self, step: int, first: int, tracing: Tracing) -> int:
-        """Raise RolledBack where bad numbers have come up."""
+        """Train as `run` does; after bad numbers, roll back and raise RolledBack."""
         try:
             return self._run(step, first, tracing)
         except RollbackNeeded as bad:
             raise RolledBack(self._roll_back(bad)) from bad
 
     def _roll_back(self, bad: RollbackNeeded) -> int:
-        """Go back to the newest checkpoint: it may have been chance.
+        """Roll back to the newest checkpoint and return its step.
 
-        Raises RolledBack if a worker is lost meanwhile.
+        The fault may have been chance. Raises RolledBack if a worker is lost meanwhile.
         """
         saved = self.saving.newest()
         self.saving.record()
@@ -125,10 +125,10 @@ class Loop:
         return self.driver.roll_back(f"{bad.got}: back to step {saved or 0}")
 
     def on_recovery(self, recovered: Recovered | Rerouted) -> None:
-        """Take what it took, and what it has undone, out of the time of the step."""
+        """Exclude the recovery, and the work that it undid, from the step's time."""
         now_s, took_s = time.perf_counter(), sum(recovered.seconds.values())
         self.spent.recoveries.append(recovered.seconds)
-        if recovered.step > recovered.from_step:  # the survivors' work has counted
+        if recovered.step > recovered.from_step:  # the survivors' work counts
             self._since_s += took_s
             return
         if self._is_in_step:
@@ -153,13 +153,13 @@ class Loop:
         if step == config.steps:
             with self.spent.on("evaluating"):
                 self.evaluate(step)
-            self._save_last(step)  # a disk may have gone with a machine
+            self._save_last(step)  # a machine may have been lost with its disk
         if (said := tracing.write(lambda: self.driver.spans())) is not None:
             self.recorder.note(said)
         return step
 
     def forget_after(self, step: int) -> None:
-        """What came after this step will come again."""
+        """Forget all that came after this step: these steps will be trained again."""
         if self._pending is not None:
             self.spent.lost_s += self._pending.step_time_s
         self._pending, self._is_in_step = None, False
@@ -175,7 +175,7 @@ class Loop:
         return self.stop.reason is not None
 
     def _train(self, step: int, *, is_traced: bool) -> None:
-        """Run one step; record the one before, whose loss has come in meanwhile."""
+        """Run one step; record the previous one, whose loss has arrived meanwhile."""
         self._is_in_step = True
         self.slow_devices.before(step)
         commit = self.driver.step(step, traced=is_traced)
@@ -203,7 +203,7 @@ class Loop:
             self._on_spike(step + 1, commit)
 
     def _on_spike(self, step: int, commit: StepCommit) -> None:
-        """Record it; raise Spiked to go back, if there is a checkpoint."""
+        """Record a spike; raise Spiked instead if the run can and should roll back."""
         loss, most, factor = commit.loss(), commit.most_loss, self.config.spike_factor
         got = f"loss {loss:.4f} in step {step}, more than {most:.4f}"
         if self.config.on_spike == "rollback" and self.saving.newest() is not None:
@@ -226,10 +226,10 @@ class Loop:
         self.recorder.step(_metrics(done, loss))
         start_s = time.perf_counter()
         self.recorder.compare(done.step, done.step_time_s)
-        self._since_s += time.perf_counter() - start_s  # which is no step's time
+        self._since_s += time.perf_counter() - start_s  # not part of a step's time
 
     def _record_skipped(self, done: _Pending) -> None:
-        """Record a step that changed nothing; count those that could have."""
+        """Record a step that changed nothing; count it unless it was left out."""
         step, commit = done.step, done.commit
         self.recorder.skipped(step, commit, done.step_time_s, done.learning_rate)
         if commit.is_left_out:
@@ -248,7 +248,7 @@ class Loop:
         for number, weight in enumerate(self.driver.validation_weights):
             losses.append(weight * self.driver.validate(number))
             if self.stop.reason is not None and step < self.config.steps:
-                return  # resuming makes up for it
+                return  # the resumed run evaluates this step
         loss = float(np.mean(losses))
         if not math.isfinite(loss):
             got = f"validation loss {loss} after step {step}"
@@ -265,7 +265,7 @@ class Loop:
         self._since_s = time.perf_counter()
 
     def sample(self, step: int, evaluation: EvaluationConfig) -> str:
-        """Return a text that the model goes on with after this step."""
+        """Return a text that is sampled from the model after this step."""
         return sample_text(
             self.driver.next_logits,
             self.dataset.tokenizer,
@@ -274,8 +274,10 @@ class Loop:
         )
 
     def _save_unless_skipped(self, step: int) -> None:
-        """Save as soon as a step is not skipped: weights that give no numbers must not
-        take the place of those that did."""
+        """Save as soon as a step is not skipped.
+
+        Weights that give no finite numbers must not replace those that did.
+        """
         self._record()  # a state that has no finite loss must not be saved
         self._is_late = self._num_skipped > 0
         if not self._is_late:
@@ -288,12 +290,12 @@ class Loop:
 
 
 def _is_due(every: int, step: int) -> bool:
-    """Whether it is the turn of what happens every so many steps, and at 0."""
+    """Return whether an action is due that runs at step 0 and every `every` steps."""
     return step % every == 0 if every else step == 0
 
 
 def _metrics(done: _Pending, loss: float) -> dict[str, Any]:
-    """The line of `metrics.jsonl` for a step that was trained."""
+    """Return the line of `metrics.jsonl` for a step that was trained."""
     commit, step_time_s = done.commit, done.step_time_s
     line = {
         "step": done.step,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is open: workers that have its state, and journals to write to.
+"""Opens a run: workers that have its state, and journals to write to.
 
-Owns making it of what a start has settled, and what is written before the first step.
-Does not own what a start settles (`start.py`), the driver (`driver_setup.py`), nor
-training (`session.py`).
+Owns building these from what a start has settled, and what is written before the first
+step. Does not own what a start settles (`start.py`), the driver (`driver_setup.py`),
+nor training (`session.py`).
 """
 
 import warnings
@@ -56,7 +56,7 @@ class OpenRun:
     driver: Driver
     metrics: Journal
     events: Journal
-    worker_notices: SimpleQueue[Notice]  # from when workers start
+    worker_notices: SimpleQueue[Notice]  # from the start of the workers on
     comparison: StepComparison
     slow_devices: SlowDevices
     replanning: Replanning
@@ -71,7 +71,7 @@ class OpenRun:
         )
 
     def restore_files(self, recorder: Recorder) -> bool:
-        """Write the run's files again if its directory was removed; say whether."""
+        """Write the run's files again if its directory was removed; return whether."""
         start, driver = self.start, self.driver
         run_dir, identity = start.config.run_dir, driver.run or start.run
         if not was_removed(run_dir, identity):
@@ -102,9 +102,9 @@ def open_run(
     shown: Display,
     stack: ExitStack,
 ) -> OpenRun:
-    """Make the state ready, and write what the run goes on with.
+    """Prepare the state, and write the files of this start.
 
-    What is held is given back with `stack`; `spent` gets the time that it took.
+    `stack` releases what the run holds; `spent` gets the time that this took.
     """
     storage, run_dir = checkpoint_storage(start.config), start.config.run_dir
     adopts = start.config.adopt is not None
@@ -137,7 +137,7 @@ def open_run(
         timing=driver.timing,
         changed=driver.forget_plans,
     )
-    slow_devices.path.unlink(missing_ok=True)  # of a start that is over
+    slow_devices.path.unlink(missing_ok=True)  # left over from an earlier start
     slow_devices.begin(driver.plan, start.hardware.cluster)
     replanning = _replanning(start.config, driver, spent.parts_s.get("compiling", 0.0))
     stack.callback(replanning.close)
@@ -165,8 +165,10 @@ def _driver(
     notices: SimpleQueue[Notice],
     stack: ExitStack,
 ) -> tuple[Start, Driver]:
-    """Compile the plan; another one if the planner thought that its plan fits and the
-    compiler says that it does not."""
+    """Start a driver that has compiled the plan; return it with its start.
+
+    If the planner's plan does not fit by the compiler's figures, plan again with these.
+    """
     try:
         driver = start_driver(start, dataset, shown, notices.put)
         return start, stack.enter_context(driver)
@@ -181,13 +183,13 @@ def _driver(
 
 
 def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning:
-    """Weigh plans, and move by them, as the settings say."""
+    """Return a `Replanning` that reports plans or moves to them, by the settings."""
 
     def keep(plan: Plan) -> str:
         path = config.run_dir / rundir.PROPOSED
         try:
             write_plan(path, plan)
-        except OSError as error:  # a full disk is no reason to end
+        except OSError as error:  # a full disk must not end the run
             warnings.warn(f"another plan is not kept: {error.strerror}", stacklevel=2)
             return ""
         return str(path)
@@ -202,7 +204,7 @@ def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning
 
 
 def _begin(start: Start, dataset: Dataset, driver: Driver) -> tuple[Journal, Journal]:
-    """Write what this start runs with; open metrics.jsonl and events.jsonl."""
+    """Write the files of this start; open metrics.jsonl and events.jsonl."""
     config, run_dir, check = start.config, start.config.run_dir, start.check_leases
     rundir.write_start(
         run_dir,
@@ -229,7 +231,7 @@ def _start_record(start: Start, driver: Driver) -> StartRecord:
 
 
 def _record_origin(start: Start, driver: Driver, recorder: Recorder) -> None:
-    """Record where the state is from, and what is not as before."""
+    """Record where the state is from, and how plan and settings have changed."""
     at, source = driver.at, start.choice.source
     recorder.apart(driver.places(), at)
     if driver.resumed is not None:

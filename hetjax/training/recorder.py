@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run records: lines in its journals, and words for people.
+"""Records what happens in a run: lines in its journals, and messages to users.
 
-Owns which line and which words each thing gets that happens in a run, between its start
-and its end. Does not own the journals as files (`directory/journal.py`) nor what
-happens (`loop.py`, `recovery/driver.py`).
+Owns the line and the message for each event between the run's start and its end. Does
+not own the journals as files (`directory/journal.py`) nor the events themselves
+(`loop.py`, `recovery/driver.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from hetjax.training.replanning.outcomes import Outcome
 
 
 class Recorder:
-    """Writes to the journals of a run, and shows."""
+    """Writes to the journals of a run, and shows messages."""
 
     def __init__(
         self,
@@ -42,29 +42,29 @@ class Recorder:
         self._shown, self._comparison = shown, comparison
 
     def note(self, text: str) -> None:
-        """Show it, and write it nowhere but in the log."""
+        """Show a message, and write it only to the log."""
         self._shown.note(text)
 
     def event(self, name: str, step: int, **details: Any) -> None:
-        """Append what happened to events.jsonl."""
+        """Append an event to events.jsonl."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._events.append({"event": name, "step": step, "time": now, **details})
 
     def step(self, line: dict[str, Any]) -> None:
-        """A step that was trained."""
+        """Record a step that was trained."""
         self._metrics.append(line)
         self._shown.trained(line)
 
     def skipped(
         self, step: int, commit: StepCommit, step_time_s: float, learning_rate: float
     ) -> None:
-        """A step that changed nothing."""
+        """Record a step that changed nothing."""
         line = skipped_line(step, commit, step_time_s, learning_rate)
         self._metrics.append(line)
         self.note(f"step {step} skipped: {line['reason']}")
 
     def compare(self, step: int, step_time_s: float) -> None:
-        """Say once for each plan how its measured step time compares to the predicted.
+        """Record once per plan how measured and predicted step time compare.
 
         A prediction may take a second.
         """
@@ -74,19 +74,19 @@ class Recorder:
             self.note(str(found))
 
     def slow(self, finding: Slowdown) -> None:
-        """Somebody has become slow, or is as before again."""
+        """Record that something has become slow, or is as before again."""
         name = "as_before" if finding.is_over else "slow"
         self.event(name, finding.step, **finding.values())
         self.note(str(finding))
 
     def replanning(self, outcome: Outcome) -> None:
-        """Another plan was weighed, or what a move to it has gained is clear."""
+        """Record that another plan was weighed, or what a move to it has gained."""
         self.event(outcome.name, outcome.step, **outcome.values())
         if words := str(outcome):
             self.note(words)
 
     def evaluation(self, line: dict[str, Any], num_steps: int) -> None:
-        """A validation loss."""
+        """Record a validation loss."""
         self._metrics.append(line)
         self.note(metrics_line(line, num_steps))
 
@@ -96,11 +96,11 @@ class Recorder:
             self.event(APART, step, folders=dict(folders))
 
     def saved(self, step: int) -> None:
-        """A checkpoint that is complete."""
+        """Record a checkpoint that is complete."""
         self.event("saved", step)
 
     def best(self, step: int, loss: float) -> None:
-        """Another checkpoint is the best one."""
+        """Record that another checkpoint is the best one."""
         self.event(BEST, step, **{VAL_LOSS: loss})
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ class Recorder:
         self._events.write_again()
 
     def notice(self, notice: Notice, step: int, goes_on: bool) -> None:
-        """Somebody asks the run to stop, or to go on without a node."""
+        """Record a request to stop, or to go on without a node."""
         grace_s, node = round(notice.grace_s, 1), notice.node
         self.event("noticed", step, node=node, source=notice.source, grace_s=grace_s)
         if node is not None:
@@ -123,7 +123,7 @@ class Recorder:
             )
 
     def reprovisioned(self, asked: CommandEnded, step: int) -> None:
-        """A command that asks for machines has ended."""
+        """Record that a command which asks for machines has ended."""
         how = asked.error or f"exit code {asked.code}"
         self.event(
             "reprovisioned",
@@ -139,7 +139,7 @@ class Recorder:
         )
 
     def recovery(self, recovered: Recovered) -> None:
-        """What a recovery has cost; the plan that follows from it is kept."""
+        """Record what a recovery has cost; write the plan that follows from it."""
         if recovered.plan is not None:
             assert recovered.cluster is not None
             rundir.write_layout(self._run_dir, recovered.cluster, recovered.plan)
@@ -165,7 +165,7 @@ class Recorder:
         )
 
     def rerouting(self, rerouted: Rerouted) -> None:
-        """Whose samples others train on until they are back."""
+        """Record which replicas' samples others train on until these are back."""
         took_s = sum(rerouted.seconds.values())
         self.event(
             "rerouted",
@@ -181,13 +181,13 @@ class Recorder:
         )
 
     def goodput(self, found: Goodput, step: int) -> None:
-        """What the time went into; it is shown if something was lost."""
+        """Record what the time went into; show it if the run was disturbed."""
         self.event("goodput", step, **found.values())
         if found.is_disturbed:
             self.note(str(found))
 
     def resumed(self, origin: Mapping[str, Any], step: int) -> None:
-        """Where the state is from that the run goes on with."""
+        """Record where the state is from that the run resumes with."""
         missing = missing_steps(read_journal(self._run_dir / rundir.METRICS), step)
         if missing:
             self.note(
@@ -203,7 +203,7 @@ class Recorder:
 
 
 def missing_steps(lines: Sequence[Mapping[str, Any]], last: int) -> list[int]:
-    """Steps up to the last that have no line, though later ones may.
+    """Return the steps up to `last` that have no line, though later ones may.
 
     >>> missing_steps([{"step": 1, "loss": 2.0}, {"step": 3, "reason": "overflow"}], 4)
     [2, 4]
@@ -213,7 +213,7 @@ def missing_steps(lines: Sequence[Mapping[str, Any]], last: int) -> list[int]:
 
 
 def moved_bytes(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
-    """How much state came from where, for people."""
+    """Return a text on how much state came from which tier."""
     return ", ".join(
         f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
         for tier, n in num_bytes.items()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's data: opened or prepared, and whether its sequences are packed.
+"""Opens or prepares a run's data, and decides whether its sequences are packed.
 
-Owns what is taken where nobody said, and which models rows are not for. Does not own
-how documents are packed (`data/packing.py`) nor what stages make of them
+Owns the default of `data.pack`, and which models cannot have packed or unpacked rows.
+Does not own how documents are packed (`data/packing.py`) nor how stages separate them
 (`stage/function.py`).
 """
 
@@ -21,7 +21,7 @@ from hetjax.training.settings.config import RunConfig
 def run_dataset(
     config: RunConfig, model: Model, previous: Previous | None, shown: Display
 ) -> Dataset:
-    """Open the run's own data, also if its source has changed since; else prepare."""
+    """Open the run's own data, even if its source has changed since, or prepare it."""
     shown.doing("opening the text")
     wanted, cache_dir = ingredients(config.data), config.data.cache_dir.expanduser()
     is_same = previous is not None and wanted == ingredients(previous.config.data)
@@ -40,10 +40,10 @@ def run_dataset(
 def with_packing(
     config: RunConfig, model: Model, previous: Previous | None
 ) -> RunConfig:
-    """Return the settings with what `data.pack` leaves open; a run keeps its own.
+    """Return the settings with `data.pack` filled in; a run keeps its former choice.
 
-    BadInput for a model that knows of no documents, and for another choice than the
-    run directory's.
+    Raises BadInput for a model that cannot separate documents, and for a choice that
+    differs from the run directory's.
     """
     asked = config.data.pack
     if asked and not can_pack(model):
@@ -64,7 +64,7 @@ def with_packing(
 
 
 def check_balance_loss(model: Model) -> None:
-    """Raise BadInput for a model whose experts would be balanced over padding, too."""
+    """Raise BadInput for a model whose balance loss would count padding, too."""
     routings = [getattr(module.config, "routing", None) for module in model.modules]
     if any(routing and routing.balance_coefficient for routing in routings):
         raise BadInput(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a run, with what is trained of it, and whether its weights are its own.
+"""Loads the model of a run with its trained part, and warns of unsuitable weights.
 
-Does not own how models are named (`models/named.py`) nor what fine-tuning makes of one
-(`models/finetuning.py`).
+Does not own how models are named (`models/named.py`) nor how fine-tuning changes a
+model (`models/finetuning.py`).
 """
 
 import warnings
@@ -18,13 +18,15 @@ from hetjax.training.settings.config import RunConfig
 
 
 def run_model(config: RunConfig) -> Model:
-    """Give what the run trains; BadInput for a model or a part that there is not."""
+    """Return the model that the run trains.
+
+    Raises BadInput if the model, or a part that is to be trained, does not exist.
+    """
     return fine_tuned(load_named(config.model), config.train, config.lora)
 
 
 def warn_of_other_model(config: RunConfig) -> None:
-    """Warn where weights to begin with are of a model that is like the run's in their
-    shapes alone."""
+    """Warn if the initial weights are of a model that only has the same shapes."""
     if config.init is None or is_function(config.model):
         return
     ours = numbers(named_config(config.model))
@@ -44,7 +46,7 @@ def warn_of_other_model(config: RunConfig) -> None:
 
 
 def warn_of_random_base(config: RunConfig) -> None:
-    """Warn where adapters are trained over weights that were never trained."""
+    """Warn if adapters are trained over weights that were never trained."""
     if config.lora.rank and config.init is None:
         warnings.warn(
             f"--lora.rank {config.lora.rank} without --init: the weights under the "

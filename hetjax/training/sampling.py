@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that is shown at an evaluation: what the model goes on with by now.
+"""Samples the text that is shown at an evaluation.
 
 Does not own how a token is chosen (`hetjax/serving/sampling.py`) nor how logits are
-found (`hetjax/training/recovery/driver.py`). Legend: V words.
+computed (`hetjax/training/recovery/driver.py`). Legend: V words.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ def sample_text(
     config: EvaluationConfig,
     seed: tuple[int, int],
 ) -> str:
-    """Return the prompt and what follows it; the same seed gives the same choice.
+    """Return the prompt and sampled text; the same seed gives the same choice.
 
-    `next_logits` gives the logits_V of the token after those that it gets.
+    `next_logits` returns the logits_V of the token after those that are passed to it.
     """
     sampling, rng = (
         Sampling(temperature=config.temperature),

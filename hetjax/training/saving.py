@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: when one is started, checked, recorded, and the last one.
+"""Starts, checks and records the checkpoints of a run, and makes the last one.
 
-Owns that only a state in order is saved, and that a run ends with its state saved. Does
+Owns that only a sound state is saved, and that a run ends with its state saved. Does
 not own writing (`hetjax/checkpoint/`) nor when a checkpoint is due (`loop.py`).
 """
 
@@ -15,7 +15,7 @@ from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.rollback import NotFinite, disagreed
 
-_NUM_LAST_SAVES = 3  # a worker may be lost in one, and a disk full in another
+_NUM_LAST_SAVES = 3  # one may lose a worker, and another meet a full disk
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,11 +34,11 @@ class Saving:
     _recorded_best: int | None = None
 
     def begin(self) -> None:
-        """What the driver goes on from is recorded already."""
+        """Take the checkpoint that the driver resumes from as recorded already."""
         self._recorded, self._recorded_best = self.driver.saved, self.best.step
 
     def save(self, step: int) -> None:
-        """Start a checkpoint, unless the one before is still being written."""
+        """Start a checkpoint, unless the previous one is still being written."""
         self.restore_files()
         self.check_state(step, *self.driver.check())
         self._check_saved_is_finite(step)
@@ -52,7 +52,7 @@ class Saving:
             )
 
     def save_last(self, step: int) -> None:
-        """Save until a checkpoint of this step is complete; RunFailed if none is."""
+        """Save until a checkpoint of this step is complete; else raise RunFailed."""
         for number in range(_NUM_LAST_SAVES + 1):
             self.driver.wait_saved()
             self.record()
@@ -69,14 +69,14 @@ class Saving:
         )
 
     def newest(self) -> int | None:
-        """The newest complete checkpoint, once nothing is being written any more."""
+        """Wait for all writes to end; return the newest complete checkpoint."""
         self.driver.wait_saved()
         return self.driver.saved
 
     def check_state(
         self, step: int, is_finite: bool, found: Sequence[Disagreement]
     ) -> None:
-        """Raise RollbackNeeded unless the weights after this step are in order."""
+        """Raise RollbackNeeded unless the weights after this step are sound."""
         if found:
             raise disagreed(step, found, self.driver.plan)
         if not is_finite:
@@ -91,7 +91,7 @@ class Saving:
             self.record_best()
 
     def record_best(self) -> None:
-        """Record which checkpoint is the best, if another one is."""
+        """Record the best checkpoint, if it has changed."""
         step, loss = self.best.step, self.best.loss
         if step is not None and loss is not None and step != self._recorded_best:
             self.recorder.best(step, loss)

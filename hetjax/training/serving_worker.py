@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that serve a run's model instead of training it: their settings and work.
+"""Defines settings and work of workers that serve a run's model instead of training it.
 
-Owns these settings, the served model (no expert turns a token away) and the class of
-stages. Does not own the devices of a worker (`worker.py`), nor what is asked of it
+Owns these settings, the served model (its experts drop no tokens) and the class of
+stages. Does not own the devices of a worker (`worker.py`), nor the requests to it
 (`hetjax/serving/model_on_plan.py`).
 """
 
@@ -28,7 +28,7 @@ _IN_USE = "in_use"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingWork:
-    """One worker's part of a served model, which has no data of its own."""
+    """One worker's part of a served model; it has no data."""
 
     runtime: StageRuntime
 
@@ -55,12 +55,12 @@ def serving_settings(
 
 
 def is_serving(settings: Mapping[str, Any]) -> bool:
-    """Whether the settings are those."""
+    """Return whether the settings are from `serving_settings`."""
     return _IN_USE in settings
 
 
 def model_of(settings: Mapping[str, Any], config: RunConfig) -> Model:
-    """Give the run's model, as it is trained or used; errors as of `run_model`."""
+    """Return the run's model, as it is trained or served; raises as `run_model`."""
     model = run_model(config)
     if not is_serving(settings):
         return model
@@ -72,7 +72,7 @@ def model_of(settings: Mapping[str, Any], config: RunConfig) -> Model:
 
 
 def stages_for(settings: Mapping[str, Any]) -> Callable[..., StageRuntime]:
-    """Give what makes the stages of a worker."""
+    """Return the function that makes the stages of a worker."""
     if not is_serving(settings):
         return StageRuntime
     if settings[_IN_USE]["ema"]:

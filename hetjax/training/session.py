@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run from its settings to its end: what stands before and after the loop.
+"""Takes one run from its settings to its end: all that surrounds the loop.
 
 Owns the order of set-up, resuming, and what stays open between two calls to train. Does
 not own what a start settles (`start.py`), the loop (`loop.py`), what is recorded
@@ -64,12 +64,12 @@ def run(
     observers: Sequence[ObserverSource] = (),
     reprovision: Sequence[str] = (),
 ) -> int:
-    """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
+    """Train, or resume the run in `run_dir`; return the exit code 0 or 4.
 
-    `preset` gives the cluster and the plan to fall back on, and the command
-    `reprovision` asks for missing nodes. Raises BadInput before anything is written,
-    RunFailed where training cannot go on, Interrupted by SIGINT or SIGTERM where there
-    is nothing to save.
+    `preset` gives the default cluster and plan. The command `reprovision` asks for
+    missing nodes. Raises BadInput before anything is written, RunFailed if training
+    cannot continue, and Interrupted by SIGINT or SIGTERM while there is nothing to
+    save.
     """
     check_config(config)
     code: int | None = None
@@ -88,14 +88,14 @@ def run(
         if code is None:
             raise
     assert code is not None
-    return code  # whatever has cut short what came after it
+    return code  # even if a signal has cut short what came after `fit`
 
 
 class Session(ExitStack):
-    """A run in a directory that is held; its state stays within `with`.
+    """A run in a locked directory; its state stays open within `with`.
 
-    `cluster` and `plan` come before those of files. `again` is what people are told to
-    do to go on. Each call shows how it goes, and raises as `run` does.
+    `cluster` and `plan` take precedence over those of files. `again` names what users
+    do to resume. Each call shows its progress, and raises as `run` does.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Session(ExitStack):
         self._opened: OpenRun | None = None
 
     def fit(self, shown: Display, num_steps: int | None = None) -> int:
-        """Train to the last step, or for so many; return the exit code."""
+        """Train to the last step, or for `num_steps`; return the exit code."""
         config = self._config
         if num_steps is not None:
             config = replace(config, stop_after=num_steps)
@@ -144,28 +144,28 @@ class Session(ExitStack):
             raise
 
     def evaluate(self, shown: Display) -> Mapping[str, Any]:
-        """Return the line of `metrics.jsonl` on the validation loss of the state."""
+        """Return the line of `metrics.jsonl` with the validation loss of the state."""
         self._look(shown, lambda loop: loop.evaluate(loop.driver.at))
         lines = read_journal(self._config.run_dir / rundir.METRICS)
         return next(line for line in reversed(lines) if "val_loss" in line)
 
     def sample(self, shown: Display, evaluation: EvaluationConfig) -> str:
-        """Return a text that the model goes on with."""
+        """Return a text that is sampled from the model."""
         check_config(replace(self._config, evaluation=evaluation))
         return self._look(shown, lambda loop: loop.sample(loop.driver.at, evaluation))
 
     def plan(self, shown: Display) -> Plan:
-        """Return the plan of now; another one may follow when nodes come and go."""
+        """Return the current plan; another one may follow when nodes come and go."""
         if self._opened is not None:
             return self._opened.driver.plan
         return self._settle(shown).choice.plan
 
     def workers(self, shown: Display) -> Mapping[str, int]:
-        """Process ids by worker, of those on this machine."""
+        """Return process ids by worker, for the workers on this machine."""
         return self._open(shown).driver.pids
 
     def batch(self, shown: Display, step: int) -> Batch:
-        """Return what a step trains on, counted from 1; BadInput for another number."""
+        """Return the batch of a step, counted from 1; raises BadInput out of range."""
         config = self._config
         if not 1 <= step <= config.steps:
             raise BadInput(
@@ -183,7 +183,7 @@ class Session(ExitStack):
         return self._opened.driver.at == self._config.steps
 
     def _settle(self, shown: Display) -> Start:
-        """Find out, once, what the run is to go on from, where, and by which plan."""
+        """Settle once from which state, where and by which plan the run resumes."""
         if self._settled is None:
             self._settled = settle(
                 self._config,
@@ -197,7 +197,7 @@ class Session(ExitStack):
         return self._settled
 
     def _open(self, shown: Display) -> OpenRun:
-        """Make the state ready, once, and write what the run goes on with."""
+        """Prepare the state, once, and write the files of this start."""
         if self._opened is None:
             self._opened = open_run(
                 self._settle(shown),
@@ -222,7 +222,7 @@ class Session(ExitStack):
                 stack.enter_context(stop.after(config.max_hours, self._begin_s))
             on_notice = partial(_on_notice, driver, stop, recorder)
             stack.enter_context(Watch(on_notice, run_dir))
-            # a thread of its own: a cloud's server may be slow to answer
+            # a separate thread, as a cloud's server may be slow to answer
             workers = notices_of_workers(found.worker_notices)
             every_s = {workers: _WORKERS_NOTICES_EVERY_S}
             stack.enter_context(Watch(on_notice, None, every_s))
@@ -251,7 +251,7 @@ class Session(ExitStack):
     def _loop(
         self, found: OpenRun, config: RunConfig, recorder: Recorder, stop: StopRequest
     ) -> Loop:
-        """A loop on the state, which follows recoveries."""
+        """Return a loop on the state, which follows recoveries."""
         driver = found.driver
         loop = Loop(
             config=config,
@@ -291,13 +291,13 @@ class Session(ExitStack):
         return loop
 
     def _device_use(self, driver: Driver) -> DeviceUse:
-        """What is known of the present devices; nothing if they are simulated."""
+        """Return what is known of the current devices; nothing if simulated."""
         if self._config.simulate:
             return DeviceUse()
         return device_use(driver.plan, self._model, driver.cluster)
 
     def _look(self, shown: Display, look: Callable[[Loop], T]) -> T:
-        """Look at the state without training, again if a worker was lost meanwhile."""
+        """Call `look` without training, again if a worker was lost meanwhile."""
         found = self._open(shown)
         loop = self._loop(found, self._config, found.recorder(shown), StopRequest())
         while True:
@@ -310,7 +310,7 @@ class Session(ExitStack):
 def _on_notice(
     driver: Driver, stop: StopRequest, recorder: Recorder, notice: Notice
 ) -> None:
-    """Go on without the notice's node, if it names one, else stop."""
+    """Let the run go on without the notice's node if it can, else stop it."""
     goes_on = notice.node is not None and driver.leave(notice.node)
     if not goes_on:
         stop.on_notice(notice)

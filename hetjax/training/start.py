@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a start of a run settles before it writes anything: one frozen value.
+"""Settles a start of a run, before anything is written, into one frozen value.
 
 Owns the order in which the run directory, its checkpoints, the devices and the plan are
-looked at: all that a user may have got wrong comes before anything is written. Does
-not own the parts (`directory/`, `layout/`) nor what is built from them
-(`driver_setup.py`).
+examined: every mistake of a user is found before anything is written. Does not own the
+parts (`directory/`, `layout/`) nor what is built from them (`driver_setup.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +44,7 @@ from hetjax.training.worker import first_weights
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a start has found out: the run's settings, devices, plan and progress."""
+    """What a start has settled: the run's settings, devices, plan and progress."""
 
     config: RunConfig
     model: Model
@@ -55,16 +54,16 @@ class Start:
     claim: Claim
     saved: int | None
     is_done: bool
-    leases: Leases | None = None  # once it is to write
+    leases: Leases | None = None  # taken before the start writes anything
 
     def check_leases(self) -> None:
-        """Raise LeaseLost if the run may not write any more."""
+        """Raise LeaseLost if the run may no longer write."""
         if self.leases is not None:
             self.leases.check()
 
     @property
     def number(self) -> int:
-        """Greater with each start of the run."""
+        """The number of this start, which grows with each start of the run."""
         return 0 if self.leases is None else self.leases.start
 
     @property
@@ -78,7 +77,7 @@ class Start:
 
     @property
     def run(self) -> RunIdentity:
-        """Which run it is, as far as is known before workers have looked."""
+        """The run's identity, as far as it is known before workers report saves."""
         return provisional(self.claim)
 
 
@@ -91,10 +90,10 @@ def settle(
     cluster: Cluster | None = None,
     plan: Plan | None = None,
 ) -> Start:
-    """Find out what the run is to go on from, where, and by which plan.
+    """Determine from which state, where and by which plan the run resumes.
 
-    `cluster` and `plan` come before those of files and of the preset. Raises BadInput
-    and NoFeasiblePlan; writes nothing.
+    `cluster` and `plan` take precedence over those of files and of the preset. Raises
+    BadInput and NoFeasiblePlan; writes nothing.
     """
     previous = rundir.read_previous(config.run_dir)
     if previous is not None:
@@ -105,7 +104,7 @@ def settle(
     claim = identified_here(config, claim_of(config, previous), shown)
     saved, is_done = read_progress(config, provisional(claim), shown)
     if saved is None:
-        first_weights(config, model)  # refuses what could not be read
+        first_weights(config, model)  # refuses weights that cannot be read
         warn_of_other_model(config)
         warn_of_random_base(config)
     shown.doing("looking for devices")
@@ -126,7 +125,7 @@ def settle(
 
 
 def with_other_plan(start: Start, preset: Preset, shown: Display) -> Start:
-    """The start with another plan, as the compiler has refused the planner's."""
+    """Return the start with another plan, after the compiler refused the planner's."""
     choice = choose_plan(
         start.config,
         start.model,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.training.worker`: a worker process of a run.
 
-Owns what a worker makes of the settings that it is sent (devices, model, data), the
-thread that makes the next step's batch meanwhile, and that a worker hears the notices
-of its own machine. Started by a controller, which writes one line to its standard
-input; not meant to be typed. Does not own what is in a batch (`data/batches.py`).
+Owns what a worker builds from the settings that it receives (devices, model, data), the
+thread that prefetches the next step's batch, and the watch for notices of the worker's
+own machine. A controller starts it and writes one line to its standard input; it is not
+meant to be typed. Does not own what is in a batch (`data/batches.py`).
 """
 
 import os
@@ -55,7 +55,7 @@ from hetjax.training.settings.values import config_values, read_config
 
 
 class BatchPrefetcher:
-    """Gives global batches by step; steps asked for in order do not wait."""
+    """Returns global batches by step; it prefetches, so steps in order do not wait."""
 
     def __init__(self, samples: Samples, global_batch: int) -> None:
         self._samples, self._global_batch = samples, global_batch
@@ -63,7 +63,7 @@ class BatchPrefetcher:
         self._ahead: dict[int, Future[Batch]] = {}
 
     def batch(self, step: int) -> Batch:
-        """Give the batch of the step with this index and start on the next one."""
+        """Return the batch of the step with this index; start to make the next one."""
         made = self._ahead.pop(step, None) or self._make(step)
         self._ahead = {step + 1: self._make(step + 1)}
         return made.result()
@@ -76,7 +76,7 @@ class BatchPrefetcher:
 
 
 def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
-    """Give the run's training batches; BadInput for a text that is too short."""
+    """Return the run's training batches. Raises BadInput if the text is too short."""
     found = samples(
         dataset.trains,
         config.seq_len,
@@ -88,7 +88,7 @@ def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
 
 
 def held_out(config: RunConfig, dataset: Dataset) -> list[Batch]:
-    """Give the batches of every evaluation; BadInput for a text that is too short."""
+    """Return every evaluation's batches. Raises BadInput if the text is too short."""
     return validation_batches(
         dataset.validations,
         config.seq_len,
@@ -127,8 +127,9 @@ def worker_settings(
 ) -> dict[str, Any]:
     """Return what workers need to know, as JSON values; `cluster` is TOML.
 
-    The `lease` of the run, as of `sees_lease`, tells those who may be elsewhere whether
-    they see its directory, and `models` what they get of the controller's.
+    By the `lease` of the run, the arguments of `sees_lease`, workers that may be
+    elsewhere find out whether they see its directory. `models` are those that they can
+    get from the controller.
     """
     return {
         "config": config_values(config),
@@ -147,9 +148,11 @@ def work_of(
     only_code: str | None = None,
     giver: GiverPlace | None = None,
 ) -> Work:
-    """Make a worker's part from what its controller was given by `worker_settings`, or
-    by `serving_settings`; with `only_code` no other function is called. The `giver` has
-    what this machine lacks."""
+    """Return a worker's part, built from its `worker_settings` or `serving_settings`.
+
+    With `only_code` no other function is called. The `giver` has the files that this
+    machine lacks.
+    """
     config = _config(settings, only_code, giver)
     if is_serving(settings):
         return ServingWork(runtime=_runtime(worker, settings, config))
@@ -173,16 +176,19 @@ def warm_up(
     only_code: str | None = None,
     giver: GiverPlace | None = None,
 ) -> None:
-    """Compile what a worker would have to for these settings."""
+    """Compile what a worker with these settings would have to compile."""
     _runtime(worker, settings, _config(settings, only_code, giver)).compile()
 
 
 def _config(
     settings: Mapping[str, Any], only_code: str | None, giver: GiverPlace | None
 ) -> RunConfig:
-    """The settings of the controller, which is authenticated, and answers for the model
-    that it names, unless this machine itself has said which code may be called; from
-    here on what is compiled is kept where they say."""
+    """Return the controller's settings, with a model that may be loaded.
+
+    The controller is authenticated. So the model that it names is trusted, unless this
+    machine has said by `only_code` which code may be called. From here on, compiled
+    programs are kept in the cache of the settings.
+    """
     config = read_config(settings["config"], "settings")
     cache_dir, lease = config.data.cache_dir.expanduser(), settings.get("lease")
     keep_compiled(cache_dir)
@@ -200,11 +206,11 @@ def first_weights(
     *,
     lets_go: bool = False,
 ) -> Weights | None:
-    """Give what the run begins with, if that is not drawn from its seed, and what it
-    comes back to if some of it is frozen. What is read has the dtype; files stay in
-    memory unless it `lets_go` of them.
+    """Return the weights that the run begins with, from which frozen ones are restored.
 
-    BadInput where the folder is not whole, or is another model's.
+    None if all are drawn from the seed and none are frozen. Weights that are read have
+    the `dtype`; files stay in memory unless the reader `lets_go` of them. Raises
+    BadInput if the folder is incomplete or another model's.
     """
     if config.init is None:
         is_frozen = any(spec.frozen for spec in model.modules)
@@ -214,7 +220,7 @@ def first_weights(
     return weights
 
 
-# the same object each time, by which programs that were compiled ahead are found
+# cached: programs that were compiled ahead are found by the identity of this object
 _rule = lru_cache(maxsize=4)(optimizer)
 
 
@@ -240,13 +246,13 @@ def _runtime(
 
 
 def device_kinds(config: RunConfig, cluster: Cluster) -> dict[str, str]:
-    """Give what the nodes compute on, of which some are CPUs that stand in."""
+    """Return the kind of device by node; CPU if CPUs stand in for the devices."""
     is_cpu = config.simulate or config.platform == "cpu"
     return {node.name: CPU if is_cpu else node.device for node in cluster.nodes}
 
 
 def _devices(worker: str, cluster: Cluster, config: RunConfig) -> Sequence[jax.Device]:
-    """The devices of the worker's node, also those of its other hosts."""
+    """Return the devices of the worker's node, including those of its other hosts."""
     (node,) = cluster.nodes
     if config.simulate or config.platform == "cpu" or node.device == "cpu":
         simulate_devices(node.devices_per_host)
@@ -281,11 +287,11 @@ def serve_run(bootstrap: WorkerBootstrap) -> None:
 
 
 def main() -> None:
-    """Serve the controller that has written where it is."""
+    """Serve the controller that writes a bootstrap to standard input."""
     serve_run(read_bootstrap(sys.stdin.readline()))
     sys.stdout.flush()
     sys.stderr.flush()
-    # what still compiles ahead would abort where the interpreter ends under it
+    # a compilation that still runs would abort when the interpreter ends
     os._exit(0)
 
 

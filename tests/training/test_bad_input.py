@@ -474,4 +474,4 @@ def test_the_help_lists_the_presets_and_their_options(
         main(["tiny", "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "--optimizer.learning-rate" in text and "Steps in all" in text
+    assert "--optimizer.learning-rate" in text and "Steps in total" in text

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may write: a lease with a number on a folder or a store, which one holder has.
+"""Defines numbered leases on a folder or a store, whose one holder may write.
 
     lease/0000000003/holder        created once: who holds number 3
-    lease/0000000003/renewed-12    another one every few seconds, as long as it does
-    lease/0000000003/released      once it does not any more
+    lease/0000000003/renewed-12    a new one every few seconds while it is held
+    lease/0000000003/released      created when the holder releases it
 
-Owns taking, renewing and giving back a lease. The greatest number is the one that
-counts, so whoever has another may not write any more, and what is written carries the
-number. A store creates an object once (by a link on a disk, by a precondition in a
-bucket), which alone decides who is first: no lock of a system, and no clock of another
-machine. Does not own what is written under a lease (`writer.py`, `uploader.py`).
+Owns taking, renewing and releasing a lease. Only the greatest number counts: the holder
+of a smaller one may not write any more. What is written carries the number. A store
+creates an object once (by a link on a disk, by a precondition in a bucket). That alone
+decides who is first: no system lock, and no clock of another machine. Does not own what
+is written under a lease (`writer.py`, `uploader.py`).
 """
 
 import threading
@@ -32,11 +32,11 @@ from hetjax.errors import BadInput, RunFailed
 from hetjax.files.parsing import json_value
 from hetjax.files.tables import read_fields
 
-LEASE_S = 60.0  # without a renewal, by the clock of whoever waits for it, it is over
+LEASE_S = 60.0  # until a lease without renewal is over, by the waiter's clock
 RENEW_S = 10.0
 _LOOK_S = 0.5
 _PREFIX, _HOLDER, _RENEWED, _RELEASED = "lease/", "holder", "renewed-", "released"
-_END_S = 5.0  # for giving it back: whoever comes next can do without
+_END_S = 5.0  # timeout of a release: the next holder can do without it
 
 
 class LeaseHeld(BadInput):
@@ -49,7 +49,7 @@ class LeaseLost(RunFailed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sighting:
-    """All that there was of a lease at a time of this process's clock."""
+    """The objects of a lease that existed at a time of this process's clock."""
 
     names: frozenset[str]
     at_s: float
@@ -57,10 +57,10 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What keeps a process from writing whose lease is over; number 0: nothing does.
+    """Keeps a process from writing once its lease is over; number 0: no check.
 
-    `where` is for people: what it is the lease of. `beside` is another one that must
-    not be over either.
+    `where` tells people what the lease is for. `beside` is another fence whose lease
+    must not be over either.
     """
 
     store: Store
@@ -69,7 +69,7 @@ class Fence:
     beside: "Fence | None" = None
 
     def check(self) -> None:
-        """Raise LeaseLost if somebody has a greater number."""
+        """Raise LeaseLost if another process has a greater number."""
         if self.beside is not None:
             self.beside.check()
         newest = last_number(self.store) if self.number else 0
@@ -78,7 +78,7 @@ class Fence:
 
     @contextmanager
     def around(self, undo: Callable[[], None]) -> Iterator[None]:
-        """Do what may be done under the lease alone; undone if it was over meanwhile.
+        """Run a block that needs the lease; call `undo` if the lease ended meanwhile.
 
         Raises LeaseLost.
         """
@@ -92,7 +92,7 @@ class Fence:
 
 
 class Lease:
-    """A lease that this process has taken, and renews until it is given back."""
+    """A lease that this process has taken, and renews until it is released."""
 
     def __init__(self, fence: Fence, renew_s: float, holder: Holder) -> None:
         self.fence, self.number, self._store = fence, fence.number, fence.store
@@ -105,7 +105,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """What the holder's file says, and no other holder's does."""
+        """The holder's token, which is in the holder's file and unique."""
         return self._holder.token
 
     def __enter__(self) -> Self:
@@ -115,12 +115,12 @@ class Lease:
         self.release()
 
     def check_seen(self) -> None:
-        """Raise LeaseLost if it was seen to be over at the last renewal."""
+        """Raise LeaseLost if the last renewal found that the lease is over."""
         if self._over is not None:
             raise self._over
 
     def release(self) -> None:
-        """Let the next one begin at once."""
+        """Release the lease, so that the next holder can begin at once."""
         self._ended.set()
         self._thread.join(_END_S)
         with suppress(OSError, BadInput):
@@ -128,20 +128,23 @@ class Lease:
                 self._store.put_text(_name(self.number, _RELEASED), "")
 
     def assert_again(self) -> None:
-        """Say who holds it, if somebody has removed that.
+        """Write the holder's file again, in case another process removed it.
 
         Raises Conflict if another process took the same number since.
         """
         self._store.put_text(_name(self.number, _HOLDER), holder_text(self._holder))
 
     def forget(self) -> None:
-        """Remove all traces of it, once it is given back; its number may come again."""
+        """Remove all objects of the released lease; its number may then be reused."""
         own = [n for n in self._store.names(_PREFIX) if _number_of(n) == self.number]
         if not self._has_another_holder():
             self._store.remove(own)
 
     def _has_another_holder(self) -> bool:
-        """Whether all leases were removed, and another process took this number."""
+        """Return whether another process has taken this number.
+
+        This can happen once all leases were removed.
+        """
         found = holder_of(self._store, self.number)
         return found is not None and found.token != self._holder.token
 
@@ -155,8 +158,8 @@ class Lease:
             except LeaseLost as lost:
                 self._over = lost
                 return
-            except (OSError, BadInput) as error:  # it is tried again
-                with suppress(Warning):  # lives on where warnings are made errors
+            except (OSError, BadInput) as error:  # retried at the next renewal
+                with suppress(Warning):  # survives where warnings are errors
                     warnings.warn(
                         f"the lease on {self.fence.where} was not renewed ({error}); "
                         f"after {LEASE_S:g} s others may take it over",
@@ -184,12 +187,12 @@ def acquire(
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
 ) -> Lease:
-    """Take the lease; raises Held if another process has it, and OSError.
+    """Take the lease; raises LeaseHeld if another process has it, and OSError.
 
-    From one that is known to be dead, or gave it back, at once; else once it was not
-    renewed for `lease_s`, from when it was first `seen` on. `report_line` gets that
-    this has to be waited for. `check` sees the number and the holder of the last lease
-    first, and may raise.
+    Takes it at once from a holder that released it or is known to be dead. Otherwise
+    waits until the holder has not renewed it for `lease_s`, counted from when it was
+    first `seen`. `report_line` gets a message about this wait. `check` is called first
+    with the number and the holder of the last lease, and may raise.
     """
     last = last_number(store)
     if last:
@@ -205,7 +208,7 @@ def acquire(
         raise _held(store, where, number) from conflict
     if (
         newest := last_number(store)
-    ) != number:  # it came when we had long been overtaken
+    ) != number:  # our file came after we were overtaken
         raise _held(store, where, newest)
     old = [name for name in store.names(_PREFIX) if _number_of(name) < number]
     store.remove(old)
@@ -224,7 +227,7 @@ def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
 
 
 def look(store: Store) -> Sighting:
-    """Note what there is of the lease now, so that waiting for its end begins now."""
+    """Record the lease's objects now, so that waiting for its end begins now."""
     names = frozenset(_from(store, last_number(store)))
     return Sighting(names=names, at_s=time.monotonic())
 
@@ -237,7 +240,7 @@ def await_end(
     held_for: HeldFor = NOBODY,
     lease_s: float = LEASE_S,
 ) -> None:
-    """Return once the last lease is over, if there is one; raises Held if it is not."""
+    """Wait until the last lease, if any, is over; raises LeaseHeld if it is renewed."""
     last = last_number(store)
     if last:
         holder = holder_of(store, last)
@@ -274,13 +277,13 @@ def _await_end(
 
 
 def is_free(store: Store) -> bool:
-    """Whether nobody ever took the lease, or the last holder gave it back."""
+    """Return whether the lease was never taken, or was released by its last holder."""
     last = last_number(store)
     return not last or _is_over(_from(store, last), last)
 
 
 def _from(store: Store, number: int) -> set[str]:
-    """All that there is of the leases from this one on."""
+    """Return the names of all objects of the leases from this number on."""
     return {name for name in store.names(_PREFIX) if _number_of(name) >= number}
 
 
@@ -299,7 +302,7 @@ def _held(store: Store, where: str, number: int) -> LeaseHeld:
 
 
 def holder_of(store: Store, number: int) -> Holder | None:
-    """Who took the lease of this number; None if that cannot be read."""
+    """Return who took the lease of this number; None if that cannot be read."""
     try:
         text = store.get_text(_name(number, _HOLDER))
         if text is None:
@@ -310,7 +313,7 @@ def holder_of(store: Store, number: int) -> Holder | None:
 
 
 def last_number(store: Store) -> int:
-    """The greatest number of all leases so far; 0 if there was none."""
+    """Return the greatest number of all leases so far; 0 if there was none."""
     return max(map(_number_of, store.names(_PREFIX)), default=0)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds a lease: a process of some machine, and the run that it holds it for.
+"""Defines the holder of a lease: a process of some machine, and its run.
 
-Owns telling whether a holder is known to be dead, or to live. Does not own leases
+Owns the test whether a holder is known to be dead or alive. Does not own leases
 (`lease.py`).
 """
 
@@ -18,7 +18,7 @@ from hetjax.checkpoint.run_identity import UNIDENTIFIED, RunId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A process: `machine` tells whether its number means the same here.
+    """A process; `machine` tells whether its `pid` means the same here.
 
     It holds the lease for the run with the identity `run`, whose directory is `home`.
     """
@@ -37,7 +37,7 @@ class Holder:
 
     @property
     def is_known_dead(self) -> bool:
-        """Whether it was a process of this machine, and is none any more."""
+        """Whether it was a process of this machine and has ended."""
         return self._is_here and _started(self.pid) != self.started
 
     @property
@@ -53,9 +53,9 @@ class Holder:
 class HeldFor:
     """The run that a lease is taken for.
 
-    `home` names its directory, so that the directory of one process can be
-    distinguished from a copy of it. One that `succeeds` follows at once on a holder
-    from the same home: the lease on that tells that it is over.
+    `home` names the run's directory, and distinguishes it from a copy. If the new
+    holder `succeeds`, it need not wait for a holder from the same home: the lease on
+    that home shows that the earlier one is over.
     """
 
     run: RunId = UNIDENTIFIED
@@ -63,14 +63,14 @@ class HeldFor:
     succeeds: bool = False
 
     def follows(self, holder: Holder | None) -> bool:
-        """Whether this holder need not be waited for."""
+        """Return whether the new holder need not wait for this one."""
         if holder is None:
             return False
         is_earlier = self.succeeds and bool(self.home) and holder.home == self.home
         return is_earlier or holder.is_known_dead
 
     def excludes(self, holder: Holder | None) -> bool:
-        """Whether this holder is known to go on, in another directory."""
+        """Return whether this holder is known to be alive in another directory."""
         if holder is None or not holder.home or holder.home == self.home:
             return False
         return holder.is_known_alive
@@ -94,12 +94,12 @@ def holder_here(held_for: HeldFor) -> Holder:
 
 
 def holder_text(holder: Holder) -> str:
-    """Return what a lease's file says of its holder."""
+    """Return the text of a lease's holder file."""
     return json.dumps(asdict(holder)) + "\n"
 
 
 def _machine() -> str:
-    """This start of this machine, and its space of process ids; "" if unknown."""
+    """Return this boot of this machine and its space of process ids; "" if unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -107,9 +107,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine was started, in its own words; "" if it is none.
+    """Return the start time of a local process, in ticks as text; "" if there is none.
 
-    Ids are given out again, both together are not.
+    The system reuses ids, but not the pair of id and start time.
     """
     with suppress(OSError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names of S3 buckets and servers are taken, before anything is sent or written.
+"""Checks names of S3 buckets and servers before anything is sent or written.
 
 Owns the spelling of `s3://BUCKET/PREFIX` and of an endpoint. Credentials in either are
-refused, and not repeated: they would end up in a run's files. Does not own the store
-(`s3.py`), whose library this file does without.
+refused and not repeated: they would end up in a run's files. Does not own the store
+(`s3.py`), whose library this file does not import.
 """
 
 import re
@@ -18,7 +18,7 @@ _OPTION = "--checkpoint.endpoint"
 
 
 def endpoint_problems(url: str | None, endpoint: str | None) -> Iterator[BadInput]:
-    """What is wrong with a server's URL, or with one for a store that has none."""
+    """Yield what is wrong with an endpoint, also if this store can have none."""
     if endpoint is None:
         return
     if not (url or "").startswith(S3):
@@ -38,11 +38,11 @@ def endpoint_problems(url: str | None, endpoint: str | None) -> Iterator[BadInpu
 
 
 def bucket_problems(url: str) -> Iterator[BadInput]:
-    """What is wrong with the URL of a store in a bucket of S3."""
+    """Yield what is wrong with the URL of a store in an S3 bucket."""
     bucket, _, prefix = url.removeprefix(S3).partition("/")
     if not bucket:
         got = f"checkpoint store {url} without the name of a bucket"
-    elif not _BUCKET.fullmatch(bucket):  # it may hold a password
+    elif not _BUCKET.fullmatch(bucket):  # not shown: it may hold a password
         got = f"checkpoint store {S3}... with what is no name of a bucket"
     elif any(part in ("", ".", "..") for part in prefix.strip("/").split("/")[1:]):
         got = f"checkpoint store {url}, whose prefix has an empty part, . or .."

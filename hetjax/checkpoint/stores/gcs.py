@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in a bucket of Google Cloud Storage.
+"""Keeps checkpoints in a bucket of Google Cloud Storage.
 
 Owns `GcsStore`: create-only uploads, checked downloads, and which of the client's many
-errors may pass. Does not own the protocol that it follows, attempts and checks
-(`store.py`). Imported only when a gs:// URL is opened.
+errors are transient. Does not own the store protocol, retries and checks (`store.py`).
+Imported only when a gs:// URL is opened.
 """
 
 import http.client
@@ -171,9 +171,9 @@ class GcsStore:
         self._compare(name, record)
 
     def _compare(self, name: str, expected: FileRecord) -> None:
-        """Pass if the object is the one we want: a peer's, or our own from before.
+        """Raise Conflict unless the object is as expected: a peer's or our own.
 
-        An upload whose reply was lost ends up here, too.
+        An upload whose reply was lost also ends up here.
         """
         blob = self._blob(name)
         try:
@@ -184,7 +184,7 @@ class GcsStore:
         check_same(self._url(name), found, expected)
 
     def _transfer_options(self, size_bytes: int = 0) -> dict[str, Any]:
-        """Timeout and retry; the client retries only where it resumes a transfer."""
+        """Return timeout and retry; the client only retries resumable transfers."""
         retry = self._retry_chunk if size_bytes > _RESUMABLE_BYTES else None
         return {"timeout": self._timeout_s, "retry": retry}
 
@@ -196,7 +196,7 @@ class GcsStore:
 
 
 class _Limited:
-    """A file whose reader waits for bandwidth; what `upload_from_file` needs of one."""
+    """A file whose reads wait for bandwidth, as far as `upload_from_file` needs one."""
 
     def __init__(self, file: IO[bytes], limit: BandwidthLimit) -> None:
         self._file, self._limit = file, limit
@@ -211,8 +211,10 @@ class _Limited:
 def open_bucket(
     bucket: str, prefix: str, limit: BandwidthLimit, is_tried: bool = True
 ) -> TimeLimitedStore:
-    """The store; if it is tried, after listing and writing there: BadInput where that
-    cannot be."""
+    """Open the store, and if `is_tried`, list and write there.
+
+    Raises BadInput if that fails.
+    """
     url = f"gs://{bucket}/{prefix}"
     if not bucket:
         raise BadInput(
@@ -250,10 +252,10 @@ def open_bucket(
 
 @contextmanager
 def _errors_translated(url: str) -> Iterator[None]:
-    """Raise our errors for the client's, by what follows from them."""
+    """Replace the client's errors by ours, which say how to react."""
     try:
         yield
-    except BadInput:  # ours, and a ValueError too
+    except BadInput:  # already ours; it is a ValueError too
         raise
     except _CLIENT_ERRORS as error:
         raise _classify(url, error) from error

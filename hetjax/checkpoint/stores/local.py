@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in a folder that outlives the machine, on a shared file system.
+"""Keeps checkpoints in a folder that outlives the machine, on a shared file system.
 
 Owns `FileStore`: objects as files that are created once and never overwritten. Does not
-own the protocol that it follows, attempts and checks (`store.py`).
+own the store protocol, retries and checks (`store.py`).
 """
 
 import errno
@@ -40,9 +40,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class FileStore:
-    """Objects as files of a directory, on any file system that knows hard links.
+    """Objects as files of a directory, on any file system with hard links.
 
-    Without them, if that is asked for, objects may be seen before they are whole.
+    If not `needs_links`, works without them; then objects may be seen before they are
+    whole.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class FileStore:
         for name in names:
             path = inside(self._directory, name)
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # up to the first folder that holds something
+            with suppress(OSError):  # up to the first folder that is not empty
                 while (path := path.parent) != self._directory:
                     path.rmdir()
 
@@ -115,9 +116,9 @@ class FileStore:
         return inside(self._directory, name).stat().st_mtime
 
     def remove_old_parts(self) -> None:
-        """Remove files of uploads that were killed long ago; others may be running.
+        """Remove files of uploads killed long ago; newer ones may still be running.
 
-        What is long ago is judged by the store's clock: ours may be wrong.
+        The age is measured by the store's clock: ours may be wrong.
         """
         with self._part() as probe:
             probe.touch()
@@ -129,7 +130,7 @@ class FileStore:
 
     @contextmanager
     def _part(self) -> Iterator[Path]:
-        """Where an object is written before it is put in place."""
+        """Yield the path where an object is written before it is put in place."""
         building = self._directory / _BUILDING
         building.mkdir(parents=True, exist_ok=True)
         part = building / uuid.uuid4().hex
@@ -139,7 +140,7 @@ class FileStore:
             part.unlink(missing_ok=True)
 
     def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
-        """Put a complete file in place unless there is one, which no rename can do."""
+        """Put a complete file in place unless one exists, which no rename can do."""
         if record_of_file(part) != expected:
             raise CorruptData(f"{part}, to be {target}, is not what was written")
         for _ in range(_NUM_LINKS):
@@ -159,7 +160,7 @@ class FileStore:
         except OSError as error:
             if self._needs_links or error.errno not in _NO_LINKS:
                 raise
-            with target.open("xb") as file:  # decides as well who is first
+            with target.open("xb") as file:  # also decides who is first
                 file.write(part.read_bytes())
                 file.flush()
                 os.fsync(file.fileno())
@@ -168,7 +169,7 @@ class FileStore:
 def open_directory(
     directory: Path, limit: BandwidthLimit, is_tried: bool = True
 ) -> Store:
-    """The store; if it is tried, after writing there: BadInput where that cannot be."""
+    """Open the store, and if `is_tried`, write there; BadInput if that fails."""
     files = FileStore(directory, limit)
     store, probe = TimeLimitedStore(files), uuid.uuid4().hex
     if not is_tried:
@@ -178,7 +179,7 @@ def open_directory(
         store.remove([probe])
         within(CALL_S, f"listing {directory}", files.remove_old_parts)
     except StoreError:
-        raise  # it does not answer, whatever was asked
+        raise  # the folder does not respond at all
     except OSError as error:
         raise BadInput(
             got=f"checkpoint store {directory} cannot be used "
@@ -203,7 +204,7 @@ def _copy(source: Path, target: Path, limit: BandwidthLimit) -> None:
 
 
 def _make(directory: Path) -> None:
-    """Make a folder and those above it, each durable."""
+    """Make a folder and its missing parents, each durable."""
     if not directory.is_dir():
         _make(directory.parent)
         directory.mkdir(exist_ok=True)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in a bucket of S3, or of a server that speaks it (MinIO and alike).
+"""Keeps checkpoints in an S3 bucket, or on a server that speaks S3 (MinIO etc.).
 
-    NAME                          an object, or, of a file over PIECE_BYTES, its index:
+    NAME                          an object; of a file over PIECE_BYTES, its index
     NAME.pieces/00000-0a1b2c3d    its pieces, each with its number and its crc32c
 
-Every object is created by one request that S3 refuses where there is one already
-(If-None-Match), so nothing is ever overwritten. obstore's multipart uploads know no
-such condition, and one request has a limit of 5 GB and is in memory whole: hence
-pieces, which are tried again one by one. The index comes last: without it there is no
-file.
+Every object is created by one request that S3 refuses if the object exists
+(If-None-Match), so nothing is ever overwritten. obstore's multipart uploads have no
+such condition. A single request is limited to 5 GB and is held in memory whole. So
+large files are stored in pieces, which are retried one by one. The index comes last:
+without it there is no file.
 
-Owns `S3Store`. Its client tries once, attempts are ours. Does not own the protocol that
-it follows, attempts and checks (`store.py`), errors (`s3_errors.py`), the form of an
-index (`s3_pieces.py`) nor opening a bucket (`s3_opening.py`).
+Owns `S3Store`. Its client tries once; retries are ours. Does not own the store
+protocol, retries and checks (`store.py`), errors (`s3_errors.py`), the form of an index
+(`s3_pieces.py`) nor opening a bucket (`s3_opening.py`).
 """
 
 import base64
@@ -52,7 +52,7 @@ from hetjax.checkpoint.stores.store import (
     text_of,
 )
 
-_SLOWEST_BYTES_PER_S = 50e3  # as for whole files
+_SLOWEST_BYTES_PER_S = 50e3  # as in `store.py` for whole files
 _CONNECT_S, _LONGEST_S = 20.0, 24 * 3600.0
 _T = TypeVar("_T")
 
@@ -60,11 +60,10 @@ _T = TypeVar("_T")
 class S3Store:
     """Objects of a bucket under a prefix.
 
-    What is sent is checked by the server: AWS holds it against its CRC-64 within the
-    encrypted connection, others against the SHA-256 that the request is signed with,
-    which all of them know and which takes 0.7 CPU seconds per GiB (`is_signed`).
-    `pause_s` is the first of the growing pauses between attempts, `timeout_s` the
-    longest silence.
+    The server checks what it receives. AWS checks its CRC-64 within the encrypted
+    connection. Other servers check the SHA-256 that signs the request (`is_signed`),
+    which all of them support and which takes 0.7 CPU seconds per GiB. `pause_s` is the
+    first of the growing pauses between attempts, `timeout_s` the longest silence.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class S3Store:
         record: FileRecord,
         more: dict[str, str] | None = None,
     ) -> None:
-        """Create an object that stands for the record."""
+        """Create an object whose metadata say that it stands for `record`."""
         attributes: Any = {
             "Content-Type": "application/octet-stream",
             **metadata(record),
@@ -172,7 +171,7 @@ class S3Store:
         self._retry(name, attempt)
 
     def _compare(self, name: str, expected: FileRecord) -> bool:
-        """Whether the object is there; Conflict if it is not the one we want.
+        """Return whether the object exists; Conflict if it is not as expected.
 
         An upload whose reply was lost finds its own object here.
         """
@@ -188,7 +187,7 @@ class S3Store:
         return True
 
     def _looked_at(self, key: str, size_bytes: int) -> FileRecord:
-        """What an object is that another program has put there."""
+        """Return the record of an object that another program has written."""
         if size_bytes > PIECE_BYTES:
             return FileRecord(size_bytes=size_bytes, crc32c="unknown")
         return record_of_bytes(obstore.get(self._download, key).bytes().to_bytes())
@@ -217,7 +216,7 @@ class S3Store:
     def _get_unless_index(
         self, name: str, path: Path, record: FileRecord
     ) -> list[FileRecord] | None:
-        """Download a file; of one in pieces only what they are."""
+        """Download a file; if it is in pieces, only return their records."""
         found = obstore.get(self._download, self._prefix + name)
         index = found.attributes.get(INDEX)
         if index is not None:
@@ -252,14 +251,14 @@ def _client(
     silence_s: float,
     most_s: float,
 ) -> Client:
-    """A client that tries once; a request takes at most `most_s`."""
+    """Return a client that tries once; a request takes at most `most_s`."""
     more: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
     if not is_signed:
         more |= {"unsigned_payload": True, "checksum_algorithm": "CRC64NVME"}
     return Client(
         bucket,
         region=login.region,
-        disable_bulk_delete=True,  # one at a time, as every server can
+        disable_bulk_delete=True,  # not every server can delete in bulk
         client_options={
             "allow_http": endpoint is not None and endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=min(silence_s, _CONNECT_S)),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which errors of the S3 client may pass, and which end an attempt for good.
+"""Classifies errors of the S3 client: which are transient, and which are final.
 
-Owns telling by status, S3's own code and the client's kind of error. Their texts are
-not passed on: they may show how a request was signed. Does not own attempts
-(`store.py`) nor the errors that users see when a store is opened (`s3_opening.py`).
+Owns the classification by status, S3's own code and the client's kind of error. The
+texts of errors are not passed on: they may show how a request was signed. Does not own
+retries (`store.py`) nor the errors that users see when a store is opened
+(`s3_opening.py`).
 """
 
 import re
@@ -35,16 +36,16 @@ _CLIENT_ERROR = re.compile(r"kind: (\w+)")
 
 
 class WrongRegion(StoreError):
-    """The bucket is in another region than the one that we ask."""
+    """The bucket is not in the region that we ask."""
 
 
 class InsecureEndpoint(StoreError):
-    """The environment names a server without encryption, which nobody typed."""
+    """The environment names an unencrypted server that the user did not type."""
 
 
 @contextmanager
 def errors_translated(url: str) -> Iterator[None]:
-    """Raise our errors for the client's, by what follows from them."""
+    """Replace the client's errors by ours, which say how to react."""
     try:
         yield
     except (BadInput, StoreError, TransientError):

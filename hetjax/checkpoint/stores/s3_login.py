@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who we are to S3: AWS's own chain of credentials, and the region.
+"""Finds S3 credentials and the region through AWS's own chain.
 
-Owns asking botocore, which knows the environment, profiles (also those that log in by
-SSO, roles or a command), containers and instances, and asks again before credentials
-end. Nothing is taken from arguments, kept in files or said in errors. Does not own what
-they are used for (`s3.py`).
+Owns the use of botocore. It searches the environment, profiles (including those that
+log in by SSO, roles or a command), containers and instances, and renews credentials
+before they expire. Credentials are not taken from arguments, kept in files or shown in
+errors. Does not own their use (`s3.py`).
 """
 
 import os
@@ -18,25 +18,25 @@ from botocore.session import Session
 
 from hetjax.errors import BadInput
 
-_ASKED_AGAIN_S = 300.0  # sooner than botocore's credentials end
-_NOWHERE = "us-east-1"  # what servers that know no regions expect
+_ASKED_AGAIN_S = 300.0  # before botocore's credentials expire
+_NOWHERE = "us-east-1"  # what servers without regions expect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Login:
-    """What signs requests. `credentials` gives those that hold at the moment."""
+    """What signs requests; `credentials` returns the ones that are valid now."""
 
     region: str
     credentials: Callable[[], Any]
 
 
 def find_login(url: str) -> Login:
-    """Ask AWS's chain; BadInput where it has nothing."""
+    """Query AWS's credential chain; BadInput if it finds none."""
     try:
         session = Session()
         region = session.get_config_variable("region")
         found = session.get_credentials()
-    except BotoCoreError as error:  # its text may come from a command of the user's
+    except BotoCoreError as error:  # its text may come from a user's command
         raise _no_credentials(url, f" ({type(error).__name__})") from error
     if found is None:
         raise _no_credentials(url)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a bucket of S3: may we, is it there, and does it create objects only once?
+"""Opens an S3 bucket: checks access, existence, and that objects are created once.
 
-Owns the errors that users see where one cannot be used. Does not own the store itself
+Owns the errors that users see if a bucket cannot be used. Does not own the store itself
 (`s3.py`) nor the spelling of its URL (`endpoint.py`). Imported only when an s3:// URL
 is opened.
 """
@@ -33,7 +33,7 @@ _UNKNOWN = (
     "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile",
 )
 _EXPIRED = ("credentials that are valid now", "log in again, as with `aws sso login`")
-# What is allowed and what to type, by S3's code for the refusal
+# What is allowed and what to type, by S3's error code
 _REFUSALS = {
     "RequestTimeTooSkewed": (
         "a clock that is right by some minutes",
@@ -49,8 +49,10 @@ _REFUSALS = {
 def open_bucket(
     url: str, limit: BandwidthLimit, endpoint: str | None, is_tried: bool = True
 ) -> TimeLimitedStore:
-    """The store; if it is tried, after listing and writing there: BadInput where that
-    cannot be, or where objects could be overwritten."""
+    """Open the store, and if `is_tried`, list and write there.
+
+    Raises BadInput if that fails, or if objects could be overwritten.
+    """
     for problem in bucket_problems(url):
         raise problem
     bucket, _, prefix = url.removeprefix(S3).partition("/")
@@ -64,7 +66,7 @@ def open_bucket(
 
 
 def _check_creates_once(store: Store) -> None:
-    """Raise BadInput where a second object takes the place of the first."""
+    """Raise BadInput if a second object replaces the first."""
     for text in ("", "another"):
         try:
             store.put_text(_WRITABLE, text)

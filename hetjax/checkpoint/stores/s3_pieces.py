@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of S3 in pieces: their names, their list, and what an object says that it is.
+"""Defines how S3 holds a file in pieces: their names, their list, and metadata.
 
 Owns the metadata of objects and the form of an index. Does not own sending and
 receiving them (`s3.py`).
@@ -15,18 +15,18 @@ from hetjax.checkpoint.stores.store import CorruptData, text_of
 from hetjax.files.parsing import json_value
 from hetjax.files.tables import as_kind
 
-PIECE_BYTES = 8 << 20  # of a larger file
-INDEX = "index"  # metadata of an index alone: the crc32c of the list
-_CRC32C, _SIZE = "crc32c", "size"  # of what the object stands for
+PIECE_BYTES = 8 << 20  # size of a piece of a larger file
+INDEX = "index"  # metadata of indexes only: the crc32c of the list
+_CRC32C, _SIZE = "crc32c", "size"  # of the file that the object stands for
 
 
 def metadata(record: FileRecord) -> dict[str, str]:
-    """What an object says of itself, so that it can be checked without a download."""
+    """Return an object's metadata, so that it can be checked without a download."""
     return {_CRC32C: record.crc32c, _SIZE: str(record.size_bytes)}
 
 
 def record_said(metadata: Mapping[str, str]) -> FileRecord | None:
-    """What an object says that it is; None if another program wrote it."""
+    """Return the record in an object's metadata; None if another program wrote it."""
     size, crc32c = metadata.get(_SIZE, ""), metadata.get(_CRC32C)
     if crc32c is None or not size.isdecimal():
         return None
@@ -34,12 +34,12 @@ def record_said(metadata: Mapping[str, str]) -> FileRecord | None:
 
 
 def index_of(pieces: Iterable[FileRecord]) -> bytes:
-    """The content of an index, which lists pieces in their order."""
+    """Return the content of an index, which lists pieces in order."""
     return json.dumps([[one.size_bytes, one.crc32c] for one in pieces]).encode()
 
 
 def piece_name(name: str, number: int, piece: FileRecord) -> str:
-    """The name of a piece, which another content does not have.
+    """Return the name of a piece; a piece with other content has another name.
 
     >>> piece_name("a/0", 3, FileRecord(size_bytes=9, crc32c="4waSgw=="))
     'a/0.pieces/00003-e3069283'
@@ -48,7 +48,7 @@ def piece_name(name: str, number: int, piece: FileRecord) -> str:
 
 
 def pieces_of(index: bytes, crc32c: str) -> list[FileRecord]:
-    """What an index lists; CorruptData where that is not as written."""
+    """Return the pieces that an index lists; CorruptData if it is not as written."""
     if record_of_bytes(index).crc32c != crc32c:
         raise CorruptData(f"its list of pieces is not as written: crc32c {crc32c}")
     try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store is, and how bytes come and go safely, whatever the store.
+"""Defines stores, and moves bytes safely to and from any of them.
 
-Owns the protocol and the errors of stores, attempts and the pauses between them, the
-checked receipt of a file, the bandwidth that upload threads share, and the limit of
-each call. A call that is given up goes on in a thread of its own until its own end, and
-nobody waits for it: objects are created once and files are put in place whole, so it
-can do no harm. Does not own where the bytes are kept (`local.py`, `gcs.py`, `s3.py`).
+Owns the protocol and the errors of stores, retries and their pauses, the checked
+receipt of a file, the bandwidth that upload threads share, and the timeout of each
+call. A call that timed out continues in its own thread to its end, and nothing waits
+for it. It does no harm: objects are created once and files are put in place whole. Does
+not own where the bytes are kept (`local.py`, `gcs.py`, `s3.py`).
 """
 
 import math
@@ -22,10 +22,10 @@ from hetjax.checkpoint.file_records import FileRecord, mismatch
 from hetjax.errors import BadInput
 
 NUM_ATTEMPTS = 10
-CALL_S = 60.0  # for a list, a text or a removal
-LAST_UPLOAD_S = 3600.0  # for what is still on its way when a run ends
-_SLOWEST_BYTES_PER_S = 50e3  # of a file that is given up no sooner
-_NUM_SHARES = 16  # of the limit of uploads, at most
+CALL_S = 60.0  # timeout of a list, a text or a removal
+LAST_UPLOAD_S = 3600.0  # timeout of uploads in flight when a run ends
+_SLOWEST_BYTES_PER_S = 50e3  # the timeout of a file allows for this rate
+_NUM_SHARES = 16  # at most, of the upload limit
 _MAX_PAUSE_S = 30.0
 _T = TypeVar("_T")
 
@@ -33,17 +33,17 @@ _T = TypeVar("_T")
 class Store(Protocol):
     """Named objects that are created once; safe to use from several threads.
 
-    What fails for good raises StoreError: which object, how often it was tried, why.
-    Uploads share the bandwidth of `limit`.
+    A permanent failure raises StoreError: which object, how many attempts, why. Uploads
+    share the bandwidth of `limit`.
     """
 
     limit: "BandwidthLimit"
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
-        """Create an object; the same one being there already is success.
+        """Create an object; it is no error if the same object exists.
 
-        Raises Conflict where it is there with another content, CorruptData where the
-        file is not what its record says.
+        Raises Conflict if it exists with other content, CorruptData if the file differs
+        from its record.
         """
 
     def put_text(self, name: str, text: str) -> None:
@@ -52,21 +52,21 @@ class Store(Protocol):
     def get(self, name: str, path: Path, record: FileRecord) -> None:
         """Download an object; the file is in place only once it equals its record.
 
-        Raises FileNotFoundError where there is none, CorruptData where it stays wrong.
+        Raises FileNotFoundError if there is none, CorruptData if it stays wrong.
         """
 
     def get_text(self, name: str) -> str | None:
-        """The text of an object; None where there is none."""
+        """Return the text of an object; None if there is none."""
 
     def names(self, prefix: str) -> list[str]:
-        """Names that begin with the prefix, sorted."""
+        """Return the names that begin with the prefix, sorted."""
         ...
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects in this order; missing ones are skipped."""
+        """Remove objects in this order; skip missing ones."""
 
     def written_s(self, name: str) -> float:
-        """When an object was written, in seconds since 1970 by the store's clock."""
+        """Return when an object was written, in seconds since 1970 (store's clock)."""
         ...
 
 
@@ -75,19 +75,19 @@ class StoreError(OSError):
 
 
 class CorruptData(StoreError):
-    """Bytes that are not what their record says."""
+    """Bytes that differ from their record."""
 
 
 class AccessDenied(StoreError):
-    """The store does not let us: no permission, or no valid credentials."""
+    """The store denies access: no permission, or no valid credentials."""
 
 
 class Conflict(BadInput):
-    """An object that is there already, with another content."""
+    """An object that exists already, with other content."""
 
 
 class TransientError(Exception):
-    """A fault that may not occur at the next attempt."""
+    """A fault that may not recur at the next attempt."""
 
 
 class BandwidthLimit:
@@ -100,7 +100,7 @@ class BandwidthLimit:
         self._free_at_s = 0.0
 
     def reserve(self, num_bytes: int, now_s: float) -> float:
-        """Seconds from now until these bytes and all reserved before have passed."""
+        """Return the seconds until these bytes and all reserved before have passed."""
         with self._lock:
             start_s = max(self._free_at_s, now_s)
             self._free_at_s = start_s + num_bytes / self.bytes_per_s
@@ -116,10 +116,10 @@ class BandwidthLimit:
 
 
 def retry(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:
-    """Try until it works: up to NUM_ATTEMPTS times, pauses doubling from `pause_s`.
+    """Call `attempt` until it succeeds, up to NUM_ATTEMPTS times.
 
-    Only `TransientError` and `CorruptData` are tried again; pauses are random up to
-    their limit, so that many workers do not return all at once.
+    Retries only after `TransientError` and `CorruptData`. Pauses are random up to a
+    limit that doubles from `pause_s`, so that many workers do not return all at once.
     """
     for number in range(1, NUM_ATTEMPTS + 1):
         try:
@@ -150,7 +150,7 @@ def receive(path: Path, record: FileRecord, download: Callable[[Path], None]) ->
 
 
 def text_of(data: bytes, where: str) -> str:
-    """The text of an object, which is UTF-8 as it was written; raises CorruptData."""
+    """Return the text of an object, which is UTF-8; raises CorruptData if it is not."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -158,7 +158,7 @@ def text_of(data: bytes, where: str) -> str:
 
 
 def check_source(path: Path, record: FileRecord) -> None:
-    """Raise before bytes that are not what the record says go anywhere."""
+    """Raise if a file is missing or differs from its record, before it is sent."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is gone, it cannot be uploaded")
     if wrong := mismatch(path, record):
@@ -166,7 +166,7 @@ def check_source(path: Path, record: FileRecord) -> None:
 
 
 def check_same(url: str, found: FileRecord, expected: FileRecord) -> None:
-    """Raise Conflict unless the object that is there already is the one we want."""
+    """Raise Conflict unless the existing object is as expected."""
     if found != expected:
         raise Conflict(
             got=f"{url} is there already, with crc32c {found.crc32c} and "
@@ -179,9 +179,9 @@ def check_same(url: str, found: FileRecord, expected: FileRecord) -> None:
 
 
 class TimeLimitedStore:
-    """A store whose every call ends: with its result, or with StoreError at its limit.
+    """A store whose every call ends: with its result, or with StoreError on timeout.
 
-    The limit is CALL_S, and for a file also the time that it takes at the slowest rate.
+    The timeout is CALL_S, for a file plus the time that it takes at the slowest rate.
     """
 
     def __init__(self, store: Store) -> None:
@@ -224,7 +224,7 @@ class TimeLimitedStore:
 
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
-    """What `act` returns or raises; after `limit_s` StoreError, naming `what`."""
+    """Return or raise what `act` does; after `limit_s` StoreError, naming `what`."""
     outcome: Future[_T] = Future()
 
     def work() -> None:
@@ -237,6 +237,6 @@ def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
     try:
         return outcome.result(limit_s)
     except TimeoutError as error:
-        if outcome.done():  # it is the store's own
+        if outcome.done():  # the store's own timeout
             raise
         raise StoreError(f"{what}: no answer within {limit_s:.0f} s") from error

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options as other programs, or hetjax before, spell them.
+"""Translates options of other programs, and former options of hetjax.
 
-The other programs are transformers, torchtitan, axolotl and nanoGPT. Owns which of
-their names are accepted, those that mean the same here, and what to type in place of
-the others. Does not own our own options (`training/settings/config.py`, commands).
+The other programs are transformers, torchtitan, axolotl and nanoGPT. Owns the names
+that mean the same here and are accepted, and what to type in place of the others. Does
+not own hetjax's options (`training/settings/config.py`, commands).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -40,7 +40,7 @@ _SAME = {
     "output": "out",
     "batch-size": "eval-batch-size per-device-eval-batch-size",
 }
-# Flags of others that are a value, or a flag, here; with true after them, or nothing.
+# Flags of other programs, with `true` or nothing after them: an option and value here.
 _FLAGS = {
     "bf16": ("--dtype", "bfloat16"),
     "fp16": ("--dtype", "float16"),
@@ -92,7 +92,7 @@ _FROZEN = (
     "adapters are trained over weights that are kept in fewer bits",
     ("--lora.rank 16 --lora.frozen nf4"),
 )
-# Other meanings: why, and what to type.
+# Names with another meaning here: why, and what to type.
 _UNLIKE = {
     "batch-size": _BATCH,
     "train-batch-size": _BATCH,
@@ -184,10 +184,10 @@ _YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
 def in_our_words(arguments: Sequence[str], options: Collection[str]) -> list[str]:
-    """Return the arguments with names of other programs in place of ours.
+    """Return the arguments with hetjax's names in place of other programs' names.
 
-    `options` are the command's own, as --name: they mean what they say. BadInput for a
-    name that has another meaning here, with what to type.
+    `options` are the command's own, as --name; these are never translated. Raises
+    BadInput for a name that has another meaning here, with what to type.
     """
     return [*_in_our_words(list(arguments), options)]
 
@@ -210,7 +210,7 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
             if value.lower() not in ("", *_YES):
                 raise _unlike(f"{typed} {value}", "it is off unless it is given", "")
             yield from _FLAGS[name]
-        elif name in _UNLIKE and "--global-batch" in options:  # it trains, or plans
+        elif name in _UNLIKE and "--global-batch" in options:  # `train` or `plan`
             raise _unlike(typed, *_UNLIKE[name])
         else:
             yield argument

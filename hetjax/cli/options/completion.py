@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lets a shell complete commands, presets and options: `hetjax completion bash`.
+"""Writes completion scripts of commands, presets and options: `hetjax completion bash`.
 
 Owns the script, which holds all words, so that completing starts no Python. Does not
 own the words: they are those of `--help-all`.
@@ -19,7 +19,7 @@ _WITH_PRESET = ("plan", "profile", "train")
 
 
 def completion(commands: Collection[str], given: Sequence[str]) -> str:
-    """Return the script for the shell that is given; BadInput for another."""
+    """Return the script for the given shell. Raises BadInput for an unknown one."""
     if len(given) != 1 or given[0] not in _SCRIPTS:
         raise BadInput(
             got=f"completion {' '.join(given)}".strip(),
@@ -43,14 +43,14 @@ complete -o default -F _hetjax hetjax"""
 
 
 def _zsh(words: Mapping[str, str]) -> str:
-    """That of bash, which zsh can run, with or without completions of its own."""
+    """Return the script of bash, which zsh can run, whether it has `compdef` or not."""
     return f"""(( $+functions[compdef] )) || {{ autoload -U compinit && compinit -i; }}
 autoload -U +X bashcompinit && bashcompinit
 {_bash(words)}"""
 
 
 def _fish(words: Mapping[str, str]) -> str:
-    """All words as arguments, which one function finds, as in the script for bash."""
+    """Return a script whose one function finds the words, as in the script of bash."""
     cases = "\n".join(
         f"    case {name}\n      string split -- ' ' '{of}'"
         for name, of in words.items()
@@ -73,7 +73,7 @@ _SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
 
 
 def _words(name: str) -> str:
-    """Options of a command, and the presets where one comes first."""
+    """Return the options of a command, and the presets if one can be its first word."""
     presets = [*PRESETS] if name in (*_WITH_PRESET, "simulate") else []
     first = presets[:1] if name in _WITH_PRESET else []
     help_ = StringIO()

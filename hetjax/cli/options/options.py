@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a command line from the fields of a dataclass, with errors in three parts.
+"""Parses options into the fields of a dataclass, with errors in three parts.
 
-Owns the spelling of lists and of what went wrong, and how help leaves out all options
-but the few that most people need. Does not own any option, which are the usual ones,
-nor the words around them (the commands' own files).
+Owns the spelling of lists and of errors, and the short help with only the common
+options. Does not own the options, the choice of common ones, nor the other help texts
+(the commands' own files).
 """
 
 import re
@@ -38,8 +38,8 @@ from hetjax.training.settings.presets import PRESETS, Preset, preset
 T = TypeVar("T")
 _LISTS = ConstructorRegistry()
 _IS_REPEATED = tyro.conf.UseAppendAction
-_NUM_NEAREST = 3  # options that are named for one that there is not
-_LIKENESS = 0.7  # 1: equal; below it a guess is a riddle
+_NUM_NEAREST = 3  # suggestions for an unknown option
+_LIKENESS = 0.7  # least similarity of a suggestion; 1: equal
 _SHORT, _ALL = ("-h", "--help"), "--help-all"
 HELP = (*_SHORT, _ALL)
 
@@ -53,10 +53,11 @@ def parse_options(
     markers: tuple[Any, ...] = (),
     common: Collection[str] = (),
 ) -> T:
-    """Return `default` with the options that were given; `markers` are Tyro's.
+    """Return `default` changed by the given options; `markers` are Tyro's.
 
-    --help shows the `common` fields, or all, --help-all all. BadInput for an unknown
-    option and for a value of the wrong type. SystemExit after help, which is printed.
+    --help shows the `common` fields, or all fields if there are none; --help-all shows
+    all. Raises BadInput for an unknown option and for a value of the wrong type,
+    SystemExit after it has printed help.
     """
     if common and any(word in arguments for word in _SHORT):
         default = _with_help_of(default, frozenset(common))
@@ -88,7 +89,7 @@ def parse_options(
 
 
 def _with_help_of(default: Any, shown: frozenset[str]) -> Any:
-    """The same values in a class of its own, of which Tyro shows these fields."""
+    """Return the same values in a subclass of which Tyro shows only these fields."""
     kind, values, changed = type(default), {}, []
     types = get_type_hints(kind, include_extras=True)
     for each in fields(default):
@@ -109,7 +110,10 @@ def _with_help_of(default: Any, shown: frozenset[str]) -> Any:
 def preset_first(
     arguments: Sequence[str], *, program: str
 ) -> tuple[str, Preset, list[str]]:
-    """Return the preset's name, the preset and the other arguments; or BadInput."""
+    """Return the preset's name, the preset and the other arguments.
+
+    Raises BadInput if the first argument is no preset.
+    """
     name, *rest = arguments
     if name.startswith("-"):
         raise BadInput(
@@ -121,35 +125,35 @@ def preset_first(
 
 
 def preset_usage(program: str) -> str:
-    """Return what may be typed, and where the presets are listed."""
+    """Return the usage of the program, and where its presets are listed."""
     return f"{program} PRESET [options], with a preset that {program} --help lists"
 
 
 def nothing_given(program: str, *, got: str, allowed: str) -> BadInput:
-    """Return what to raise where no argument is given."""
+    """Return the error to raise if there are no arguments."""
     fix = f"{program} tiny, say; {program} --help tells more"
     return BadInput(got=got, allowed=allowed, fix=fix)
 
 
 def preset_lines() -> str:
-    """Return a line for help on every preset."""
+    """Return a help line for every preset."""
     width = max(map(len, PRESETS))
     lines = (f"  {name:<{width}}  {p.summary}" for name, p in PRESETS.items())
     return "\n".join(lines)
 
 
 def _names(default: Any) -> Iterator[str]:
-    """Dotted names of all fields, those of groups included."""
+    """Yield the dotted names of all fields, including those of groups."""
     for each in fields(default):
         value = getattr(default, each.name)
         if is_dataclass(value):
             yield from (f"{each.name}.{name}" for name in _names(value))
         else:
-            yield each.name.removesuffix("_")  # of a name that is Python's own
+            yield each.name.removesuffix("_")  # appended to Python's keywords
 
 
 def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
-    """Retell the frame that Tyro draws: a title, the problem, a rule, help texts."""
+    """Turn Tyro's box (a title, the problem, a rule, help texts) into a BadInput."""
     lines = [line.strip("\u2502|+ ") for line in box.splitlines()[1:]]
     rows = dropwhile(_is_rule, lines)
     problem = " ".join(" ".join(takewhile(lambda row: not _is_rule(row), rows)).split())
@@ -162,12 +166,13 @@ def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
 
 
 def _is_rule(row: str) -> bool:
-    """A line across the frame; Tyro draws in ASCII where UTF-8 is in doubt."""
+    """Return whether a row is a line across the box. Tyro draws it in ASCII if UTF-8 is
+    in doubt."""
     return not row.strip("-\u2500\u256d\u256e\u2570\u256f ")
 
 
 def _typed(name: str, arguments: Sequence[str]) -> str:
-    """Return the option with its values, as it was typed last: that one counts."""
+    """Return the option with its values as last typed, which is what counts."""
     for i, argument in reversed(list(enumerate(arguments))):
         if argument.partition("=")[0].replace("_", "-") == name:
             rest = [] if "=" in argument else arguments[i + 1 :]
@@ -177,7 +182,7 @@ def _typed(name: str, arguments: Sequence[str]) -> str:
 
 
 def _unknown(argument: str, options: list[str], program: str) -> BadInput:
-    """An option that there is not, with the nearest that there are."""
+    """Return the error for an unknown option, with the nearest known ones."""
     every = f"{program} {_ALL} lists them all"
     typed = argument.partition("=")[0]
     if not typed.startswith("-"):
@@ -201,7 +206,7 @@ def _unknown(argument: str, options: list[str], program: str) -> BadInput:
 
 @_LISTS.primitive_rule
 def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How a field that is a tuple of any length is typed."""
+    """Return how to type a field that is a tuple of any length; None for others."""
     if get_origin(info.type) is not tuple or _IS_REPEATED in info.markers:
         return None
     (kind, *_) = get_args(info.type)
@@ -216,7 +221,8 @@ def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 def _list_of(
     value: Callable[[str], Any], metavar: str, least: int = 1
 ) -> PrimitiveConstructorSpec[Any]:
-    """A list, typed with commas or spaces; `value` reads a word, None if it cannot."""
+    """Return how to type a list, with commas or spaces. `value` converts a word; None
+    if it is invalid."""
 
     def read(arguments: list[str]) -> tuple[Any, ...]:
         words = [word for argument in arguments for word in argument.split(",")]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives files of this machine, piece by piece, to workers of the run that ask.
+"""Serves files of this machine, piece by piece, to workers of the run.
 
-Only files that were named before, under the names that they were given: what is asked
-for is never taken for a path. Owns reading them and the answers. Does not own which
-files there are, nor what is asked for (`pieces.py`, `taker.py`).
+Serves only files that were registered before, under their registered names: a requested
+name is never used as a path. Owns reading the files and the answers. Does not own which
+files there are, nor the requests (`pieces.py`, `taker.py`).
 """
 
 import os
@@ -36,7 +36,7 @@ GIVER = "controller"  # the name by which workers dial it
 class FileGiver:
     """Listens at `address`, which then has the port, until it is closed.
 
-    `files` are paths by name. Whoever knows the secret may have all of them.
+    `files` maps names to paths. Whoever knows the secret may read all of them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FileGiver:
         self._lock, self._links = threading.Lock(), dict[int, Connection]()
         self._numbers = count()
         self._closed = False
-        self.given_bytes: dict[str, int] = {}  # by name, without what takers had
+        self.given_bytes: dict[str, int] = {}  # without pieces that takers had
         self._listener = Listener(GIVER, address, secret, self._admit, tls)
         self.address = self._listener.address
 
@@ -81,9 +81,9 @@ class FileGiver:
             self._links.pop(number, None)
 
     def _answer(self, link: int, name: str, key: Key, data: np.ndarray) -> None:
-        """Runs on the link's thread: a taker is answered in the order in which it asks.
+        """Answer a taker's requests in their order; runs on the link's thread.
 
-        It has asked for few pieces at once, so that what waits to be sent is bounded.
+        A taker has few requests open at once, which bounds what waits to be sent.
         """
         with self._lock:
             to = self._links.get(link)

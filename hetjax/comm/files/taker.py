@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes files of another machine, piece by piece, each checked by its SHA-256.
+"""Fetches files of another machine, piece by piece, and checks each by its SHA-256.
 
-Owns the connection and how many pieces are under way. Does not own what becomes of them
-(`training/fetching/`), nor what is said (`pieces.py`).
+Owns the connection and the number of pieces under way. Does not own the use of the
+pieces (`training/fetching/`), nor the messages (`pieces.py`).
 
-It takes as long as the bytes do at the bandwidth of the way: a few pieces are always
-asked for, so that no round trip is waited for, and each is hashed while the next comes.
+The bandwidth of the path bounds the time: several requests are always open, so that no
+round trip is waited for, and each piece is hashed while the next one arrives.
 """
 
 import threading
@@ -38,12 +38,12 @@ from hetjax.comm.tls import Tls
 _UNDER_WAY = 4  # pieces
 _PIECE_S = 300.0  # until a piece is given up, though its giver is alive
 
-# what is here of a file already, from one byte to another; None: nothing
+# bytes that this machine already has of a file, from start to end; None: nothing
 Have = Callable[[int, int], bytes | None]
 
 
 class NotGiven(OSError):
-    """The other machine does not give what is asked for."""
+    """The other machine does not give the requested bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class GiverPlace:
 
 
 class FileTaker:
-    """A connection to who gives files, within `with`; raises OSError."""
+    """A connection to a giver of files, used in a `with` block; raises OSError."""
 
     def __init__(self, at: GiverPlace) -> None:
         self._changed = threading.Condition()
@@ -80,20 +80,20 @@ class FileTaker:
         self._link.close()
 
     def size(self, name: str) -> int:
-        """How many bytes the file of that name has."""
+        """Return how many bytes the file of that name has."""
         key, _ = self._answer(self._ask(name, 0, 0, ""))
         return size_in(key)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """These bytes of the file of that name, up to its end."""
+        """Return these bytes of the file of that name, up to its end."""
         return b"".join(data for _, data in self.pieces(name, start, end))
 
     def pieces(
         self, name: str, start: int, end: int, have: Have = lambda start, end: None
     ) -> Iterator[tuple[int, bytes]]:
-        """The same piece by piece, each with where it begins.
+        """Yield these bytes piece by piece, each with its start.
 
-        What is here already and the same there does not come again.
+        A piece that is equal on both machines, as `have` finds, is not sent again.
         """
         asked = deque[tuple[int, int, bytes | None]]()
         bounds = iter(range(start, end, PIECE_BYTES))

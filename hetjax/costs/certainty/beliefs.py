@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is believed of the parameters of the model of time, and how it changes.
+"""Defines beliefs about the parameters of the model of time, and how they are updated.
 
 Beliefs are a normal distribution over the logarithms of speeds. The logarithm of a time
-is taken as linear in them, with the elasticities as slopes: so an interval is a square
-root, what a run has measured is learnt in closed form, and of two times that depend on
-the same speeds the ratio is known better than either. Owns this arithmetic (our
-derivation; textbook Bayesian linear regression). Does not own the widths before any run
-(`priors.py`) nor the slopes (`elasticities.py`).
+is assumed to be linear in them, with the elasticities as slopes. So an interval's width
+is a square root, measurements update beliefs in closed form, and the ratio of two times
+that depend on the same speeds is known better than either time. Owns this arithmetic
+(our derivation; textbook Bayesian linear regression). Does not own the widths before
+any run (`priors.py`) nor the slopes (`elasticities.py`).
 """
 
 import math
@@ -42,7 +42,7 @@ class CredibleInterval:
 
     @property
     def factor(self) -> float:
-        """What the median is multiplied and divided by to get the ends."""
+        """The factor from the low end to the median, and from there to the high end."""
         return self.high / self.median
 
     @property
@@ -51,11 +51,11 @@ class CredibleInterval:
         return math.log(self.factor) / _NORMAL[self.level]
 
     def widened(self, sigma: float) -> "CredibleInterval":
-        """Return the interval with so much more deviation, of something independent."""
+        """Return the interval with an additional, independent deviation `sigma`."""
         return lognormal(self.median, self.sigma**2 + sigma**2, self.level)
 
     def as_factor(self) -> str:
-        """Return how many times as fast, for people.
+        """Return the speed-up as text for people.
 
         >>> CredibleInterval(low=1.18, median=1.31, high=1.44).as_factor()
         '1.31x (1.18 to 1.44)'
@@ -68,9 +68,9 @@ class CredibleInterval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """A time that was measured where another was predicted.
+    """A measured time and its prediction.
 
-    `noise` is the standard deviation of the logarithm of what no parameter explains.
+    `noise` is the standard deviation of the logarithm that no parameter explains.
     """
 
     measured_s: float
@@ -108,8 +108,8 @@ class Beliefs:
     ) -> CredibleInterval:
         """Return the interval of one predicted time over another.
 
-        What both depend on alike cancels; noise counts by how far they differ: two
-        plans with the same slopes are taken to miss alike.
+        Equal slopes cancel. Noise counts in proportion to the difference of the slopes:
+        two plans with the same slopes are assumed to have the same error.
         """
         slope_P = self._slopes(one[1]) - self._slopes(other[1])
         apart = min(1.0, float(np.abs(slope_P).sum()))
@@ -118,9 +118,9 @@ class Beliefs:
         return lognormal(one[0] / other[0], variance, level)
 
     def observed(self, observations: Iterable[Observation]) -> "Beliefs":
-        """Return what is believed after these times were measured.
+        """Return the beliefs after these observations.
 
-        Their predictions were made at the means of these beliefs.
+        Their predictions must have been made at the means of these beliefs.
         """
         seen = list(observations)
         if not seen:
@@ -139,19 +139,19 @@ class Beliefs:
         )
 
     def with_noise(self, noise: float) -> "Beliefs":
-        """Return the same with other noise."""
+        """Return the same beliefs with other noise."""
         return replace(self, noise=noise)
 
     def speed(self, parameter: Parameter) -> CredibleInterval:
-        """Return what is believed of one speed."""
+        """Return the interval of one speed."""
         i = self.parameters.index(parameter)
         return lognormal(math.exp(self.mean_P[i]), self.covariance_PP[i, i], 0.9)
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """Return the cluster at the means: what plans are made and predicted for.
+        """Return the cluster at the means, for which plans are made and predicted.
 
-        Software that is slower makes every kind of work slower, but for times that a
-        profile has measured, which contain it.
+        Slower software slows down every kind of work, except times that a profile has
+        measured, which already include the software.
         """
         means = dict(zip(self.parameters, self.mean_P, strict=True))
         factors = {
@@ -172,9 +172,9 @@ class Beliefs:
 def prior_beliefs(
     cluster: Cluster, noise: float = NOISE, others: Iterable[Parameter] = ()
 ) -> Beliefs:
-    """Return what is believed of a cluster's devices and links before anything ran.
+    """Return the beliefs about a cluster's devices and links before any run.
 
-    And of `others`, which are not in this cluster.
+    They include `others`, parameters that are not in this cluster.
     """
     every = (SOFTWARE, *parameters_of(cluster), *others)
     parameters = tuple(dict.fromkeys(every))
@@ -187,7 +187,7 @@ def prior_beliefs(
 
 
 def _covariances(parameters: Sequence[Parameter]) -> Floats:
-    """What kinds of device have in common they have with all that use that speed."""
+    """Return covariances: all kinds of device share the common part of a speed."""
     widths = [width(parameter) for parameter in parameters]
     common_P = np.array([w.common for w in widths])
     alike_PP = np.array([[a[1] == b[1] for b in parameters] for a in parameters])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs have measured of their own steps, and the file that keeps it.
+"""Defines the record of a run's measured steps, and the file that stores it.
 
-Owns the JSON and that beliefs follow from it. Does not own the arithmetic
-(`beliefs.py`), what is kept beyond a run (`kept.py`) nor who measures
+Owns the JSON and the beliefs that follow from it. Does not own the arithmetic
+(`beliefs.py`), the records kept beyond a run (`kept.py`) nor the measuring
 (`training/observers/step_comparison.py`).
 """
 
@@ -27,18 +27,18 @@ from hetjax.files.tables import read_record
 from hetjax.files.writing import write_whole
 
 VERSION = 1
-_MOST = 64  # steps that are kept, the last ones
+_MOST = 64  # steps that are kept: the last ones
 _FIX = "remove the file: a run writes its own anew"
 _MOST_SHARE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepCalibration:
-    """Steps that were measured, each beside its prediction at speeds as modelled.
+    """Measured steps, each with its prediction at speeds as modelled.
 
-    Sums that were measured by themselves are among them: these contain no software of
-    ours. `source` is the file that all are from, for people, and `lesson` whose they
-    are.
+    Some observations are sums that were measured alone, without our software. `source`
+    names the file of all observations for people. `lesson` tells whether they are from
+    this run or from earlier runs.
     """
 
     observations: tuple[Observation, ...] = ()
@@ -46,13 +46,13 @@ class StepCalibration:
     lesson: Lesson = RUN
 
     def with_step(self, observation: Observation) -> "StepCalibration":
-        """Return these and one more, of the run itself."""
+        """Return these steps and one more, as steps of this run."""
         return StepCalibration((*self.observations, observation)[-_MOST:])
 
     def beliefs(self, cluster: Cluster, noise: float = NOISE) -> Beliefs:
-        """Return what is believed of a cluster's speeds after these steps.
+        """Return the beliefs about a cluster's speeds after these steps.
 
-        `noise` is what no speed explains of a run on kinds that no step was on.
+        `noise` applies to runs on kinds of device that no step has used.
         """
         seen = {p for o in self.observations for p in o.elasticities}
         prior = prior_beliefs(cluster, noise, others=sorted(seen))
@@ -62,7 +62,7 @@ class StepCalibration:
         return prior.observed(self.observations).with_noise(noise)
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """Return the cluster at the speeds that these steps teach."""
+        """Return the cluster at the mean speeds after these steps."""
         return self.beliefs(cluster).applied(cluster) if self.observations else cluster
 
     @property
@@ -70,11 +70,11 @@ class StepCalibration:
         return sum(SOFTWARE in o.elasticities for o in self.observations)
 
     def kinds(self) -> frozenset[str]:
-        """The kinds of device that some step has used."""
+        """Return the kinds of device that some step has used."""
         return self._kinds(of_steps=True)
 
     def kinds_of_sums(self) -> frozenset[str]:
-        """The kinds between which sums were measured by themselves."""
+        """Return the kinds of device on which sums were measured alone."""
         return self._kinds(of_steps=False)
 
     def _kinds(self, *, of_steps: bool) -> frozenset[str]:
@@ -87,13 +87,13 @@ UNCALIBRATED = StepCalibration()
 
 
 def read_calibration(path: str | Path) -> StepCalibration:
-    """Read what a run has measured; BadInput starts with the path."""
+    """Read a run's measured steps; a BadInput error starts with the path."""
     found = read_file(path, parse_calibration, what="calibration file")
     return replace(found, source=str(path))
 
 
 def parse_calibration(text: str) -> StepCalibration:
-    """Read the JSON text; BadInput says where and what."""
+    """Read the JSON text; BadInput says where the error is."""
     rows = step_rows(text, version=VERSION, most=_MOST, fix=_FIX)
     return StepCalibration(
         tuple(parse_step(raw, f"steps[{i}]") for i, raw in enumerate(rows))
@@ -101,9 +101,9 @@ def parse_calibration(text: str) -> StepCalibration:
 
 
 def step_rows(text: str, *, version: int, most: int, fix: str) -> list[Any]:
-    """Return the steps of a JSON file of that version, as they stand there.
+    """Return the unparsed steps of a JSON file of that version.
 
-    BadInput says where and what; `fix` is its advice.
+    BadInput says where the error is; `fix` is its advice.
     """
     allowed = "JSON: one object with version and steps"
     raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=fix)
@@ -120,18 +120,18 @@ def step_rows(text: str, *, version: int, most: int, fix: str) -> list[Any]:
 
 
 def write_calibration(path: str | Path, calibration: StepCalibration) -> None:
-    """Write what reads back as the same."""
+    """Write a file that `read_calibration` reads back as the same steps."""
     write_whole(path, calibration_json(calibration))
 
 
 def calibration_json(calibration: StepCalibration) -> str:
-    """Return the JSON text that reads back as the same."""
+    """Return the JSON text that `parse_calibration` reads back as the same steps."""
     steps = [step_values(step) for step in calibration.observations]
     return json.dumps({"version": VERSION, "steps": steps}, indent=1) + "\n"
 
 
 def step_values(step: Observation) -> dict[str, Any]:
-    """Return a step as JSON has it."""
+    """Return the JSON values of a step."""
     return {
         "measured_s": step.measured_s,
         "predicted_s": step.predicted_s,
@@ -144,7 +144,7 @@ def step_values(step: Observation) -> dict[str, Any]:
 
 
 def parse_step(raw: object, where: str) -> Observation:
-    """Read a step of a JSON file; BadInput says where and what."""
+    """Read a step of a JSON file; BadInput says where the error is."""
     values = read_record(
         raw,
         where=where,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which measurements a prediction learns from.
+"""Chooses the measurements from which a prediction learns.
 
-Owns the choice between what is given and what earlier runs have left, and which speed
-of a device the rate of a measured ring is held against. Does not own what is given and
-left (`given.py`, `kept.py`), where a ring's rate is from
+Owns the choice between a given file and the steps of earlier runs, and the choice of
+the device speed that a measured ring's rate is compared with. Does not own given files
+(`given.py`), kept steps (`kept.py`), the source of a ring's rate
 (`costs/measured/nccl_tests.py`), nor the run's own file
 (`training/layout/plan_choice.py`).
 """
@@ -23,15 +23,15 @@ from hetjax.costs.measured.nccl_tests import RingMeasurement
 from hetjax.costs.roofline import ring_hop
 from hetjax.errors import BadInput
 
-_BYTES = 1e9  # of a message beside which no latency counts
+_BYTES = 1e9  # of a message for which latency is negligible
 
 
 def calibration_from(
     given: str | Path | None, cluster: Cluster, precisions: Precisions
 ) -> StepCalibration:
-    """Return what is in a file; what was kept if none is given.
+    """Return the calibration in the given file; without one, the kept steps.
 
-    "none" is nothing. BadInput for a file that cannot be used.
+    "none" gives no calibration. Raises BadInput for a file that cannot be used.
     """
     if given is None:
         return read_kept(cluster, precisions)
@@ -44,10 +44,10 @@ def calibration_from(
 
 
 def _observed_ring(ring: RingMeasurement, cluster: Cluster) -> Observation:
-    """Return the time of a long message, beside what is modelled for such devices.
+    """Return the time of a long message, with its prediction for such devices.
 
-    Their figures are those of the cluster, else of the catalogue. BadInput for devices
-    that neither describes.
+    The devices' figures are the cluster's, else the catalogue's. Raises BadInput for
+    devices that neither describes.
     """
     speed, bytes_per_s = _modelled(ring, cluster)
     return Observation(
@@ -59,7 +59,10 @@ def _observed_ring(ring: RingMeasurement, cluster: Cluster) -> Observation:
 
 
 def _modelled(ring: RingMeasurement, cluster: Cluster) -> tuple[str, float]:
-    """Which speed decides a ring, and its slowest hop: over a host's card or inside."""
+    """Return the speed that limits a ring and the rate of its slowest hop.
+
+    That hop is over a host's card or inside the host.
+    """
     spec = device_spec(_node(ring, cluster))
     inside = ring_hop(spec).bytes_per_s
     card = spec.network_gbit_per_s * 1e9 / 8

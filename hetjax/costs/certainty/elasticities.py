@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a predicted time each parameter of the model of time decides.
+"""Computes how much a predicted time depends on each parameter of the model of time.
 
 Owns the elasticities of a prediction. Does not own the parameters (`cluster/speeds.py`)
-nor how well they are known (`beliefs.py`).
+nor their uncertainty (`beliefs.py`).
 """
 
 import math
@@ -15,14 +15,14 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.ranges import RATE
 from hetjax.cluster.speeds import PARAMETERS
 
-# the kind of device and which of its speeds, or the ends of a link and `LINK`
+# the kind of device and the name of a speed, or the ends of a link and `LINK`
 Parameter = tuple[str, str]
 Elasticities = Mapping[Parameter, float]
 LINK = "link"
-SOFTWARE: Parameter = ("", "software")  # what makes all times longer or shorter alike
+SOFTWARE: Parameter = ("", "software")  # scales all times alike
 
-_STEP = 1.25  # speeds are varied so much: beliefs are wider, and maxima have kinks
-_LEAST = 1e-6  # of a slope
+_STEP = 1.25  # factor on speeds: large, as beliefs are wider and maxima have kinks
+_LEAST = 1e-6  # least slope that counts
 
 
 def elasticities(
@@ -30,10 +30,10 @@ def elasticities(
 ) -> Elasticities:
     """Return -d log(time) / d log(speed) of `predict` at the cluster, by parameter.
 
-    A parameter that decides nothing is left out. `predict` gives seconds on a cluster
-    of the same nodes and links at other speeds. Where that takes long, all kinds of
-    device are varied `together`, and each gets an equal part of what they decide.
-    What a profile has measured contains what the software takes.
+    Parameters without effect are left out. `predict` returns seconds on a cluster of
+    the same nodes and links at other speeds. If it is slow, use `together`: all kinds
+    of device vary at once, and each gets an equal part of the effect. Times that a
+    profile has measured already include the software.
     """
     found: dict[Parameter, float] = {}
     for parameters in _varied(cluster, together):
@@ -47,7 +47,7 @@ def elasticities(
 
 
 def _varied(cluster: Cluster, together: bool) -> list[list[Parameter]]:
-    """Which parameters are varied at once."""
+    """Return groups of parameters that vary at once."""
     every = list(parameters_of(cluster))
     if not together:
         return [[parameter] for parameter in every]
@@ -71,7 +71,7 @@ def parameters_of(cluster: Cluster) -> Iterator[Parameter]:
 
 
 def at_speed(cluster: Cluster, parameter: Parameter, factor: float) -> Cluster:
-    """Return the cluster with one parameter so many times as fast."""
+    """Return the cluster with one parameter `factor` times as fast."""
     owner, name = parameter
 
     def faster(node: Node) -> Node:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is given as a calibration: "none", a run's file, or sums that were measured.
+"""Reads a calibration that a user gives: "none", a run's file, or measured sums.
 
-Owns which of them a file is. Does not own their reading (`calibration.py`,
-`costs/measured/nccl_tests.py`) nor what follows (`chosen.py`). Needs no JAX, so that
-commands can refuse a file at once.
+Owns the detection of the file's kind. Does not own the parsing (`calibration.py`,
+`costs/measured/nccl_tests.py`) nor the use of the result (`chosen.py`). Needs no JAX,
+so that commands can refuse a file at once.
 """
 
 from dataclasses import replace
@@ -13,17 +13,17 @@ from hetjax.costs.certainty.calibration import StepCalibration, parse_calibratio
 from hetjax.costs.measured.nccl_tests import MARK, RingMeasurement, parse_nccl_tests
 from hetjax.files.parsing import read_file
 
-NONE = "none"  # what is typed in place of a file
+NONE = "none"  # typed in place of a file
 
 
 def check_calibration(given: str | Path | None) -> None:
-    """Raise BadInput for what is neither "none" nor a file that can be used."""
+    """Raise BadInput if `given` is neither "none" nor a file that can be used."""
     if given is not None and str(given) != NONE:
         read_given(given)
 
 
 def read_given(path: str | Path) -> StepCalibration | RingMeasurement:
-    """Read either kind of file; BadInput starts with the path."""
+    """Read either kind of file; a BadInput error starts with the path."""
     found = read_file(path, _parse, what="calibration file")
     if isinstance(found, RingMeasurement):
         return found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs have taught of kinds of device, kept for this user's later runs.
+"""Keeps measured steps, by kind of device, for this user's later runs.
 
-Owns the file, one for each release of JAX in the user's cache; for which devices and
-precisions a step in it counts; and that runs at the same time lose nothing to each
-other. Does not own what a step teaches (`calibration.py`) nor which runs keep theirs
+Owns the file, one per release of JAX in the user's cache; the rule for which devices
+and precisions a step in it counts; and the safety of writes by simultaneous runs. Does
+not own what a step teaches (`calibration.py`) nor the choice of runs that keep steps
 (`training/observers/step_comparison.py`).
 """
 
@@ -44,36 +44,36 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.precision import Dtype, stage_precision
 
 VERSION = 1
-MOST_ALIKE = 16  # steps that are kept of the same kinds in the same precisions
+MOST_ALIKE = 16  # steps that are kept per set of kinds and precisions
 _MOST = 512  # steps in all
 _MOST_BYTES = 8 << 20
-_WAIT_S = 5.0  # for another run that writes
+_WAIT_S = 5.0  # while another run writes
 _FIX = "remove the file: runs write it anew"
 _WHAT = "what runs have taught"
 
-# By kind of device, what it computed in and as what it was modelled: steps count for
-# devices of which all of that is the same
+# By kind of device, its precision and its modelled figures: steps count for devices of
+# which all of these are the same
 RanAs = Mapping[str, str]
-Precisions = Mapping[str, str]  # what nodes compute in, by their names
+Precisions = Mapping[str, str]  # the precision of nodes, by their names
 
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """A step of some run, and the devices that it was on."""
+    """A step of some run, and the devices that it used."""
 
     ran_as: RanAs
     observation: Observation
 
 
 def kept_file() -> Path:
-    """Return the file of this release of JAX, which need not be there."""
+    """Return the path of the file for this release of JAX; it need not exist."""
     return user_cache("calibration") / f"jax-{jax.__version__}.json"
 
 
 def plan_precisions(
     plan: Plan, cluster: Cluster, dtype: Dtype | None
 ) -> dict[str, str]:
-    """Return what the nodes that a plan uses compute in."""
+    """Return the precision of each node that a plan uses."""
     found: dict[str, set[str]] = {}
     for _, _, stage in plan.stages():
         precision = stage_precision(stage, cluster.node(stage.node), dtype)
@@ -82,9 +82,9 @@ def plan_precisions(
 
 
 def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
-    """Return what earlier runs teach of the nodes that have a precision.
+    """Return the kept steps that count for the nodes in `precisions`.
 
-    A file that cannot be used is named in a warning, once, and is as none.
+    A file that cannot be used is named in one warning, and otherwise ignored.
     """
     path = kept_file()
     steps = _usable(path)
@@ -103,11 +103,11 @@ def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
 
 
 def keep(step: Observation, cluster: Cluster, precisions: Precisions) -> None:
-    """Add a step that was measured on the nodes that have a precision.
+    """Add a step that was measured on the nodes in `precisions`.
 
     `cluster` is at speeds as modelled. A step that a profile has predicted is not kept:
-    it says how good that profile was. Raises OSError where the file cannot be written,
-    and filelock's Timeout, which is one, where others write for too long.
+    it only tells how good that profile was. Raises OSError if the file cannot be
+    written, and filelock's Timeout (an OSError) if others write for too long.
     """
     if any(name == "layers" for _, name in step.elasticities):
         return
@@ -123,9 +123,9 @@ def keep(step: Observation, cluster: Cluster, precisions: Precisions) -> None:
 
 
 def ran_as(cluster: Cluster, precisions: Precisions) -> RanAs:
-    """Return what decides whether a step on these nodes counts for others.
+    """Return the description that decides whether a step counts for other nodes.
 
-    Nodes of one kind that differ count together.
+    Different nodes of one kind are described together.
     """
     found: dict[str, set[str]] = {}
     for node in cluster.nodes:
@@ -136,13 +136,13 @@ def ran_as(cluster: Cluster, precisions: Precisions) -> RanAs:
 
 
 def parse_kept(text: str) -> tuple[KeptStep, ...]:
-    """Read the JSON text; BadInput says where and what."""
+    """Read the JSON text; BadInput says where the error is."""
     rows = step_rows(text, version=VERSION, most=_MOST, fix=_FIX)
     return tuple(_kept(row, f"steps[{i}]") for i, row in enumerate(rows))
 
 
 def kept_json(steps: Iterable[KeptStep]) -> str:
-    """Return the JSON text that reads back as the same, with a line for each step."""
+    """Return the JSON text that `parse_kept` reads back, with a line for each step."""
     rows = [
         json.dumps({"ran_as": {**step.ran_as}, "step": step_values(step.observation)})
         for step in steps
@@ -163,7 +163,7 @@ def _kept(raw: object, where: str) -> KeptStep:
 
 
 def _usable(path: Path) -> Sequence[KeptStep]:
-    """The steps in the file; none where there is no file, or one that is damaged."""
+    """Return the steps in the file; none if it is missing or damaged."""
     if not os.path.exists(path):
         return ()
     try:
@@ -181,14 +181,14 @@ def _say_once(line: str) -> None:
 
 
 def _counts(there: RanAs, here: RanAs) -> bool:
-    """Whether a step on those devices says something of these."""
+    """Return whether a step on the devices `there` counts for those `here`."""
     shared = there.keys() & here.keys()
     return bool(shared) and all(there[kind] == here[kind] for kind in shared)
 
 
 def _newest(steps: Sequence[KeptStep]) -> list[KeptStep]:
-    """The last ones, and of the same devices not too many, so that none are crowded
-    out by those that run most."""
+    """Return the last steps, and not too many of the same devices, so that devices that
+    run most do not displace others."""
     left: list[KeptStep] = []
     times: dict[str, int] = {}
     for step in reversed(steps):
@@ -200,7 +200,7 @@ def _newest(steps: Sequence[KeptStep]) -> list[KeptStep]:
 
 
 def _with_links(step: Observation, names: Mapping[str, str]) -> Observation:
-    """The step with its links under other names; those that have none keep theirs."""
+    """Return the step with its links renamed; a link not in `names` keeps its name."""
     shares = {
         (names.get(owner, owner) if name == LINK else owner, name): share
         for (owner, name), share in step.elasticities.items()
@@ -209,7 +209,7 @@ def _with_links(step: Observation, names: Mapping[str, str]) -> Observation:
 
 
 def _outside(cluster: Cluster, link: Link) -> str:
-    """What a link is called in the file: the same only between the same nodes.
+    """Return a link's name in the file: equal only between the same nodes.
 
     Other clusters may have nodes of the same names.
     """
@@ -222,13 +222,13 @@ def _outside(cluster: Cluster, link: Link) -> str:
 
 
 def _modelled(node: Node) -> str:
-    """What the speeds of a step are relative to: the figures of the device.
+    """Return a digest of the device figures to which the speeds of a step are relative.
 
-    "cpu" is whatever is here, and that is another CPU on another machine.
+    "cpu" is any CPU, so for it the digest includes the machine.
     """
     try:
         spec = device_spec(replace(node, speeds=AS_MODELLED))
-    except BadInput:  # for whoever predicts to tell
+    except BadInput:  # the caller that predicts reports it
         return "unknown"
     figures = [*_figures(spec.peak_tflops, spec.fp32_tflops, spec.memory_gb_per_s)]
     figures += _figures(spec.intra_node_gb_per_s, spec.network_gbit_per_s)

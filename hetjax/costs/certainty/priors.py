@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well each parameter of the model of time is known before anything ran.
+"""Defines the uncertainty of each parameter of the model of time before any run.
 
-Owns these widths and where they come from. Does not own what is done with them
-(`beliefs.py`) nor the medians, which are the model's own constants (`roofline.py`).
+Owns these widths and their sources. Does not own their use (`beliefs.py`) nor the
+medians, which are the model's own constants (`roofline.py`).
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from hetjax.costs.certainty.elasticities import LINK, SOFTWARE, Parameter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Width:
-    """The standard deviation of a parameter's logarithm: what all kinds of device have
-    in common, and what each has of its own."""
+    """The standard deviation of a parameter's logarithm: the part that all kinds of
+    device have in common, and each kind's own part."""
 
     common: float
     own: float
@@ -31,9 +31,9 @@ EARLIER_RUNS: Final = "steps of earlier runs"
 NOBODY = "no measurement"
 
 # Fitted to published runs, each family left out in turn (`experiments.accuracy
-# .published`): `common` is what differs from framework to framework, `own` from kind to
-# kind of device. Launches are fitted wider: most of those frameworks launch kernels one
-# by one, which compiled programs do not.
+# .published`): `common` varies between frameworks, `own` between kinds of device. The
+# fit for launches is wider: most of those frameworks launch kernels one by one, which
+# compiled programs do not.
 _WIDTHS = {
     "products": Width(common=0.14, own=0.07),
     "attention": Width(common=0.35, own=0.20),
@@ -43,26 +43,26 @@ _WIDTHS = {
     "network": Width(common=0.50, own=0.20),
     "layers": Width(common=0.03, own=0.03),
     SOFTWARE[1]: Width(common=0.12, own=0.0),
-    LINK: Width(common=0.10, own=0.20),  # of a rate that the cluster file says
+    LINK: Width(common=0.10, own=0.20),  # of a rate in the cluster file
 }
-# Of the chip that `experiments/results/gpu/` has measured, with programs of ours: kinds
-# with the same chip have other memory, other limits of power.
+# For the chip that `experiments/results/gpu/` has measured with our programs. Other
+# kinds with the same chip have other memory and other power limits.
 _MEASURED = {
     "H200": {"products": 0.06, "attention": 0.10, "memory": 0.08, "launches": 0.30},
     "H100": {"products": 0.10, "attention": 0.15, "memory": 0.15, "launches": 0.40},
     "H800": {"products": 0.10, "attention": 0.15, "memory": 0.15, "launches": 0.40},
 }
-# Kinds that some published run has used; of all others nothing is known but data sheets
+# Kinds that some published run has used; for all others there are only data sheets
 _PUBLISHED = ("A100", "H100", "GH200", "V100", "TPU-v5e", "GeForce-RTX-3090")
 _PUBLISHED += ("GeForce-RTX-2080", "TITAN-RTX")
-_UNSEEN = 2.0  # times as far from what kinds have in common
+_UNSEEN = 2.0  # factor on `own` for other kinds
 _GUESS = Width(common=0.0, own=0.7)  # the catalogue's stand-in for any CPU
 
-# What else differs between one prediction and one run, of which no parameter tells:
-# estimated, where layers were measured, and where a run of the same job was
+# The difference between one prediction and one run that no parameter explains: for an
+# estimate, with measured layers, and after a run of the same job
 NOISE, NOISE_OF_PROFILE, NOISE_OF_RUN = 0.14, 0.05, 0.03
-# The same where runs of other jobs were, with the same kinds and software: what runs of
-# one family of the published ones differ by, once its mean is known
+# The same after runs of other jobs with the same kinds and software: the spread within
+# one family of published runs around its mean
 NOISE_OF_EARLIER_RUNS = 0.07
 NOISES: dict[Lesson, float] = {
     RUN: NOISE_OF_RUN,
@@ -71,7 +71,7 @@ NOISES: dict[Lesson, float] = {
 
 
 def width(parameter: Parameter) -> Width:
-    """Return how well a parameter is known."""
+    """Return the width of a parameter."""
     owner, name = parameter
     for kind, measured in _MEASURED.items():
         if owner.startswith(kind) and name in measured:
@@ -87,12 +87,12 @@ def width(parameter: Parameter) -> Width:
 
 
 def is_parameter(parameter: Parameter) -> bool:
-    """Say whether the model of time has such a parameter."""
+    """Return whether the model of time has such a parameter."""
     return parameter == SOFTWARE or parameter[1] in (*PARAMETERS, LINK)
 
 
 def source(kind: str) -> str:
-    """Return what beliefs about a kind of device rest on, for people."""
+    """Return the source of beliefs about a kind of device, as text for people."""
     if kind.startswith(tuple(_MEASURED)):
         return H200 if kind.startswith("H200") else SAME_CHIP
     return PUBLISHED if kind.startswith(_PUBLISHED) else NOBODY

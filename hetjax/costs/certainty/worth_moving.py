@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether another plan gains more than it costs to move to it, and whether it did.
+"""Decides whether a move to another plan is worth its cost, and measures the gain.
 
-A gain is how many times as fast steps become, a cost the seconds until the run goes on;
-both are uncertain, with logarithms that are normal and independent. Owns the odds, and
-what two samples of measured steps say. Does not own who predicts
-(`training/replanning/weighing.py`) nor what follows (`training/replanning/`).
+A gain is the speed-up of steps, a cost the seconds until the run continues. Both are
+uncertain, with logarithms that are normal and independent. Owns the odds, and the
+comparison of two samples of measured steps. Does not own the predictions
+(`training/replanning/weighing.py`) nor their use (`training/replanning/`).
 """
 
 import math
@@ -15,18 +15,22 @@ from statistics import NormalDist, median
 from hetjax.costs.certainty.beliefs import CredibleInterval, lognormal
 
 LEVEL = 0.9  # the confidence with which a run moves
-_QUANTILES = 999  # of the cost, over which the odds are averaged
+_QUANTILES = 999  # of the cost: the odds are averaged over them
 _NORMAL = NormalDist()
 _COSTS = [_NORMAL.inv_cdf((n + 0.5) / _QUANTILES) for n in range(_QUANTILES)]
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _OF_MEDIAN = 1.2533  # standard errors of a median in those of a mean
-_LEAST_SIGMA = 0.01  # of the logarithm of one step: few may be alike by chance
+_LEAST_SIGMA = 0.01  # of the logarithm of one step: a few may agree by chance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """`gain` is the time of a step by the plan of now over that by the other, `cost_s`
-    what the move takes; a step takes `step_s` now, and `num_steps` are to come."""
+    """A move from the present plan to another one.
+
+    `gain` is a step's time under the present plan over that under the other one.
+    `cost_s` is the time of the move. A step takes `step_s` under the present plan, and
+    `num_steps` remain.
+    """
 
     gain: CredibleInterval
     cost_s: CredibleInterval
@@ -35,14 +39,14 @@ class Move:
 
     @property
     def saved_s(self) -> float:
-        """Seconds that the steps to come are shorter by, at the median."""
+        """The seconds saved over the remaining steps, at the median."""
         return self.step_s * self.num_steps * (1 - 1 / self.gain.median)
 
     @property
     def probability(self) -> float:
-        """The probability that the steps to come save more than the move costs.
+        """The probability that the remaining steps save more than the move costs.
 
-        Given the cost, that is a tail of the gain's distribution: n t (1 - 1/G) > C if
+        For a given cost it is a tail of the gain's distribution: n t (1 - 1/G) > C if
         and only if log G > -log(1 - C/(n t)). The mean is over quantiles of the cost.
         """
         left_s = self.step_s * self.num_steps
@@ -54,7 +58,7 @@ class Move:
         return sum(odds) / len(odds)
 
     def _odds(self, share: float) -> float:
-        """The same for a cost that is this share of the time to come."""
+        """Return the probability for a cost of this share of the remaining time."""
         if share >= 1:
             return 0.0
         beyond = math.log(self.gain.median) + math.log1p(-share)
@@ -70,14 +74,14 @@ class Move:
 def measured_gain(
     before_s: Sequence[float], after_s: Sequence[float]
 ) -> CredibleInterval:
-    """Return how many times as fast steps have become: medians, and their errors."""
+    """Return the measured speed-up of steps, from medians and their standard errors."""
     one, other = (_center_and_error(times) for times in (before_s, after_s))
     variance = one[1] ** 2 + other[1] ** 2
     return lognormal(math.exp(one[0] - other[0]), variance)
 
 
 def _center_and_error(times_s: Sequence[float]) -> tuple[float, float]:
-    """The median of logarithms, and its standard error."""
+    """Return the median of the logarithms, and its standard error."""
     logs = [math.log(time_s) for time_s in times_s]
     center = median(logs)
     sigma = _OF_NORMAL * median(abs(log - center) for log in logs)

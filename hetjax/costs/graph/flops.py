@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward FLOPs of layers, counted in the traced program.
+"""Counts the forward FLOPs of layers in the traced program.
 
 Legend: B sequences, L positions.
-Owns the count of matrix products, for any module of the protocol. Does not own what a
-model computes nor seconds (`roofline.py`).
+Owns the count of matrix products, for any module of the protocol. Does not own the
+model's computation nor seconds (`roofline.py`).
 """
 
 import math
@@ -22,9 +22,9 @@ from hetjax.stage.jaxprs import Jaxpr, JaxprEqn, bodies, is_scan
 def forward_flops(model: Model, seq_len: int) -> tuple[int, ...]:
     """Count each layer's forward FLOPs for one sequence.
 
-    Only matrix products count, 2 per multiply-add. Causal attention counts in full
-    whatever form computes it, as publications count: traced in the form that leaves
-    nothing out.
+    Only matrix products count, 2 per multiply-add. Causal attention counts in full, as
+    publications count it, whatever form computes it: the trace uses the form that
+    skips nothing.
     """
     tokens_BL = jax.ShapeDtypeStruct((1, seq_len), jnp.int32)
     known: dict[tuple[Any, ...], tuple[int, Any]] = {}

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of a graph a compiler stores: its kernels, by backend.
+"""Determines which values of a graph a compiler stores: its kernels, per backend.
 
-Owns a small model of XLA. Operations element by element are fused into what reads them;
-matrix products, reductions and loops store what they make and what they read. A
-product's operand in another layout than its kernel reads is copied.
+Owns a small model of XLA. Elementwise operations are fused into their readers. Matrix
+products, reductions and loops store their outputs and their inputs. A product's operand
+is copied if its layout is not the one that the kernel reads.
 
-CPUs (read off compiled programs): operands of a product lie as (batch, free,
-contracted) and (batch, contracted, free); sums are kernels of their own with what is
-around them (`sums.py`); a costly operation is done once if several kernels read it, but
-what a graph gives back is made once more for a product that reads it. Accelerators
-(read off those for GPUs): any matrix is read either way; a sum is fused with what it
-adds; kernels element by element that read an array in common are one kernel, which
-stores all they make. TPUs (read off their programs): a product is one kernel with what
-is done element by element to what it reads, and to what it makes if nothing else reads
-that.
+CPUs (read off compiled programs): a product reads its operands as (batch, free,
+contracted) and (batch, contracted, free). Sums are separate kernels, together with the
+operations around them (`sums.py`). A costly operation runs once if several kernels read
+it, but a graph output is computed again for a product that reads it. Accelerators (read
+off programs for GPUs): a product reads any matrix plain or transposed. A sum is fused
+with the operations whose results it adds. Elementwise kernels that read a common array
+are one kernel, which stores all their outputs. TPUs (read off their programs): a
+product is one kernel with the elementwise operations on its inputs, and with those on
+its output if nothing else reads the output.
 
-Does not own the order of kernels (`turns.py`) nor what lives at once (`liveness.py`).
+Does not own the order of kernels (`turns.py`) nor what is live at once (`liveness.py`).
 """
 
 import math
@@ -44,7 +44,7 @@ _WHOLE = (
 )
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _CHEAP = frozenset("convert_element_type reduce_precision reshape".split())
-SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
+SUMMED = frozenset({"scatter", "scatter-add"})  # summed into zeros
 WRITE = "write"  # a kernel that writes an output of a loop's body into its stack
 
 
@@ -52,7 +52,7 @@ WRITE = "write"  # a kernel that writes an output of a loop's body into its stac
 class Kernel:
     """One step that stores its outputs, with the stored values that it reads.
 
-    It does not begin before those `after` are there.
+    It does not start before the `after` values exist.
     """
 
     step: Operation
@@ -61,15 +61,15 @@ class Kernel:
 
 
 def identities(values: Collection[Value]) -> frozenset[int]:
-    """Give the identities of values that are kept alive by their graph."""
+    """Return the identities of values that their graph keeps alive."""
     return frozenset(map(id, values))
 
 
 def kernels(graph: Graph, slices: frozenset[int] = frozenset()) -> tuple[Kernel, ...]:
-    """Fuse a graph as on a CPU: what stores something, in the order of the trace.
+    """Return a graph's kernels as on a CPU, in the order of the trace.
 
-    `slices` are inputs that are sliced off a stack. A costly operation is repeated in
-    whatever reads it unless several kernels would.
+    `slices` are inputs that are sliced off a stack. A costly operation is fused into
+    the kernel that reads it, but stored if several kernels read it.
     """
     stored = _stored(graph)
     costly = identities([v for s in graph.steps if s.op in _COSTLY for v in s.outputs])
@@ -83,7 +83,7 @@ def kernels(graph: Graph, slices: frozenset[int] = frozenset()) -> tuple[Kernel,
 def device_kernels(
     graph: Graph, slices: frozenset[int] = frozenset(), backend: Backend = "gpu"
 ) -> tuple[Kernel, ...]:
-    """The same as on an accelerator."""
+    """Return a graph's kernels as on an accelerator."""
     stored = _stored_by_devices(graph)
     if backend == "tpu":
         stored -= _in_epilogues(graph)
@@ -92,8 +92,8 @@ def device_kernels(
 
 
 def _in_epilogues(graph: Graph) -> frozenset[int]:
-    """What a product makes for one kernel element by element, which a TPU has in one
-    with the product."""
+    """Return the outputs of products that a TPU does not store: a single elementwise
+    operation reads them, in the product's own kernel."""
     readers: dict[int, list[Operation]] = {}
     for step in graph.steps:
         for value in step.inputs:
@@ -117,8 +117,8 @@ def _fused(
     whole = _whole(graph, slices, stored)
     roots = {v: (array,) for v, array in whole.items()}
     found: dict[Any, Kernel] = {}
-    again: dict[int, Kernel] = {}  # outputs that a CPU makes anew for a kernel
-    late: dict[int, Kernel] = {}  # those of them that it does, which come after that
+    again: dict[int, Kernel] = {}  # makers of outputs that a CPU may compute again
+    late: dict[int, Kernel] = {}  # makers whose output was computed again: run last
     given_back = identities(graph.outputs) if on_cpu else frozenset()
 
     def read(value: Value) -> tuple[Value, ...]:
@@ -127,7 +127,10 @@ def _fused(
     def laid_out(
         value: Value, order: tuple[int, ...], *, flat: bool = False
     ) -> tuple[Value, ...]:
-        """The value stored as a whole, its dims in this order, or all but one flat."""
+        """Return the value, stored with its dims in this order.
+
+        If `flat`, all dims but one are flattened.
+        """
         own = again.get(id(value))
         reads = own.reads if own else read(value)
         as_it_is = id(value) in whole and not own and not flat
@@ -143,7 +146,7 @@ def _fused(
 
     for step in graph.steps:
         if any(whole.get(id(v), v) is not v for v in step.outputs):
-            continue  # another shape of what is there
+            continue  # another shape of a stored array
         reads = _unique([r for v in step.inputs for r in read(v)])
         if step.outputs and not any(id(v) in stored for v in step.outputs):
             roots |= {id(v): reads for v in step.outputs}
@@ -169,10 +172,10 @@ def _fused(
 def _whole(
     graph: Graph, slices: frozenset[int], stored: frozenset[int]
 ) -> dict[int, Value]:
-    """What lies in memory as a whole, by identity, each with the array that it lies in:
-    itself, or for a reshape the array that is given another shape and not moved.
+    """Return, by identity, the values that are stored whole, each with its array:
+    itself, or for a reshape the array that gets another shape without a copy.
 
-    What a graph gives back has a buffer of its own.
+    A graph output has its own buffer.
     """
     there = {
         id(v): v for v in graph.inputs if id(v) not in slices and not _is_constant(v)
@@ -192,7 +195,10 @@ def _in_order(value: Value) -> tuple[int, ...]:
 
 
 def _plain(value: Value, order: tuple[int, ...]) -> bool:
-    """Whether an array can be read in that order as it lies; matrices either way."""
+    """Return whether an array can be read in that order without a copy.
+
+    The last two dims may be swapped.
+    """
     long = [dim for dim in order if value.shape[dim] > 1]
     return long == sorted(long) or set(order[-2:]) == set(_in_order(value)[-2:])
 
@@ -205,13 +211,13 @@ def _layout_kernel(value: Value, reads: tuple[Value, ...]) -> Kernel:
 def read_by_devices(
     step: Operation, makers: Mapping[int, Operation] | None = None
 ) -> list[tuple[Value, tuple[int, ...]]]:
-    """Operands of a product on an accelerator, with their dims in the order in which
-    they lie for it.
+    """Return a product's operands on an accelerator, each with the order of dims in
+    which it is stored for the product.
 
-    It reads a matrix either way, so that an operand lies as it was made. Batches of
-    matrices it does not where a dim of size 1 is part of what is not contracted: XLA
-    then leaves a reshape between product and transpose, and does not fold the latter.
-    With `makers` what is transposed for the product stands in its place.
+    A product reads a matrix plain or transposed, so an operand keeps its order. Batches
+    of matrices are an exception if one of several free dims (not contracted) has size
+    1: XLA then leaves a reshape between product and transpose, and does not fold the
+    transpose. With `makers`, the inputs of transposes replace transposed operands.
     """
     contracted, batch = step.params["dimension_numbers"]
     found = []
@@ -236,7 +242,7 @@ def _before_transposes(
 def before_transpose(
     transpose: Operation, order: tuple[int, ...]
 ) -> tuple[Value, tuple[int, ...]]:
-    """What a transpose reads, with its dims in the order in which the output's are."""
+    """Return a transpose's input, and the order of its dims for this output order."""
     permutation = transpose.params["permutation"]
     return transpose.inputs[0], tuple(permutation[dim] for dim in order)
 
@@ -244,7 +250,7 @@ def before_transpose(
 def _either_way(
     value: Value, order: tuple[int, ...], num_batch: int, free: Sequence[int]
 ) -> bool:
-    """Whether a product that reads an operand in this order can read it as it lies."""
+    """Return whether a product that reads an operand in this order needs no copy."""
     if not num_batch:
         return reads_as_matrix(value, order)
     in_front = order[:num_batch] == tuple(range(num_batch))
@@ -253,8 +259,8 @@ def _either_way(
 
 
 def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:
-    """Whether an accelerator's product can read an array in that order as it lies: as
-    matrices, rows and columns being runs of dims, either way."""
+    """Return whether an accelerator's product can read an array in that order without a
+    copy: as matrices, plain or transposed, whose rows and columns are runs of dims."""
     long = [dim for dim in order if value.shape[dim] > 1]
     there = sorted(long)
     return any(
@@ -265,9 +271,9 @@ def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:
 
 
 def _merged(found: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Join kernels element by element that read an array of their size in common.
+    """Join elementwise kernels that read a common array of their own size.
 
-    None that reads, by whatever way, what the other makes.
+    Kernels are not joined if one depends on the other, directly or indirectly.
     """
     groups: list[list[Kernel]] = []
     needs: list[set[int]] = []
@@ -329,12 +335,15 @@ def _as_one(group: Sequence[Kernel]) -> Kernel:
 
 
 def gathers(step: Operation) -> bool:
-    """Whether the kernel reads whole operands, and not element by element."""
+    """Return whether the kernel reads whole operands, and not element by element."""
     return step.op in _WHOLE or step.op in ("dot_general", REDUCTION) or sums(step)
 
 
 def _stored(graph: Graph) -> frozenset[int]:
-    """What is stored whoever reads it; a product's operands depend on their layout."""
+    """Return the values that a CPU stores for any reader.
+
+    Whether it stores a product's operands depends on their layout.
+    """
     stored = set(identities(graph.outputs))
     summed = [v for step in graph.steps if step.op == REDUCTION for v in step.inputs]
     factors = [v for s in graph.steps if s.op == "dot_general" for v in s.inputs]
@@ -348,7 +357,11 @@ def _stored(graph: Graph) -> frozenset[int]:
 
 
 def _stored_by_devices(graph: Graph) -> frozenset[int]:
-    """The same on accelerators: gathers are kernels too, sums store nothing more."""
+    """Return the values that accelerators store for any reader.
+
+    Gathers are kernels, too. A sum's input is stored only if it is not cheap and has
+    another reader.
+    """
     stored = set(identities(graph.outputs))
     for step in graph.steps:
         if gathers(step) or step.op == "gather":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dims of an operation's inputs become which dims of its output.
+"""Maps the dims of an operation's inputs to dims of its output.
 
 Owns one rule per family of JAX primitives. A primitive without a rule joins dims of
-equal size at equal places, where ranks agree: right for everything element by element.
-Does not own what follows from the joins (`values.py`).
+equal size at equal positions if the ranks agree, which is right for all elementwise
+primitives. Does not own the use of the joins (`values.py`).
 """
 
 import math
@@ -18,10 +18,10 @@ Shapes = Sequence[Shape]
 Join = tuple[int, int, int]  # (input, its dim, dim of the output)
 Joins = Iterable[Join]
 
-# passes of attention by a kernel: (queries BLNH, keys BLKH, values BLKH, ...) ->
-# (output, a number a row BNL), or -> the gradients of these three
+# passes of kernel attention: (queries BLNH, keys BLKH, values BLKH, ...) ->
+# (output, one number per row BNL), or -> the gradients of queries, keys and values
 ATTENTION = frozenset({FORWARD, BACKWARD})
-RAGGED = "ragged_dot_general"  # rows times the matrix of their group
+RAGGED = "ragged_dot_general"  # each row times the matrix of its group
 _UNRELATED = {"gather", "iota", "rng_bit_generator", "scatter", "scatter-add"}
 
 
@@ -82,9 +82,9 @@ def _dot(params: Params, inputs: Shapes, output: Shape) -> Joins:
 
 
 def ragged_sizes(params: Params, inputs: Shapes) -> tuple[int, int, int]:
-    """Rows, columns and depth of all products of a ragged one, by traced shapes.
+    """Return the rows, columns and depth of a ragged product, from traced shapes.
 
-    Each row meets the matrix of its own group alone.
+    Each row is multiplied only by the matrix of its own group.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     (of_lhs, of_rhs), _ = numbers.dot_dimension_numbers
@@ -96,7 +96,7 @@ def ragged_sizes(params: Params, inputs: Shapes) -> tuple[int, int, int]:
 
 
 def _ragged(params: Params, inputs: Shapes, output: Shape) -> Joins:
-    """Rows and columns; where groups share out the depth, they are the first dim."""
+    """Join rows and columns; if groups divide the depth, they are the first dim."""
     numbers = params["ragged_dot_dimension_numbers"]
     (of_lhs, of_rhs), _ = numbers.dot_dimension_numbers
     at = len(output) - 2
@@ -107,7 +107,7 @@ def _ragged(params: Params, inputs: Shapes, output: Shape) -> Joins:
 
 
 def _attention(params: Params, inputs: Shapes, output: Shape) -> Joins:
-    """Gradients lie as what they are of, the output as the queries."""
+    """Join gradients with their arrays, the output with the queries."""
     if len(output) == 3:
         return [(0, 0, 0), (0, 2, 1), (0, 1, 2)]
     number = 0 if output == inputs[0] else 1

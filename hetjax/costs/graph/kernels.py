@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an accelerator runs of a pass: fused kernels, and all-reduces between them.
+"""Lists an accelerator's work in a pass: fused kernels, and all-reduces between them.
 
-Matrix products, loops, sorts and scatters read and store whole arrays; everything
-between them, sums included, is one fused kernel per array that one of them reads. Of
-an array that is sliced a kernel reads the slice, and into one that is updated in place
-it writes the update. A product or sum over a cut dim leaves every device with a part of
-the sum. Sums of such parts stay parts; whatever else reads one needs it whole: an
-all-reduce over the tensor axis. Does not own what a compiler for CPUs stores
-(`liveness.py`) nor seconds (`roofline.py`).
+Matrix products, loops, sorts and scatters read and store whole arrays. Everything
+between them, sums included, is one fused kernel per array that one of them reads. From
+a sliced array a kernel reads only the slice, and into an array that is updated in place
+it writes only the update. A product or sum over a cut dim leaves every device with a
+partial sum. Sums of partial sums stay partial. Any other reader needs the whole sum: an
+all-reduce over the tensor axis. Does not own the stored values that memory estimates
+count (`fusion.py`) nor seconds (`roofline.py`).
 """
 
 import math
@@ -29,7 +29,7 @@ _LINEAR = frozenset({"add", "add_any", "sub"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedKernel:
-    """One kernel, the stored values that it reads and those that it writes."""
+    """One kernel, with the stored values that it reads and writes."""
 
     step: Operation
     reads: tuple[Value, ...]
@@ -37,7 +37,7 @@ class FusedKernel:
 
 
 def fused_kernels(graph: Graph) -> Iterator[FusedKernel]:
-    """Fuse a graph between its products; bodies of loops are left to the caller."""
+    """Yield a graph's fused kernels; the caller treats the bodies of loops."""
     stored = {id(v) for v in graph.outputs}
     for step in graph.steps:
         if step.op in _WHOLE:
@@ -47,7 +47,7 @@ def fused_kernels(graph: Graph) -> Iterator[FusedKernel]:
         if step.op == "dynamic_slice":
             roots[id(step.outputs[0])] = (step.outputs[0],)
             continue
-        in_place = step.op == "dynamic_update_slice"  # of an array, by an update
+        in_place = step.op == "dynamic_update_slice"  # inputs: an array, an update
         given = step.inputs[1:] if in_place else step.inputs
         reads = {id(r): r for v in given for r in roots.get(id(v), _leaf(v))}
         writes = tuple(
@@ -65,14 +65,14 @@ def _leaf(value: Value) -> tuple[Value, ...]:
 
 
 def all_reduces(graph: Graph, cuts: Cuts) -> list[tuple[int, int]]:
-    """List (bytes on one device, how often) of the all-reduces of a pass."""
+    """List (bytes on one device, number of repeats) of the all-reduces of a pass."""
     if cuts.tensor == 1:
         return []
     return [(cuts.num_bytes(v), times) for v, times in _reduced(graph, cuts, 1)]
 
 
 def partial_sums(graph: Graph, cuts: Cuts) -> frozenset[int]:
-    """Identities of values of the graph of which every device makes a part of a sum."""
+    """Return the identities of values of which each device makes a partial sum."""
     if cuts.tensor == 1:
         return frozenset()
     made = (step.outputs for step in graph.steps if _sums_over_cut(step, cuts))
@@ -80,7 +80,7 @@ def partial_sums(graph: Graph, cuts: Cuts) -> frozenset[int]:
 
 
 def _reduced(graph: Graph, cuts: Cuts, repeats: int) -> Iterator[tuple[Value, int]]:
-    parts: dict[int, Value] = {}  # sums of which every device has a part
+    parts: dict[int, Value] = {}  # partial sums, one on every device
     for step in graph.steps:
         if step.body is not None:
             yield from _reduced(step.body, cuts, repeats * step.length)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order of dims an accelerator reads stacks, and what it copies for that.
+"""Determines in which order of dims accelerators read stacks, and the copies for it.
 
-Owns the stacks of which a loop is given a copy in another layout, and the arrays that
-fill whole lanes. Does not own what one product reads (`fusion.py`) nor what lives at
-once (`liveness.py`).
+Owns the choice of stacks that a loop gets as a copy in another layout, and of arrays
+that fill whole lanes. Does not own what one product reads (`fusion.py`) nor what is
+live at once (`liveness.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ from hetjax.costs.graph.joins import ATTENTION
 from hetjax.costs.graph.sums import in_place
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Value
 
-_DimOrder = tuple[int, ...] | None  # as a product reads them
-_OTHER: _DimOrder = None  # than the value's own, whatever it is
+_DimOrder = tuple[int, ...] | None  # in which a product reads dims
+_OTHER: _DimOrder = None  # any order except the value's own
 _LANES = 128  # of a TPU's registers
 
 
 def in_lanes(cuts: Cuts, loop: Operation, backend: Backend) -> Cuts:
-    """How a loop's arrays lie: heads that a TPU's kernel of attention reads fill whole
-    lanes, others have another dim last."""
+    """Return `cuts` with the lanes of a loop's arrays: heads fill whole lanes if a
+    TPU's attention kernel reads them; otherwise another dim is last."""
     assert loop.body is not None
     has_kernel = any(step.op in ATTENTION for step in loop.body.steps)
     return replace(cuts, lanes=_LANES) if backend == "tpu" and has_kernel else cuts
@@ -36,8 +36,8 @@ def in_lanes(cuts: Cuts, loop: Operation, backend: Backend) -> Cuts:
 
 @lru_cache(maxsize=1024)
 def turned_stacks(loop: Operation, backend: Backend) -> tuple[Value, ...]:
-    """Stacks of heads (batch, positions, heads, size) whose slices a product reads in
-    another order: the whole stack is copied into it."""
+    """Return the stacks of heads (batch, positions, heads, size) whose slices a product
+    reads in another order: the whole stack is copied into that order."""
     assert loop.body is not None
     turned = _read_turned(loop.body, backend)
     return tuple(
@@ -49,9 +49,10 @@ def turned_stacks(loop: Operation, backend: Backend) -> tuple[Value, ...]:
 
 @lru_cache(maxsize=1024)
 def gated_stacks(loop: Operation) -> tuple[Value, ...]:
-    """Stacks of (batch, positions, width) whose slices are multiplied by one another
-    element by element, as in a gated MLP: programs for v6e that make the gradient of an
-    input alone were seen to have positions last there, and to copy whole stacks."""
+    """Return the stacks of (batch, positions, width) whose slices are multiplied with
+    each other elementwise, as in a gated MLP. Programs for v6e that only make an
+    input's gradient were seen to store positions last there, and to copy whole stacks.
+    """
     assert loop.body is not None
     pairs = _stacks_and_slices(loop)
     gated = _multiplied(loop.body, [given for _, given in pairs])
@@ -59,17 +60,17 @@ def gated_stacks(loop: Operation) -> tuple[Value, ...]:
 
 
 def _stacks_and_slices(loop: Operation) -> list[tuple[Value, Value]]:
-    """What a loop slices, each with the slice that its body is given."""
+    """Return the arrays that a loop slices, each with the slice that its body gets."""
     assert loop.body is not None
     begin = loop.num_consts + loop.num_carry
     return list(zip(loop.inputs[begin:], loop.body.inputs[begin:], strict=True))
 
 
 def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
-    """Those of the slices of which one's elements are multiplied by another's, both
-    through whatever is element by element and keeps their shape.
+    """Return the slices that are multiplied elementwise with another slice, directly or
+    after elementwise operations that keep their shape.
 
-    Where both factors are of one slice it is no gate, but the derivative of a norm.
+    If both factors depend on one slice, the product is no gate but a norm's derivative.
     """
     found: set[int] = set()
     made_of = {id(v): frozenset((id(v),)) for v in slices if len(v.shape) == 3}
@@ -87,8 +88,8 @@ def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
 
 
 def _read_turned(graph: Graph, backend: Backend) -> frozenset[int]:
-    """Inputs of a graph that reach a product of batches which reads them in another
-    order, through nothing but operations element by element, transposes among them."""
+    """Return the inputs of a graph that a batched product reads in another order, with
+    only elementwise operations and transposes between input and product."""
     makers = {id(v): step for step in graph.steps for v in step.outputs}
     left = [p for step in graph.steps for p in _read_in_order(step, makers, backend)]
     inputs, seen, turned = identities(graph.inputs), set(), set()
@@ -108,9 +109,9 @@ def _read_turned(graph: Graph, backend: Backend) -> frozenset[int]:
 def _read_in_order(
     step: Operation, makers: Mapping[int, Operation], backend: Backend
 ) -> list[tuple[Value, _DimOrder]]:
-    """What a step reads as a product of batches, and in which order of dims.
+    """Return what a step reads as a batched product, and in which order of dims.
 
-    A TPU's kernel of attention reads (batch, heads, positions, size).
+    A TPU's attention kernel reads (batch, heads, positions, size).
     """
     if step.body is not None:
         turned = _read_turned(step.body, backend)
@@ -126,8 +127,10 @@ def _read_in_order(
 def _on_the_way(
     maker: Operation, value: Value, order: _DimOrder
 ) -> list[tuple[Value, _DimOrder]]:
-    """The inputs of a step element by element in the order in which its output is read;
-    where it gives another shape, those of one that is turned are."""
+    """Return an elementwise step's inputs, in the order in which its output is read.
+
+    Inputs of another shape are turned if the output is.
+    """
     if maker.op == "transpose" and order is not None:
         return [before_transpose(maker, order)]
     alike = [v for v in maker.inputs if v.shape == value.shape]

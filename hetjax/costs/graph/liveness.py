@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a graph lives at once while a program runs.
+"""Computes the bytes of a graph that are live at once while a program runs.
 
 Owns the walk over kernels in the order in which they run. A loop's body slices the
-stacks that it reads when it starts, and has its space for as long as the loop runs; a
-carry that it only adds to is updated in place. On accelerators a loop whose body reads
-slices in another layout than their stack has is given a copy of the whole stack. On
-CPUs zeros that a loop adds to, and masks that it is given, lie there before it.
+stacks that it reads when it starts, and keeps its space for as long as the loop runs. A
+carry that the body only adds to is updated in place. On accelerators, a loop gets a
+copy of a whole stack if its body reads slices in another layout than the stack's. On
+CPUs, zeros that a loop adds to and masks that it reads exist before the loop.
 
-Does not own the graph (`values.py`), what is stored (`fusion.py`), in which order
-(`turns.py`), nor the buffers around a program (`costs/stage_memory.py`).
+Does not own the graph (`values.py`), the choice of stored values (`fusion.py`), their
+order (`turns.py`), nor the buffers around a program (`costs/stage_memory.py`).
 """
 
 import math
@@ -34,7 +34,8 @@ from hetjax.costs.graph.sums import reduced
 from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
-# Of all that can begin what frees most; depth first, the heaviest or as it is read.
+# Of all ready kernels the one that frees most; or depth first, with the heaviest first
+# or in the order in which kernels read.
 Order = Literal["freeing", "heaviest", "read"]
 
 _UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
@@ -42,11 +43,11 @@ _UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What is special about values of a program, by identity.
+    """Facts about a program and, by identity, about its values.
 
-    `elsewhere` have buffers of their own, `relaid` are stacks that a loop can only
-    read as a copy in another layout; `backend` is JAX's word for the platform, `order`
-    that of an accelerator's kernels; `turns_gates` as of `gated_stacks`.
+    `elsewhere` have their own buffers; `relaid` are stacks that a loop can only read as
+    a copy in another layout. `backend` is JAX's word for the platform, `order` that of
+    an accelerator's kernels. `turns_gates`: whether the program copies `gated_stacks`.
     """
 
     backend: Backend = "cpu"
@@ -57,10 +58,10 @@ class Surroundings:
 
 
 def least_peak_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
-    """The same in the order that takes least of the three that XLA tries.
+    """Return the peak bytes in the best of the three orders that XLA tries for GPUs.
 
-    Where devices sum up among themselves, kernels are moved again to hide that: these
-    programs were seen in the first order.
+    In programs with all-reduces XLA moves kernels again to hide these: such programs
+    were seen in the first order.
     """
     if around.backend != "gpu" or all_reduces(graph, cuts):
         return peak_bytes(graph, cuts, around)
@@ -75,10 +76,10 @@ def peak_bytes(
     slices: frozenset[int] = frozenset(),
     stacks: tuple[tuple[Value, Value], ...] = (),
 ) -> int:
-    """Give the most bytes that live at once in what a graph makes, copies included.
+    """Return the most bytes of a graph's values and copies that are live at once.
 
-    Its inputs do not count, but copies of `slices` do, which a body reads off stacks.
-    Outputs of a body that are written into `stacks` by kernels live until then.
+    The graph's inputs do not count, but copies of `slices` do, which a body reads off
+    stacks. Outputs of a body that kernels write into `stacks` live until then.
     """
     ordered = _in_turn(graph, cuts, slices, stacks, around.backend, around.order)
     written = identities([v for v, _ in stacks])
@@ -104,12 +105,12 @@ def _in_turn(
     backend: Backend,
     order: Order,
 ) -> tuple[Kernel, ...]:
-    """The kernels in the order in which they run."""
+    """Return the kernels in the order in which they run."""
     if backend == "cpu":
         written = tuple(v for v, _ in stacks)
         found = _on_cpu(graph, cuts, slices)
         return tuple(breadth_first([*found, *map(_write, written)]))
-    # kernels of loops were seen in an order that the sums of devices do not change
+    # in loops, all-reduces were seen not to change the order of kernels
     partial = frozenset() if slices else partial_sums(graph, cuts)
     found = list(_on_device(graph, cuts, slices, backend))
     found += [_write(v) for v, _ in stacks]
@@ -125,7 +126,7 @@ def _in_turn(
 
 @lru_cache(maxsize=2048)
 def _on_cpu(graph: Graph, cuts: Cuts, slices: frozenset[int]) -> tuple[Kernel, ...]:
-    """Those of a CPU, in the order of the trace."""
+    """Return the kernels on a CPU, in the order of the trace."""
     return kernels(reduced(graph, cuts), slices)
 
 
@@ -133,7 +134,7 @@ def _on_cpu(graph: Graph, cuts: Cuts, slices: frozenset[int]) -> tuple[Kernel, .
 def _on_device(
     graph: Graph, cuts: Cuts, slices: frozenset[int], backend: Backend
 ) -> tuple[Kernel, ...]:
-    """Those of an accelerator, in whatever order they run; GPUs join small products."""
+    """Return the kernels on an accelerator, unordered; GPUs join small products."""
     joined = merged(graph, cuts) if backend == "gpu" else graph
     return device_kernels(joined, slices, backend)
 
@@ -149,8 +150,8 @@ def _there_at_once(
     own: Collection[int],
     around: Surroundings,
 ) -> dict[int, int]:
-    """Bytes by identity of what begins as zeros: stacks, and sums that are filled, but
-    where their zeros are made when they are read."""
+    """Return, by identity, the bytes of arrays that exist as zeros from the start:
+    stacks, and in the first order also scatters' sums. TPUs make zeros when needed."""
     if around.backend == "tpu":
         return {}
     at_once = around.order == "freeing"
@@ -161,7 +162,7 @@ def _there_at_once(
 
 
 def _begun(step: Operation) -> list[Value]:
-    """Carries of a loop that it is given as constants, which a CPU makes at once."""
+    """Return a loop's carries that start as constants, which a CPU makes at once."""
     given = step.inputs[step.num_consts :] if step.body is not None else ()
     begun = zip(given, step.outputs[: step.num_carry], strict=False)
     return [made for value, made in begun if value.origin is Origin.CONSTANT]
@@ -174,8 +175,8 @@ def _filled(step: Operation, sums: bool) -> tuple[Value, ...]:
 
 
 def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings) -> int:
-    """Bytes that live while a loop of the graph runs: its body's, its carry, relaid
-    stacks."""
+    """Return the bytes that are live while a loop of the graph runs: its body's, its
+    carry, relaid stacks."""
     if step.body is None:
         return 0
     num_consts, num_carry = step.num_consts, step.num_carry
@@ -187,12 +188,12 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
     inside = replace(around, elsewhere=around.elsewhere | written | own)
     given = step.inputs[num_consts : num_consts + num_carry]
     carry = [v for at, v in enumerate(given) if at not in updated]
-    if around.backend == "tpu":  # what is given back is carried in its own buffer
+    if around.backend == "tpu":  # program outputs are carried in their own buffers
         pairs = zip(given, step.outputs, strict=False)
         back = [v for v, made in pairs if id(made) in around.elsewhere]
         carry = [v for v in carry if id(v) not in identities(back)]
     turned = ()
-    if around.backend != "cpu":  # one that the graph makes is made in that order
+    if around.backend != "cpu":  # stacks that the graph makes already have that order
         given_to_graph = identities(graph.inputs)
         found = turned_stacks(step, around.backend)
         found += gated_stacks(step) if around.turns_gates else ()
@@ -207,8 +208,8 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
 
 
 def _constant_bytes(loop: Operation, cuts: Cuts) -> int:
-    """Bytes of arrays of constants that a CPU makes before the loop, masks above all,
-    cut as what is made of them in its body."""
+    """Return the bytes of constant arrays, mostly masks, that a CPU makes before the
+    loop, cut like the arrays that the body computes from them."""
     assert loop.body is not None
     found = {
         id(v): math.prod(cuts.shape(step.outputs[0])) * v.dtype.itemsize
@@ -223,7 +224,7 @@ def _constant_bytes(loop: Operation, cuts: Cuts) -> int:
 def _stacks(
     loop: Operation, written: frozenset[int]
 ) -> tuple[tuple[Value, Value], ...]:
-    """Outputs of a loop's body that a kernel writes into their stack, with it."""
+    """Return the body's outputs that a kernel writes into a stack, with that stack."""
     assert loop.body is not None
     kept, begin = identities(loop.body.outputs[: loop.num_carry]), loop.num_carry
     made = identities([v for step in loop.body.steps for v in step.outputs])
@@ -233,7 +234,7 @@ def _stacks(
 
 
 def _updated(loop: Operation) -> list[int]:
-    """Carries that the loop updates in place: each body reads slices and adds."""
+    """Return the carries updated in place: the loop's body reads slices and adds."""
     assert loop.body is not None
     steps, outputs = loop.body.steps, loop.body.outputs
     makers = {id(v): step for step in steps for v in step.outputs}
@@ -256,10 +257,10 @@ def _updated(loop: Operation) -> list[int]:
 def _written_at_once(
     loop: Operation, slices: frozenset[int], cuts: Cuts, backend: Backend
 ) -> frozenset[int]:
-    """Outputs of a loop's body that are fused with writing them into their stack.
+    """Return the outputs of a loop's body whose kernels also write them into stacks.
 
-    On accelerators those that no other kernel reads or makes part of; on TPUs what
-    products make, too.
+    On accelerators no other kernel may read such an output, and its kernel may have no
+    other output. On TPUs outputs of products count, too.
     """
     assert loop.body is not None
     stacked = loop.body.outputs[loop.num_carry :]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products that share a matrix and become one, as XLA for GPUs makes them.
+"""Joins products that share a matrix, as XLA for GPUs does.
 
-Its pass `DotMerger` joins small products that have an operand in common: what they read
-besides is put side by side in an array of its own, and what they make is one array that
-lives until all parts of it are read. Owns which products are joined. Does not own what
-else is fused (`fusion.py`).
+XLA's pass `DotMerger` joins small products with a common operand: it concatenates their
+other operands into a new array, and their output is one array that lives until all its
+parts are read. Owns the choice of joined products. Does not own other fusion
+(`fusion.py`).
 """
 
 import math
@@ -15,12 +15,12 @@ from typing import Any
 
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
-_MOST_BYTES = 32 * 2**20  # of what a product reads and makes on one device: XLA's own
+_MOST_BYTES = 32 * 2**20  # of a product's inputs and output on one device: XLA's value
 
 
 @lru_cache(maxsize=2048)
 def merged(graph: Graph, cuts: Cuts) -> Graph:
-    """Join what is joined on a device, a group after the other."""
+    """Return the graph with its small products joined, one group after the other."""
     done: set[int] = set()
     while group := next(_groups(graph, cuts, done), None):
         done |= {id(step) for step in group[1]}
@@ -31,8 +31,10 @@ def merged(graph: Graph, cuts: Cuts) -> Graph:
 def _groups(
     graph: Graph, cuts: Cuts, done: set[int]
 ) -> Iterator[tuple[int, list[Operation]]]:
-    """Products not done that share an operand, each group with the operand's number,
-    none of which is needed by another of the group."""
+    """Yield groups of products that share an operand, with the operand's number.
+
+    Products in `done` are left out. No product of a group depends on another of it.
+    """
     alike: dict[Any, list[Operation]] = {}
     for step in graph.steps:
         if step.op == "dot_general" and _is_small(step, cuts) and id(step) not in done:
@@ -56,14 +58,14 @@ def _is_small(step: Operation, cuts: Cuts) -> bool:
 
 
 def _sharing(step: Operation, number: int) -> tuple[Any, ...]:
-    """What two products have in common that can be one."""
+    """Return the key that products must have in common to be joined."""
     contracted, batch = step.params["dimension_numbers"]
     dims = tuple(contracted[number]), tuple(batch[number])
     return id(step.inputs[number]), number, *dims, step.outputs[0].dtype
 
 
 def _needs(graph: Graph) -> dict[int, set[int]]:
-    """Of each step those that have to be done before it."""
+    """Return, for each step, all steps that must run before it."""
     makers: dict[int, int] = {}
     needs: dict[int, set[int]] = {}
     for step in graph.steps:
@@ -78,7 +80,7 @@ def _are_apart(a: Operation, b: Operation, needs: dict[int, set[int]]) -> bool:
 
 
 def _joined(graph: Graph, cuts: Cuts, number: int, group: Sequence[Operation]) -> Graph:
-    """The graph with one product in place of a group."""
+    """Return the graph with one product in place of a group."""
     shared, others = group[0].inputs[number], [s.inputs[1 - number] for s in group]
     contracted, batch = (dims[number] for dims in group[0].params["dimension_numbers"])
     shape = cuts.shape(shared)
@@ -115,7 +117,7 @@ def _num_elements(values: Sequence[Value], cuts: Cuts) -> int:
 
 
 def _array(cuts: Cuts, like: Value, shape: tuple[int, ...]) -> Value:
-    """An array of this shape on every device."""
+    """Return a new array of this shape on every device."""
     return Value(
         shape=shape,
         dtype=like.dtype,
@@ -125,7 +127,7 @@ def _array(cuts: Cuts, like: Value, shape: tuple[int, ...]) -> Value:
 
 
 def in_order(steps: list[Operation]) -> tuple[Operation, ...]:
-    """The steps, each after those that make what it reads."""
+    """Return the steps, each after the makers of the values that it reads."""
     missing = {id(v) for step in steps for v in step.outputs}
     ordered: list[Operation] = []
     while steps:

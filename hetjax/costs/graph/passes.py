@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes of a stage as graphs, traced and never compiled.
+"""Traces the passes of a stage as graphs, without compiling them.
 
 Legend: B sequences of one data rank, L positions, D residual width.
 Owns the tracing of the functions that the runtime compiles, for one data rank's share
-of a microbatch, so that every buffer of a program appears here; and that stages which
-differ in their numbers of units alone are traced once. Does not own these functions
-(`hetjax/stage/`) nor sizes or times of what is traced.
+of a microbatch, so that every buffer of a program appears here; and the single trace of
+stages that differ only in their numbers of units. Does not own these functions
+(`hetjax/stage/`) nor sizes or times of the traced arrays.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -33,16 +33,16 @@ from hetjax.stage.function import (
 from hetjax.stage.jaxprs import ClosedJaxpr
 from hetjax.stage.partition import BlockStack, StageStacks
 
-# from where primes are sought that stand for numbers in traces; sequences times
-# positions still have indices of 32 bits
+# where the search for primes that stand for numbers in traces starts; indices of
+# sequences times positions still fit 32 bits
 _MANY_SEQUENCES, _MANY_UNITS = 10_001, 1_000_003
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """What one device computes of a microbatch: a data rank's sequences, a tensor
-    rank's part of the cut dims; `dtype` is that of compute, `attention` its form (None:
-    as modules say), `packed` whether sequences are of several documents."""
+    """One device's part of a microbatch: a data rank's sequences, and a tensor rank's
+    part of the cut dims. `dtype` is that of compute, `attention` its form (None: the
+    modules' form), `packed` whether sequences consist of several documents."""
 
     num_sequences: int
     seq_len: int
@@ -57,10 +57,10 @@ class Shares:
 class Passes:
     """Forward and backward of a stage; inputs and outputs of the graphs are flat.
 
-    `forward`: weights, input (where packed, also documents; of the last stage also
+    `forward`: weights, input (if packed, also documents; on the last stage, also
     targets) -> output or loss, *saved. `backward`: weights, input, *saved, output's
-    gradient -> gradients of those that are trained and, unless the stage is the first,
-    the input's. They share the saved values.
+    gradient -> gradients of the trained weights and, unless the stage is the first,
+    the input's. Both graphs share the saved values.
     """
 
     weights: tuple[Value, ...]
@@ -77,11 +77,11 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPasses:
-    """The same with the backward split in I and W, I's inputs those of the backward.
+    """`Passes` with the backward split into I and W; I has the backward's inputs.
 
-    `input_gradient` gives the input's gradient (of the first stage a zero) and what
-    crosses to W; `weight_gradient`: `kept` of the inputs, crossing values -> weight
-    gradients.
+    `input_gradient` returns the input's gradient (on the first stage a zero) and the
+    values that cross to W. `weight_gradient`: `kept` of the inputs, crossing values ->
+    weight gradients.
     """
 
     weights: tuple[Value, ...]
@@ -94,12 +94,12 @@ class SplitPasses:
 
     @property
     def saved(self) -> tuple[Value, ...]:
-        """The residuals, as of whole passes."""
+        """The residuals, as in `Passes`."""
         return self.forward.outputs[1:]
 
     @property
     def crossing(self) -> tuple[Value, ...]:
-        """What I makes for W."""
+        """The values that I computes for W."""
         return self.input_gradient.outputs[1:]
 
 
@@ -107,25 +107,25 @@ _PassesT = TypeVar("_PassesT", Passes, SplitPasses)
 
 
 def passes(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
-    """Trace the passes of a stage; the loss is part of the last stage's."""
+    """Trace the passes of a stage; those of the last stage include the loss."""
     traced = _traced(stage, _traced_as(shares), _remat(stage, remat))
     return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
 
 
 def split_passes(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
-    """The same with the backward split; takes many times as long to trace."""
+    """Trace the passes with a split backward, which takes many times as long."""
     traced = _split_traced(stage, _traced_as(shares), _remat(stage, remat))
     return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
 
 
 def _traced_as(shares: Shares) -> Shares:
-    """The shares that are traced in place of these: a tensor rank's operations are
-    those of the whole."""
+    """Return the shares to trace instead: a tensor rank's operations are those of the
+    whole."""
     return replace(shares, tensor=1)
 
 
 def _remat(stage: StageStacks, remat: Remat) -> Remat:
-    """The head is never recomputed."""
+    """Return the stage's remat; the head is never recomputed."""
     called = [stack for stack in stage.stacks if stack.only is None]
     return "none" if stage.last and len(called) == 1 else remat
 
@@ -138,10 +138,11 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 
 @lru_cache(maxsize=1024)
 def _traced_alike(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
-    """The same of a stage with primes for its units.
+    """Trace a stage whose numbers of units are primes.
 
-    The first stage's gradients of positions are not summed over one sequence. Other
-    sums over one are traced, and cost nothing.
+    With one sequence, the first stage does not sum its gradients of positions over
+    sequences: that case has its own trace. Other sums over one sequence are traced, and
+    cost nothing.
     """
     if stage.first and shares.num_sequences == 1:
         return _passes_of(stage, shares, remat)
@@ -150,7 +151,7 @@ def _traced_alike(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 
 
 def _sized(found: _PassesT, sizes: Sizes) -> _PassesT:
-    """The passes with numbers in place of the primes that they were traced with."""
+    """Return the passes with numbers in place of the primes in their trace."""
 
     def sized(part: Any) -> Any:
         if isinstance(part, Graph):
@@ -187,7 +188,7 @@ def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPass
 def _split_traced_alike(
     stage: StageStacks, shares: Shares, remat: Remat
 ) -> SplitPasses:
-    if shares.num_sequences == 1:  # nothing is summed over it
+    if shares.num_sequences == 1:  # no sums over sequences
         return _split_passes_of(stage, shares, remat)
     alike, sequences = _by_prime(stage, shares)
     return _sized(_split_passes_of(stage, alike, remat), Sizes(sequences))
@@ -215,7 +216,7 @@ def _split_passes_of(stage: StageStacks, shares: Shares, remat: Remat) -> SplitP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Graphs:
-    """What both kinds of backward have in common; `inputs` are the backward's."""
+    """The common part of both kinds of backward; `inputs` are the backward's."""
 
     dims: Dims
     weights: tuple[Value, ...]
@@ -247,11 +248,11 @@ class _Graphs:
 def _by_primes(
     stage: StageStacks, shares: Shares
 ) -> tuple[StageStacks, dict[int, int]]:
-    """The stage with a prime for the units of each stack of several, which divides no
-    size of the stage; and the numbers that they stand for.
+    """Return the stage with a prime as the number of units of each stack of several,
+    and the numbers that the primes stand for. The primes divide no size of the stage.
 
-    Stages that differ in these numbers alone have one trace: no operation is another
-    for them, and a prime is found again in every size that it is a factor of.
+    Stages that differ only in these numbers share one trace: they have the same
+    operations, and a prime is recognised in every size of which it is a factor.
     """
     primes = _primes_for(_sizes(stage, shares), _MANY_UNITS)
     stacks, units = [], {}
@@ -265,7 +266,8 @@ def _by_primes(
 
 
 def _by_prime(stage: StageStacks, shares: Shares) -> tuple[Shares, dict[int, int]]:
-    """The same for sequences. But a head cuts its tokens by how many there are."""
+    """Return the same for sequences; not with a head, which splits its tokens depending
+    on their number."""
     if stage.last:
         return shares, {}
     prime = next(_primes_for(_sizes(stage, shares), _MANY_SEQUENCES))
@@ -278,15 +280,15 @@ def _sizes(stage: StageStacks, shares: Shares) -> set[int]:
 
 
 def _primes_for(sizes: Collection[int], least: int) -> Iterator[int]:
-    """Primes from an odd number below two millions on that divide none of the sizes."""
+    """Yield primes from `least` on, odd and below two million, that divide no size."""
     primes = (n for n in count(least, 2) if all(n % d for d in range(3, 1_500, 2)))
     return (p for p in primes if all(size % p for size in sizes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Forward:
-    """A traced forward, its backward's function, and what that is called with:
-    weights, input, saved, output's gradient."""
+    """A traced forward, its backward's function, and the abstract arguments of that
+    function: weights, input, saved, output's gradient."""
 
     jaxpr: ClosedJaxpr
     gradients: Any
@@ -317,7 +319,7 @@ def _backward(stage: StageStacks, shares: Shares, remat: Remat) -> ClosedJaxpr:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Halves:
-    """The traced halves of a backward; the second is given `kept` of the inputs."""
+    """The traced halves of a backward; the second gets `kept` of the inputs."""
 
     first: ClosedJaxpr
     second: ClosedJaxpr
@@ -348,7 +350,7 @@ def _cut_alike(
 
 
 def _abstract_params(stage: StageStacks, shares: Shares) -> tuple[dict[str, Any], ...]:
-    """Compute weights, one dict per stack, whatever cuts them."""
+    """Return the compute weights, one dict per stack, not sharded."""
     return tuple(
         {
             leaf: jax.ShapeDtypeStruct(stack.shape(param), param.held_in(shares.dtype))
@@ -359,7 +361,7 @@ def _abstract_params(stage: StageStacks, shares: Shares) -> tuple[dict[str, Any]
 
 
 def _weights(stage: StageStacks, dims: Dims, shares: Shares) -> tuple[Value, ...]:
-    """The same as values, in the order in which JAX flattens the dicts."""
+    """Return the compute weights as values, in JAX's order of flattened dicts."""
     return tuple(
         dims.value(
             stack.shape(param),
@@ -378,7 +380,8 @@ def _in_order(stage: StageStacks) -> Iterator[tuple[BlockStack, AbstractParam]]:
 
 
 def _abstract_inputs(stage: StageStacks, shares: Shares) -> tuple[Any, ...]:
-    """Tokens or the residual stream, packed or not; of the last stage also targets."""
+    """Return tokens or the residual stream, packed or not; for the last stage also
+    targets."""
     shape = (shares.num_sequences, shares.seq_len)
     tokens_BL = jax.ShapeDtypeStruct(shape, jnp.int32)
     x_BLD = jax.ShapeDtypeStruct((*shape, shares.hidden_size), jnp.dtype(shares.dtype))
@@ -388,6 +391,6 @@ def _abstract_inputs(stage: StageStacks, shares: Shares) -> tuple[Any, ...]:
 
 
 def _whole(dims: Dims, abstract: Any) -> Value:
-    """A value that arrives whole on every tensor rank."""
+    """Return a value that arrives whole on every tensor rank."""
     logical = (None,) * len(abstract.shape)
     return dims.value(abstract.shape, abstract.dtype, Origin.BATCH, logical)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs with other sizes than those that they were traced with.
+"""Replaces the sizes with which graphs were traced.
 
-Owns that values, operations and graphs of which nothing changes stay the same objects:
-what is known of a loop's body is known for any number of its turns. Does not own what
-the sizes in a trace stand for (`passes.py`).
+Owns the rule that unchanged values, operations and graphs stay the same objects, so
+that cached results for a loop's body hold for any number of iterations. Does not own
+the meaning of the sizes in a trace (`passes.py`).
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from hetjax.costs.graph.values import Graph, Operation, Value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """Numbers for primes: each is put in place of its prime in every size that it is a
-    factor of. Values that graphs share go on being shared."""
+    """Numbers for primes: each replaces its prime in every size of which the prime is a
+    factor. Values that graphs share stay shared."""
 
     numbers: Mapping[int, int]
     _values: dict[int, Value] = field(default_factory=dict)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and maxima, and what XLA's CPU backend makes one kernel with them.
+"""Fuses sums and maxima with the operations around them, as XLA's CPU backend does.
 
-Its library of kernels (YNN) takes a reduction with the operations element by element
-around it, whole norms and softmaxes among them: up, what nothing else reads, products
-too; down, what alone reads the result. Such a kernel stores what it makes last, and
-reads arrays in their full shape: a scale that a norm and its derivative share is stored
-as often as there are rows. An all-reduce stands between two kernels; XLA makes one of
-those that do not need each other.
+Its library of kernels (YNN) runs a reduction together with the elementwise operations
+around it, such as whole norms and softmaxes. Upwards it includes operations, products
+too, that nothing else reads; downwards a result's only reader. Such a kernel stores its
+last output, and reads arrays in their full shape: a scale that a norm and its
+derivative share is stored once per row. An all-reduce separates two kernels. XLA
+combines all-reduces that do not depend on each other.
 
-Owns these kernels. Does not own what else is fused (`fusion.py`).
+Owns these kernels. Does not own other fusion (`fusion.py`).
 """
 
 import math
@@ -21,25 +21,25 @@ from hetjax.costs.graph.merging import in_order
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 ALL_REDUCE = "all_reduce"
-REDUCTION = "reduction"  # with all that is fused with it
+REDUCTION = "reduction"  # with everything that is fused with it
 _BINARY = frozenset("add add_any div max min mul sub".split())
-# What the library has.
+# The operations that the library has.
 _FUSED = _BINARY | frozenset(
     "broadcast broadcast_in_dim convert_element_type dot_general exp integer_pow neg "
     "reduce_max reduce_sum reshape rsqrt sqrt square squeeze stop_gradient".split()
 )
-_FEWEST = 4096  # numbers of which an operation element by element is worth a kernel
+_FEWEST = 4096  # elements from which the library takes an elementwise operation
 
 
 def sums(step: Operation) -> bool:
-    """Whether the step reduces a dim; one of size 1 is only dropped."""
+    """Return whether the step reduces a dim; a dim of size 1 is only dropped."""
     if not step.op.startswith("reduce_") or "axes" not in step.params:
         return False
     return math.prod(step.inputs[0].shape) > math.prod(step.outputs[0].shape)
 
 
 def reduced(graph: Graph, cuts: Cuts) -> Graph:
-    """Give the graph with one step for each reduction and what is fused with it."""
+    """Return the graph with one step per reduction and the operations fused with it."""
     graph = _in_full(_all_reduced(graph, cuts))
     around = _Around.from_graph(graph, cuts)
     done: set[int] = set()
@@ -59,7 +59,7 @@ def reduced(graph: Graph, cuts: Cuts) -> Graph:
 
 
 def _all_reduced(graph: Graph, cuts: Cuts) -> Graph:
-    """The graph with a step where devices sum up their parts."""
+    """Return the graph with a step for each all-reduce of partial sums."""
     partial = partial_sums(graph, cuts) - {id(v) for v in graph.outputs}
     if not partial:
         return graph
@@ -77,9 +77,9 @@ def _all_reduced(graph: Graph, cuts: Cuts) -> Graph:
 
 
 def _summed_at_once(graph: Graph, partial: Collection[int]) -> list[list[Value]]:
-    """Parts of sums in groups of which none needs another."""
+    """Return partial sums in groups; those of one group do not need each other."""
     groups: list[list[Value]] = []
-    after: set[int] = set()  # what needs one of the last group
+    after: set[int] = set()  # values that depend on the last group
     for step in graph.steps:
         if any(id(v) in after for v in step.inputs):
             after |= {id(v) for v in step.outputs}
@@ -94,9 +94,9 @@ def _summed_at_once(graph: Graph, partial: Collection[int]) -> list[list[Value]]
 
 
 def _in_full(graph: Graph) -> Graph:
-    """The graph with a step for each array that others read in a larger shape.
+    """Return the graph with a step for each array that others read in a larger shape.
 
-    Transposes that move dims of size 1 alone are reshapes.
+    Transposes that only move dims of size 1 become reshapes.
     """
     larger: dict[Any, Value] = {}
     steps: list[Operation] = []
@@ -127,8 +127,10 @@ def _reading(step: Operation, inputs: Sequence[Value]) -> Operation:
 
 
 def _larger(value: Value, step: Operation, at: int) -> Any:
-    """What names the larger array that a step needs of its input, if it does: XLA turns
-    a division into a product with an inverse, which nothing else reads."""
+    """Return the key of the larger array that a step needs for its input, or None.
+
+    XLA turns a division into a product with an inverse, which nothing else reads.
+    """
     shape = step.outputs[0].shape
     if value.origin is Origin.CONSTANT or not value.shape or value.shape == shape:
         return None
@@ -145,15 +147,15 @@ def _step(op: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Ope
 
 
 def in_place(value: Value, order: Sequence[int]) -> bool:
-    """Whether an array has its dims in that order, those of size 1 aside."""
+    """Return whether an array has its dims in that order, except those of size 1."""
     long = [dim for dim in order if value.shape[dim] > 1]
     return long == sorted(long)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Around:
-    """Who makes and who reads a value, by identity; a graph's `outputs` are stored
-    whoever reads them."""
+    """The maker and the readers of each value, by identity; a graph's `outputs` are
+    always stored."""
 
     makers: Mapping[int, Operation]
     readers: Mapping[int, list[Operation]]
@@ -171,7 +173,7 @@ class _Around:
         return cls(makers=makers, readers=readers, outputs=outputs, cuts=cuts)
 
     def can_fuse(self, step: Operation) -> bool:
-        """Whether the library has the step, and takes it for worth while."""
+        """Return whether the library has the step and takes one of its size."""
         if step.op not in _FUSED:
             return False
         if step.op == "dot_general" or sums(step):
@@ -182,7 +184,7 @@ class _Around:
 def _fused_with(
     seed: Operation, around: _Around, done: Collection[int]
 ) -> list[Operation]:
-    """The steps of the kernel of a reduction, the last of them last."""
+    """Return the steps of a reduction's kernel; the one that runs last comes last."""
     fused: dict[int, Operation] = {}
     last, below = seed, seed
     while below is not None:
@@ -206,7 +208,7 @@ def _fused_with(
 def _is_read_in(
     fused: Mapping[int, Operation], maker: Operation, around: _Around
 ) -> bool:
-    """Whether a step can be fused with those that read all that it makes."""
+    """Return whether a step can be fused: `fused` has all readers of its outputs."""
     return around.can_fuse(maker) and all(
         id(v) not in around.outputs and id(reader) in fused
         for v in maker.outputs
@@ -217,7 +219,7 @@ def _is_read_in(
 def _alone_reading(
     last: Operation, around: _Around, done: Collection[int]
 ) -> Operation | None:
-    """The only step that reads what a kernel makes, if it can be fused with it."""
+    """Return the only step that reads a kernel's output, if it can join the kernel."""
     (made,) = last.outputs
     readers = {id(step): step for step in around.readers.get(id(made), [])}
     if len(readers) != 1 or id(made) in around.outputs:
@@ -227,7 +229,7 @@ def _alone_reading(
 
 
 def _as_one(steps: list[Operation]) -> Operation:
-    """A kernel that reads what none of its steps makes."""
+    """Return the steps as one kernel, which reads what none of its steps makes."""
     made = {id(v) for step in steps for v in step.outputs}
     read = {
         (id(value), order): (value, order)
@@ -245,14 +247,14 @@ def _as_one(steps: list[Operation]) -> Operation:
 
 
 def _read(step: Operation) -> list[tuple[Value, tuple[int, ...]]]:
-    """What a step reads, with its dims in the order in which they lie for it."""
+    """Return a step's inputs, each with the order in which the step reads its dims."""
     if step.op == "dot_general":
         return list(zip(step.inputs, operand_orders(step), strict=True))
     return [(value, tuple(range(len(value.shape)))) for value in step.inputs]
 
 
 def operand_orders(step: Operation) -> list[tuple[int, ...]]:
-    """Dims of both operands of a product in the order in which it reads them."""
+    """Return the dims of both operands of a product, in the order of reading."""
     (contracted, batch), orders = step.params["dimension_numbers"], []
     for number, value in enumerate(step.inputs):
         bound = (*contracted[number], *batch[number])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which kernels run.
+"""Determines the order in which kernels run.
 
-Owns the orders of XLA that matter to memory: that of its CPU backend, as soon as what a
-kernel reads is there; and the three that it tries for accelerators, the kernel next
-that frees most, and two depth first. Does not own kernels (`fusion.py`), nor which of
-the three a program has (`liveness.py`).
+Owns the orders of XLA that matter to memory. On CPUs a kernel runs as soon as its
+inputs exist. For accelerators XLA tries three orders: next the kernel that frees most,
+and two depth-first orders. Does not own kernels (`fusion.py`), nor which of the three a
+program has (`liveness.py`).
 """
 
 from collections import Counter, deque
@@ -14,14 +14,14 @@ from hetjax.costs.graph.fusion import WRITE, Kernel, gathers
 from hetjax.costs.graph.values import Graph, Value
 
 Bytes = Callable[[Value], int]  # of an array on one device
-Stacks = Mapping[int, int]  # bytes of the stack that an output of a body is written to
+Stacks = Mapping[int, int]  # output of a body -> bytes of the stack that it goes to
 
 
 def breadth_first(found: Sequence[Kernel]) -> list[Kernel]:
-    """Give the kernels in the order in which they can begin.
+    """Return the kernels in the order in which they become ready.
 
-    A loop waits for the tuple of what it is given, and that for zeros to be made and
-    copied: three steps more.
+    A loop waits for the tuple of its inputs, and the tuple for zeros to be made and
+    copied: three more steps.
     """
     needs, users = _dependencies(found)
     for at, kernel in enumerate(found):
@@ -41,7 +41,7 @@ def breadth_first(found: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _wait_for_tuple(loop: int, needs: list[set[int]], users: list[list[int]]) -> None:
-    """Put zeros, copies of them and a tuple, in a row, between a loop and its needs."""
+    """Insert zeros, their copies and a tuple in a row between a loop and its needs."""
     zeros = len(needs)
     copies, whole = zeros + 1, zeros + 2
     for made in needs[loop]:
@@ -60,13 +60,13 @@ def least_memory(
     *,
     loops_wait: bool = False,
 ) -> list[Kernel]:
-    """Give them in the order of a list scheduler: of all that can begin the one next
-    that frees most bytes, less those that it makes; of equals the first.
+    """Return the kernels in the order of a list scheduler: next is the ready kernel
+    that frees the most bytes, less those that it makes; of equals the first.
 
-    What writes into one of the `stacks` makes the whole of it, by that scheduler. Of
-    `partial` values devices sum up their parts; beside that another product or loop
-    runs, if one can. Where `loops_wait`, a loop begins after its zeros, which are made
-    in turn as all else is: of what the loop frees nothing counts for these.
+    For the scheduler, a write into one of the `stacks` makes the whole stack. Devices
+    all-reduce `partial` values; meanwhile another product or loop runs, if one is
+    ready. With `loops_wait`, a loop starts after its zeros, which are scheduled like
+    other arrays: for them, what the loop frees does not count.
     """
     needs, users = _dependencies(found)
     sizes = {id(v): num_bytes(v) for kernel in found for v in kernel.step.outputs}
@@ -110,9 +110,9 @@ def least_memory(
 def depth_first(
     found: Sequence[Kernel], graph: Graph, num_bytes: Bytes, *, weighed: bool
 ) -> list[Kernel]:
-    """Give them in post-order from what the graph gives back: each after all that it
-    reads. `weighed`: first what, with all behind it, has most further readers, and of
-    equals makes most bytes.
+    """Return the kernels in post-order from the graph's outputs: each after all that it
+    reads. `weighed`: first the kernel that, with all that it needs, has the most
+    further readers, and of equals the one that makes the most bytes.
     """
     maker = {id(v): at for at, kernel in enumerate(found) for v in kernel.step.outputs}
     writer = {id(k.reads[0]): at for at, k in enumerate(found) if k.step.op == WRITE}
@@ -130,7 +130,7 @@ def depth_first(
 
 
 def _post_order(ends: Iterable[int], read: Sequence[Iterable[int]]) -> list[int]:
-    """Each after all that it reads; of several the last is taken first."""
+    """Return kernels, each after all that it reads; of several, the last one first."""
     ordered: dict[int, None] = {}
     left = [(at, False) for at in ends]
     while left:
@@ -145,7 +145,7 @@ def _post_order(ends: Iterable[int], read: Sequence[Iterable[int]]) -> list[int]
 def _heaviest_last(
     kernels: Iterable[int | None], weights: Sequence[tuple[int, int]] | None
 ) -> list[int]:
-    """Kernels for a stack from which the last is taken first."""
+    """Return kernels as a stack, of which the last is taken first."""
     found = list(dict.fromkeys(at for at in kernels if at is not None))
     if weights is not None:
         found.sort(key=lambda at: weights[at], reverse=True)
@@ -158,8 +158,11 @@ def _weights(
     users: Sequence[Sequence[int]],
     num_bytes: Bytes,
 ) -> list[tuple[int, int]]:
-    """Of each kernel how many more than one read it and what it reads, counted once for
-    every way, and the bytes of these; neither more than there are in all."""
+    """Return, for each kernel, its readers beyond the first, and the bytes it makes.
+
+    Both include all that the kernel needs, once per path, and are capped: at the number
+    of kernels and at all their bytes.
+    """
     own = [sum(map(num_bytes, kernel.step.outputs)) for kernel in found]
     most, weights = (len(found), sum(own)), [(0, 0)] * len(found)
     for at in _post_order(range(len(read)), read):
@@ -176,7 +179,7 @@ def _made_bytes(kernel: Kernel, sizes: Mapping[int, int], stacks: Stacks) -> int
 
 
 def _dependencies(found: Sequence[Kernel]) -> tuple[list[set[int]], list[list[int]]]:
-    """Of each kernel those that it waits for, and those that wait for it."""
+    """Return, for each kernel, those that it waits for, and those that wait for it."""
     maker = {id(v): at for at, kernel in enumerate(found) for v in kernel.step.outputs}
     needs = [
         {maker[id(v)] for v in (*k.reads, *k.after) if id(v) in maker} for k in found

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A traced function as a flat list of array operations, with what each dim is tied to.
+"""Represents a traced function as a flat list of operations with classes of dims.
 
 Owns the graph that all estimates walk: values, steps, scans with their bodies, and the
 classes of dims that are cut alike over the tensor axis. Two dims are in one class if
 an operation maps one onto the other element by element; a class is cut if a parameter
-has a logical axis there. That is what XLA's sharding propagation arrives at for the
+has a logical axis there. XLA's sharding propagation gives the same result for the
 shardings of a stage: values computed from constants alone stay whole.
 
 Does not own the rules of the operations (`joins.py`) nor any estimate.
@@ -32,7 +32,7 @@ from hetjax.stage.jaxprs import (
 
 
 class Origin(IntEnum):
-    """What a value is computed from, the last that applies."""
+    """The source from which a value is computed: the last that applies."""
 
     CONSTANT = 0
     WEIGHTS = 1
@@ -53,8 +53,8 @@ class Value:
 class Operation:
     """One operation; a scan has the graph of its body and repeats it `length` times.
 
-    Of a scan's inputs the first are consts, then come carries, the others are xs. It
-    does not begin before the values `after` are there.
+    A scan's inputs are consts, then carries, then xs. The operation does not start
+    before the `after` values exist.
     """
 
     op: str
@@ -70,8 +70,9 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """Steps in traced order, calls inlined. Of a scan's body: inputs are consts
-    (values of the outer graph), carry, slices of xs; outputs carry, slices of ys."""
+    """Steps in traced order, calls inlined. For a scan's body, inputs are consts
+    (values of the outer graph), carry, slices of xs; outputs are carry, slices of ys.
+    """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
@@ -80,7 +81,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dims:
-    """Classes of dims of all graphs of one stage, grown while they are made."""
+    """Classes of dims of all graphs of one stage; they grow while graphs are made."""
 
     _parents: list[int] = field(default_factory=list)
     _cut: set[int] = field(default_factory=set)
@@ -93,9 +94,9 @@ class Dims:
         origin: Origin,
         logical: Sequence[str | None] | None = None,
     ) -> Value:
-        """Make a value with dims of its own, cut where `logical` has a name.
+        """Make a value with new classes of dims, cut where `logical` has a name.
 
-        Without `logical` nothing is known of its dims; they may turn out to be cut.
+        Without `logical` the dims are undetermined; they may turn out to be cut.
         """
         classes = tuple(self.fresh() for _ in shape)
         for dim, name in zip(classes, logical or (), strict=bool(logical)):
@@ -113,14 +114,14 @@ class Dims:
         return len(self._parents) - 1
 
     def root(self, dim: int) -> int:
-        """Give the class's representative."""
+        """Return the class's representative."""
         while self._parents[dim] != dim:
             self._parents[dim] = self._parents[self._parents[dim]]
             dim = self._parents[dim]
         return dim
 
     def join(self, a: int, b: int) -> None:
-        """Make two classes one."""
+        """Merge two classes."""
         self._parents[self.root(a)] = self.root(b)
 
     def like(self, value: Value, other: Value) -> None:
@@ -129,13 +130,13 @@ class Dims:
             self.join(a, b)
 
     def cut_roots(self) -> frozenset[int]:
-        """Give the representatives of all classes that are cut."""
+        """Return the representatives of all classes that are cut."""
         return frozenset(map(self.root, self._cut))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cuts:
-    """Sizes on one device of `tensor`, once all graphs are made.
+    """Sizes on one of `tensor` devices, after all graphs are made.
 
     Arrays of heads, with the batch in front, fill whole multiples of `lanes`.
     """
@@ -146,7 +147,7 @@ class Cuts:
     lanes: int = 1
 
     def is_cut(self, value: Value, dim: int) -> bool:
-        """Say whether the dim is spread over the tensor axis."""
+        """Return whether the dim is sharded over the tensor axis."""
         return (
             self.tensor > 1
             and value.origin is not Origin.CONSTANT
@@ -154,14 +155,14 @@ class Cuts:
         )
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """Give the shape of the part that one device holds."""
+        """Return the shape of the part that one device holds."""
         return tuple(
             -(-size // self.tensor) if self.is_cut(value, dim) else size
             for dim, size in enumerate(value.shape)
         )
 
     def num_bytes(self, value: Value) -> int:
-        """Give the bytes of the part that one device holds."""
+        """Return the bytes of the part that one device holds."""
         shape = self.shape(value)
         if self.lanes > 1 and value.origin is Origin.BATCH and len(shape) > 3:
             shape = (*shape[:-1], -(-shape[-1] // self.lanes) * self.lanes)

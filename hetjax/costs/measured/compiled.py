@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compilers say of the memory of stages: measured workspaces, by program.
+"""Keeps the memory figures that compilers report for stages: workspaces, by program.
 
-Owns what decides a stage's programs, as keys; the look-up of the temporary bytes of
-those that a schedule runs; and the JSON that a run keeps them in. Does not own the
-model of what was never compiled (`costs/workspace.py`) nor who compiles
-(`hetjax/runtime/`).
+Owns the keys, made of all that decides a stage's programs; the look-up of the temporary
+bytes of the programs that a schedule runs; and the JSON in which a run stores them.
+Does not own the model for programs that were never compiled (`costs/workspace.py`) nor
+the compilation (`hetjax/runtime/`).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from hetjax.stage.partition import BlockStack, PlanPartition, stage_stacks
 VERSION = 1
 _PASSES = ("F", "B", "FB", "I", "W")
 # the largest update of the stage's stacks; the largest packing of a gradient group,
-# with the rows that it gives
+# including its rows
 _UPDATES = ("UPDATE", "PACK")
 # Bytes of each program on a device, by the key of a stage's passes or of its updates.
 CompiledBytes = Mapping[str, Mapping[str, int]]
@@ -39,8 +39,8 @@ NOTHING: CompiledBytes = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompiledStage:
-    """What a compiler has said of a stage, None where it has not: temporary bytes of
-    its largest pass, of its update, and of packing gradients, with the packed rows."""
+    """A compiler's figures for a stage, None if unknown: temporary bytes of its largest
+    pass, of its update, and of packing gradients, including the packed rows."""
 
     workspace_bytes: int | None = None
     update_bytes: int | None = None
@@ -52,11 +52,11 @@ NOT_COMPILED = CompiledStage()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanPrograms:
-    """What decides the programs of a plan's stages, and their keys: equal if all that
-    decides them is.
+    """All that decides the programs of a plan's stages, and the keys of the programs.
 
-    The plan says every stage's attention; `precisions` has those that are known,
-    `devices` the kinds of all stages.
+    Keys are equal if everything that decides the programs is. The plan sets every
+    stage's attention. `precisions` has the known precisions, `devices` the device kinds
+    of all stages.
     """
 
     plan: Plan
@@ -73,7 +73,7 @@ class PlanPrograms:
         devices: Mapping[StageKey, str],
         optimizer: OptimizerInit,
     ) -> "PlanPrograms":
-        """Return those of a plan that says every stage's precision, too."""
+        """Return the programs of a plan that sets every stage's precision, too."""
         stages = _stages(plan).items()
         return cls(
             plan=plan,
@@ -84,7 +84,7 @@ class PlanPrograms:
         )
 
     def passes(self, key: StageKey) -> str:
-        """Return the key of what computes a stage's passes."""
+        """Return the key of the programs of a stage's passes."""
         r, s = key
         replica = self.plan.replicas[r]
         stage = replica.stages[s]
@@ -103,10 +103,10 @@ class PlanPrograms:
         return hashlib.sha256(repr(decides).encode()).hexdigest()
 
     def updates(self, key: StageKey) -> str:
-        """Return the key of what sums up and updates a stage's weights.
+        """Return the key of the programs that sum gradients and update weights.
 
-        Equal if the stage's arrays are, its optimizer's state among them, and all
-        stages that hold some of its gradients, too.
+        Keys are equal if the stage's arrays, including its optimizer state, are equal,
+        and so are all stages that hold some of its gradients.
         """
         partition, stages = _partition(self.plan, self.model), _stages(self.plan)
         stacks = tuple(named.stack for named in partition.stages[key].stacks)
@@ -147,7 +147,7 @@ def _state_layout(
 def compiled_stage(
     compiled: CompiledBytes, programs: PlanPrograms, key: StageKey, *, split: bool
 ) -> CompiledStage:
-    """Return what the compiler has said of a stage's programs."""
+    """Return the compiler's figures for a stage's programs."""
     if not compiled:
         return NOT_COMPILED
     last = key[1] + 1 == len(programs.plan.replicas[key[0]].stages)
@@ -175,7 +175,7 @@ def workspace_of(
 def by_program(
     programs: PlanPrograms, stages: Mapping[StageKey, Mapping[str, int]]
 ) -> CompiledBytes:
-    """Key the figures of `stages` by their programs."""
+    """Return the figures of `stages`, keyed by their programs."""
     found = NOTHING
     for key, sizes in stages.items():
         own = {
@@ -187,7 +187,7 @@ def by_program(
 
 
 def merged(compiled: CompiledBytes, found: CompiledBytes) -> CompiledBytes:
-    """Return both, of the same pass what was found."""
+    """Return both; for the same pass, `found` takes precedence."""
     return {
         program: {**compiled.get(program, {}), **found.get(program, {})}
         for program in [*compiled, *(new for new in found if new not in compiled)]
@@ -195,12 +195,12 @@ def merged(compiled: CompiledBytes, found: CompiledBytes) -> CompiledBytes:
 
 
 def read_compiled(path: str | Path) -> CompiledBytes:
-    """Read what a run has kept; BadInput starts with the path."""
+    """Read the file that a run has written; a BadInput error starts with the path."""
     return read_file(path, parse_compiled, what="file of compiled programs")
 
 
 def parse_compiled(text: str) -> CompiledBytes:
-    """Read the JSON text; BadInput says where and what."""
+    """Read the JSON text; BadInput says where the error is."""
     fix = "remove the file: the next start writes it anew"
     allowed = "JSON: one object with version and programs"
     raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=fix)
@@ -219,6 +219,6 @@ def parse_compiled(text: str) -> CompiledBytes:
 
 
 def write_compiled(path: str | Path, compiled: CompiledBytes) -> None:
-    """Write what reads back as the same."""
+    """Write a file that `read_compiled` reads back as the same."""
     values = {"version": VERSION, "programs": {k: {**v} for k, v in compiled.items()}}
     write_whole(path, json.dumps(values, indent=1) + "\n")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured profiles: what each distinct layer of a model took on each device kind.
+"""Defines measured profiles: the times of a model's distinct layers by device kind.
 
-Owns the `Profile` tree, what must hold in it, and the look-up between measured
-microbatch sizes, and the JSON of profile files. Does not own other programs' profiles
-(`sailor.py`), the measuring, nor what a stage makes of its layers' times.
+Owns the `Profile` tree, its checks, the look-up between measured microbatch sizes, and
+the JSON of profile files. Does not own other programs' profiles (`sailor.py`), the
+measuring, nor a stage's use of its layers' times.
 """
 
 import json
@@ -22,7 +22,7 @@ from hetjax.files.writing import write_whole
 from hetjax.plans.plan import Remat
 
 VERSION = 1
-# of compute, as runs know them, with bytes
+# a run's dtypes of compute, with their bytes
 DTYPES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TIMES = (
     "forward_s",
@@ -54,10 +54,10 @@ _PROFILE_OPTIONAL: dict[str, Kind] = {"program_s": "a number", "links": "a list"
 class Measurement:
     """One kind of layer on one device kind: seconds of one microbatch, one update.
 
-    `microbatch_size` counts sequences per data rank. `update_s` is of the parameters
+    `microbatch_size` counts sequences per data rank. `update_s` covers the parameters
     and optimizer state that one of `data` ranks holds, without the sums over ranks;
-    `shared_update_s` that of a layer which several replicas hold. That, the two halves
-    of a backward that was cut in two, and the largest workspace, only where measured.
+    `shared_update_s` is the same for a layer that several replicas hold. This, the two
+    halves of a split backward, and the largest workspace are None if not measured.
     """
 
     device: str
@@ -75,7 +75,7 @@ class Measurement:
     shared_update_s: float | None = None
 
     def at_speed(self, factor: float) -> "Measurement":
-        """Give the same layer where it runs so many times as fast."""
+        """Return the measurement of a layer that runs `factor` times as fast."""
         if factor == 1.0:
             return self
         seconds = {key: getattr(self, key) for key in _SECONDS}
@@ -97,7 +97,7 @@ class LinkMeasurement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """All that was measured for one model.
+    """All measurements of one model.
 
     `layers` is the kind of each layer in order, such as embedding, block, block, head;
     equal kinds are measured once. `program_s` is the host's cost to enqueue a program.
@@ -114,7 +114,7 @@ class Profile:
 
     @property
     def devices(self) -> frozenset[str]:
-        """The device kinds that were measured, by the catalogue's names."""
+        """The measured device kinds, by the catalogue's names."""
         return frozenset(canonical_name(m.device) for m in self.measurements)
 
 
@@ -141,11 +141,11 @@ def measured(
     remat: Remat = "none",
     data: int = 1,
 ) -> Measurement:
-    """Return the layer's measurement at a microbatch size, by lines between sizes.
+    """Return the layer's measurement at a microbatch size, interpolated linearly.
 
-    A device may go by any of the catalogue's names. Where `data` was not measured, the
-    measurement on one data rank stands for it: its update is then too long. BadInput if
-    nothing measured fits.
+    `device` may be any of the catalogue's names. If `data` was not measured, the
+    measurement on one data rank is used, whose update is too long. Raises BadInput if
+    no measurement fits.
     """
     wanted = canonical_name(device), kind, tensor, remat
     fits = [
@@ -172,7 +172,7 @@ def measured(
 
 
 def _between(low: Measurement, high: Measurement, microbatch_size: int) -> Measurement:
-    """Return the point at the microbatch size on the line through both."""
+    """Return the linear interpolation of both at the microbatch size."""
     span = high.microbatch_size - low.microbatch_size
     share = (microbatch_size - low.microbatch_size) / span if span else 0.0
 
@@ -195,7 +195,7 @@ def _between(low: Measurement, high: Measurement, microbatch_size: int) -> Measu
 def _not_measured(
     profile: Profile, wanted: str, device: str, kind: str, options: str
 ) -> BadInput:
-    """The error for a look-up that no measurement fits: shows what comes nearest."""
+    """Return the error for a look-up without measurement; it shows the nearest ones."""
     name = canonical_name(device)
     near = [
         m
@@ -223,7 +223,7 @@ def _not_measured(
 
 
 def check_version(version: object) -> None:
-    """Raise BadInput for a file of another version than this program reads."""
+    """Raise BadInput if the file's version is not the one that this program reads."""
     if version != VERSION or isinstance(version, bool):
         raise _bad(
             f"version = {version!r}",
@@ -292,12 +292,12 @@ def _bad(got: str, allowed: str, fix: str) -> BadInput:
 
 
 def read_profile(path: str | Path) -> Profile:
-    """Read a profile file; BadInput starts with the path."""
+    """Read a profile file; a BadInput error starts with the path."""
     return read_file(path, parse_profile, what="profile file")
 
 
 def parse_profile(text: str) -> Profile:
-    """Read the JSON text of a profile; BadInput says where and what."""
+    """Read the JSON text of a profile; BadInput says where the error is."""
     raw = parsed(
         text,
         partial(json_value, finite=False),
@@ -318,7 +318,7 @@ def parse_profile(text: str) -> Profile:
 
 
 def profile_json(profile: Profile) -> str:
-    """Write the JSON text that reads back as the same profile: a line per entry."""
+    """Return JSON text that reads back as the same profile, with a line per entry."""
     check_values(profile)
     values = {key: value for key, value in asdict(profile).items() if key in _PROFILE}
     lists = {key: values.pop(key, []) for key in ("measurements", "links")}
@@ -333,7 +333,7 @@ def profile_json(profile: Profile) -> str:
 
 
 def write_profile(path: str | Path, profile: Profile) -> None:
-    """Write the profile file whole or not at all."""
+    """Write the profile file completely or not at all."""
     write_whole(path, profile_json(profile))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL-tests print: a table of sums to the rate of a ring, and its latency.
+"""Reads the output of NCCL-tests: from a table of sums to a ring's rate and latency.
 
-`all_reduce_perf` and its like say on which devices they ran, and then time messages of
-several sizes. RCCL-tests print the same. Owns the reading. Does not own what a rate
-says of a device (`costs/certainty/chosen.py`).
+`all_reduce_perf` and similar tests print their devices, and then the times of messages
+of several sizes. RCCL-tests print the same. Owns the reading. Does not own the
+conclusions about a device (`costs/certainty/chosen.py`).
 """
 
 import math
@@ -24,20 +24,20 @@ _RANK = re.compile(
     r"#\s*Rank\s+(?P<rank>\d{1,9})\s.*?\bon\s+(?P<host>\S+)\s+device\s+\d+\s+"
     r"\[[^\]]*\]\s+(?P<device>\S.*?)\s*$"
 )
-_TAG = re.compile(r"^(\[[\d,]+\]<\w+>:)?\s*")  # which mpirun puts before lines
+_TAG = re.compile(r"^(\[[\d,]+\]<\w+>:)?\s*")  # mpirun puts it before lines
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\w+)")
 _MOST_LINES, _MOST_RANKS = 100_000, 65_536
 _LONGEST = 500  # characters of a line
-_RANGE = 64.0  # of sizes that a rate is fitted to: smaller ones are sent otherwise
-_NEAR = 0.03  # of the share of bytes that a collective sends
-_UNKNOWN = "N/A"  # of results that nobody has checked
+_RANGE = 64.0  # of sizes in the fit of a rate: NCCL sends smaller ones otherwise
+_NEAR = 0.03  # tolerance of the share of bytes that a collective sends
+_UNKNOWN = "N/A"  # for unchecked results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingMeasurement:
-    """A ring over devices of one kind: what goes from one to the next in a second, and
-    what a sum takes without any bytes. `misfit` is the standard deviation of the
-    logarithms of measured times from these two."""
+    """A ring over devices of one kind: the bytes per second from one device to the
+    next, and the time of a sum without bytes. `misfit` is the standard deviation of the
+    logarithms of measured times from this model."""
 
     device: str
     num_devices: int
@@ -57,7 +57,7 @@ class _Row:
 
 
 def parse_nccl_tests(text: str) -> RingMeasurement:
-    """Read what a test has printed; BadInput says what is not as it should be."""
+    """Read the output of a test; BadInput says what is wrong with it."""
     lines = [_TAG.sub("", line[:_LONGEST], count=1) for line in text.splitlines()]
     if len(lines) > _MOST_LINES:
         raise _bad(f"{len(lines):,} lines", f"up to {_MOST_LINES:,}")
@@ -83,7 +83,7 @@ def parse_nccl_tests(text: str) -> RingMeasurement:
 
 
 def _devices(lines: Sequence[str]) -> tuple[str, int, int]:
-    """The one kind of device, how many there are, and on how many hosts."""
+    """Return the kind of device, the number of devices, and the number of hosts."""
     found = [match for line in lines if (match := _RANK.match(line))]
     ranks = [int(match["rank"]) for match in found]
     if not found:
@@ -100,7 +100,7 @@ def _devices(lines: Sequence[str]) -> tuple[str, int, int]:
 
 
 def _check_collective(lines: Sequence[str]) -> None:
-    """Newer tests say which one it is."""
+    """Raise BadInput for a wrong collective; only newer tests print which it is."""
     for line in lines:
         started = _STARTING.match(line)
         if started and not started[1].startswith(_SUMS):
@@ -108,7 +108,7 @@ def _check_collective(lines: Sequence[str]) -> None:
 
 
 def _rows(lines: Sequence[str]) -> Iterator[_Row]:
-    """The table's lines; columns are found by the names above them."""
+    """Yield the table's rows; the names above the columns identify these."""
     columns: list[str] = []
     for line in lines:
         words = line.replace("#wrong", "wrong").lstrip("# ").split()
@@ -121,7 +121,7 @@ def _rows(lines: Sequence[str]) -> Iterator[_Row]:
 def _row(words: Sequence[str], columns: Sequence[str]) -> _Row:
     named: dict[str, str] = {}
     for name, word in zip(columns, words, strict=True):
-        named.setdefault(name, word)  # out of place comes first
+        named.setdefault(name, word)  # the out-of-place columns come first
     size, time_us, algorithm, bus = (
         _number(named.get(name), name) for name in ("size", "time", "algbw", MARK)
     )
@@ -142,7 +142,7 @@ def _number(word: str | None, name: str) -> float:
 
 
 def _share(largest: _Row, num_devices: int) -> float:
-    """The share of the size that leaves every device: by it the two rates differ."""
+    """Return the share of the size that leaves every device: the ratio of the rates."""
     if not (largest.seconds and largest.algorithm_rate and largest.bus_rate):
         raise _bad(f"a rate of 0 at size {largest.size:.0f}", "rates above 0")
     found = largest.bus_rate / largest.algorithm_rate
@@ -157,14 +157,14 @@ def _share(largest: _Row, num_devices: int) -> float:
 
 
 def _fitted(bytes_N: np.ndarray, seconds_N: np.ndarray) -> tuple[float, float, float]:
-    """Least squares of latency + bytes / rate, in shares of the time that was taken."""
+    """Fit latency + bytes / rate by least squares, relative to the measured times."""
     if not (seconds_N > 0).all() or not (bytes_N > 0).all():
         raise _bad("a size or time of 0", "sizes and times above 0")
     if len(bytes_N) < 2:
         return float(bytes_N[0] / seconds_N[0]), 0.0, 0.0
     columns_NP = np.stack([1 / seconds_N, bytes_N / seconds_N], axis=1)
     latency_s, per_byte = np.linalg.lstsq(columns_NP, np.ones(len(bytes_N)))[0]
-    if latency_s < 0 or per_byte <= 0:  # none is seen
+    if latency_s < 0 or per_byte <= 0:  # no latency is visible
         scaled_N = bytes_N / seconds_N
         latency_s, per_byte = 0.0, scaled_N.sum() / (scaled_N**2).sum()
     off_N = np.log((latency_s + bytes_N * per_byte) / seconds_N)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sailor's profile files: layer times to `Profile`.
+"""Reads Sailor's profile files: from layer times to `Profile`.
 
-Sailor (eth-easl/sailor) keeps `{microbatch: {tensor: {layer: [forward, backward,
-update]}}}` in seconds for one GPU kind. Layer 0 is the embedding, the last one the
+Sailor (eth-easl/sailor) stores `{microbatch: {tensor: {layer: [forward, backward,
+update]}}}` in seconds for one GPU kind. Layer 0 is the embedding, the last layer the
 head. Owns the reading. Does not own hetjax's own profile file (`layer_profile.py`).
 """
 
@@ -30,9 +30,10 @@ def sailor_profile(
     seq_len: int,
     dtype: Precision = "float32",
 ) -> Profile:
-    """Read Sailor's layer times of one model on one GPU kind; BadInput if not that.
+    """Read Sailor's layer times of one model on one GPU kind.
 
-    Inner layers become one kind, `block`, with the mean of their times.
+    Inner layers become one kind, `block`, with the mean of their times. Raises BadInput
+    for any other file.
     """
     table = _table(path)
     cells = list(_cells(table))
@@ -68,7 +69,7 @@ def _kind(layer: int, num_layers: int) -> str:
 
 
 def _cells(table: dict[str, Any]) -> Iterator[tuple[int, int, dict[str, list[float]]]]:
-    """Yield (microbatch size, tensor, seconds by layer) of the file."""
+    """Yield (microbatch size, tensor, seconds by layer) for each entry of the file."""
     for size, degrees in table.items():
         for tensor, layers in as_kind(degrees, "a table", where=size).items():
             where = f"{size}.{tensor}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network takes at least, wherever on their nodes stages lie.
+"""Bounds network times from below, for any devices that stages use on their nodes.
 
-Owns lower bounds to what `routes.py` and `wire_bytes.py` tell of places that are known:
-of a message between two stages, and of the rings inside one. Devices of a stage may be
-any of its node, in any order, so what is best for each term is taken for itself. Does
-not own which nodes come into question (`planner/model/hops.py`).
+Owns lower bounds of the times that `routes.py` and `wire_bytes.py` give for known
+places: of a message between two stages, and of the rings inside a stage. A stage may
+use any devices of its node, in any order, so each term takes its own best case. Does
+not own the choice of candidate nodes (`planner/model/hops.py`).
 """
 
 import math
@@ -19,7 +19,7 @@ from hetjax.costs.network.wire_bytes import least_copies
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkEnd:
-    """A stage of which only the node is known, and how it is cut."""
+    """A stage with known node, number of devices and tensor degree, but no places."""
 
     node: Node
     num_devices: int
@@ -28,7 +28,7 @@ class LinkEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nearest:
-    """A message takes no less: a latency, and seconds per byte of the activation."""
+    """A message's least time: a latency, and seconds per byte of the activation."""
 
     latency_s: float
     s_per_byte: float
@@ -37,9 +37,9 @@ class Nearest:
 def nearest(
     network: Cluster, rates: Mapping[str, float], source: LinkEnd, target: LinkEnd
 ) -> Nearest | None:
-    """Return what a message takes at least; None if a node has no room for both stages.
+    """Return a message's least time; None if a node has no room for both stages.
 
-    `rates` are the network's `trunks`. BadInput as of `route`.
+    `rates` are the network's `trunks`. Raises BadInput as `route` does.
     """
     ways = list(_ways(network, rates, source, target))
     if not ways:
@@ -55,8 +55,8 @@ def least_shared_card_bytes_per_s(
 ) -> float:
     """Return the most of a network card that each ring can get (`routes.py`).
 
-    Infinity if all rings can lie inside hosts. Every other one leaves at least two
-    hosts, and as many as it needs; the fullest card is no emptier than the mean.
+    Infinity if all rings fit inside hosts. Every other ring leaves at least two hosts,
+    and as many as it needs; the fullest card carries at least the mean.
     """
     spec = device_spec(node)
     inside = node.hosts * (node.devices_per_host // devices_per_ring)
@@ -70,7 +70,7 @@ def least_shared_card_bytes_per_s(
 def _ways(
     network: Cluster, rates: Mapping[str, float], source: LinkEnd, target: LinkEnd
 ) -> Iterator[Nearest]:
-    """The kinds of ways that there may be, each with as many lanes as can be."""
+    """Yield a bound for each possible kind of route, with the most possible lanes."""
     a, b = source.node, target.node
     least = min(source.num_devices, target.num_devices)
     if a.name != b.name:
@@ -98,7 +98,8 @@ def _way(
     into: tuple[int, ...],
     lanes: int,
 ) -> Nearest:
-    """From the source's first device to one of the target's: a lane like any other."""
+    """Return the bound of one route from the source's first device to the target's
+    `into`: all lanes are alike."""
     source, target = ends
     way = route(network, (source.node.name, (0,)), (target.node.name, into))
     slowest = min(rates[trunk] for trunk in way.trunks)

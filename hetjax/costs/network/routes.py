@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster's network: what can be full (trunks) and what a message passes (routes).
+"""Models a cluster's network: its capacities (trunks) and the routes of messages.
 
-Owns the model of the network. Every device has a port out and a port in, every host a
-network card with both directions, every link of the cluster file a trunk each way:
+Every device has a port out and a port in, every host a network card with both
+directions, every link of the cluster file a trunk each way:
 
 * a device to itself: no trunk;
 * inside a host (or a node whose links span its hosts): port out, port in;
 * other hosts and nodes of one zone: card out, card in;
-* two nodes with a link of their own: that link, in place of the cards;
+* two nodes with their own link: that link, in place of the cards;
 * two zones: card out, the one trunk that the zones share, card in.
 
-A stage's devices send side by side, in lanes (`num_lanes`): its messages' bytes are to
-be divided by the lanes, and the port of one device stands for all of them, since a
-stage uses its devices alike. Rings inside a stage share the cards of its hosts
-(`ring_card_bytes_per_s`). Does not own how many bytes there are (`wire_bytes.py`),
-nor how messages share a trunk (`schedule/simulation/traffic.py`).
+A stage's devices send in parallel, in lanes (`num_lanes`): callers divide a message's
+bytes by the lanes. The port of one device represents all of them, since a stage uses
+its devices alike. Rings inside a stage share the cards of its hosts
+(`ring_card_bytes_per_s`). Owns this model. Does not own the number of bytes
+(`wire_bytes.py`), nor the sharing of trunks (`schedule/simulation/traffic.py`).
 """
 
 import math
@@ -39,8 +39,8 @@ def trunks(cluster: Cluster) -> dict[str, float]:
     """Return bytes per second by trunk; a trunk is one direction of one resource.
 
     Names: "a100-0:1/out" (device 1's port), "a100-0/out" (the card of a node of one
-    host), "v100-0:host1/out" (of several), "east>west" (a link). BadInput for an
-    unknown device.
+    host), "v100-0:host1/out" (of several hosts), "east>west" (a link). Raises BadInput
+    for an unknown device or for equal names.
     """
     found = [*_of_nodes(cluster), *_of_links(cluster)]
     for name, times in Counter(name for name, _ in found).items():
@@ -54,24 +54,25 @@ def trunks(cluster: Cluster) -> dict[str, float]:
 
 
 def route(cluster: Cluster, source: Place, target: Place) -> Route:
-    """Return what a message from one place to another passes.
+    """Return the route of a message from one place to another.
 
-    BadInput if the places are on nodes of two zones that no link joins.
+    Raises BadInput if the places are on nodes of two zones that no link joins.
     """
     return _way(cluster, source, target)[0]
 
 
 def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
-    """Return in how many equal parts a message passes the route side by side.
+    """Return the number of equal parts of a message that pass the route in parallel.
 
-    Between devices of a host, the smaller number of devices; between hosts, of network
-    cards; 1 over a link of the cluster file, which all share.
+    Between devices of a host it is the smaller number of devices, between hosts the
+    smaller number of network cards. It is 1 over a link of the cluster file, which all
+    lanes share.
     """
     return _way(cluster, source, target)[1]
 
 
 def ports(cluster: Cluster, place: Place) -> tuple[str, str]:
-    """Return the ports out and in that stand for those of all devices of a place."""
+    """Return the ports out and in that represent those of all devices of a place."""
     node, first = cluster.node(place[0]), place[1][0]
     return _port(node, first, "out"), _port(node, first, "in")
 
@@ -79,8 +80,8 @@ def ports(cluster: Cluster, place: Place) -> tuple[str, str]:
 def ring_card_bytes_per_s(node: Node, rings: Sequence[Sequence[int]]) -> float:
     """Return the share of a network card that each of a node's rings of devices gets.
 
-    The rings run side by side, each in host order; the fullest card decides. Infinity
-    where no hop leaves a host, or the node's links span its hosts.
+    The rings run in parallel, each in host order; the fullest card decides. Infinity
+    if no hop leaves a host, or if the node's links span its hosts.
     """
     spec = device_spec(node)
     if spec.links_span_hosts:
@@ -95,7 +96,7 @@ def ring_card_bytes_per_s(node: Node, rings: Sequence[Sequence[int]]) -> float:
 
 
 def _way(cluster: Cluster, source: Place, target: Place) -> tuple[Route, int]:
-    """The route, and its number of lanes."""
+    """Return the route, and its number of lanes."""
     if source == target:
         return Route(trunks=()), 1
     a, b = cluster.node(source[0]), cluster.node(target[0])
@@ -117,14 +118,15 @@ def _way(cluster: Cluster, source: Place, target: Place) -> tuple[Route, int]:
     link = _link(cluster, a.zone, b.zone)
     if not link:
         raise _unreachable(a, b)
-    # the latency between zones is given from end to end
+    # the cluster file gives the latency between zones from end to end
     latency_s = max(NETWORK_LATENCY_S, link.latency_ms / 1e3)
     trunks = (*cards_out, f"{a.zone}>{b.zone}", *cards_in)
     return Route(trunks=trunks, latency_s=latency_s), 1
 
 
 def _lanes(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Pairs of devices that talk: the smaller side's devices, evenly spread."""
+    """Return pairs of communicating devices: all of the smaller side, and as many of
+    the other side, spread evenly."""
     num = min(len(source), len(target))
     return [
         (source[lane * len(source) // num], target[lane * len(target) // num])
@@ -135,7 +137,7 @@ def _lanes(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[int, 
 def _hosts_crossed(
     a: Node, b: Node, lanes: list[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """(host out, host in) of the lanes that go over network cards."""
+    """Return (host out, host in) of the lanes that use network cards."""
     hosts = [(_host(a, out), _host(b, into)) for out, into in lanes]
     if a.name != b.name:
         return hosts

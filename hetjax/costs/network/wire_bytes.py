@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes messages and gradient sums put on their way.
+"""Computes the bytes that messages and gradient sums send.
 
-Owns what the runtime does, in numbers; the one definition that simulations and the
-planner charge by, and that tests hold against what was counted.
+Owns the runtime's traffic in numbers: the one definition by which simulations and the
+planner charge, and which tests compare with counted bytes.
 
 * A message between workers (`hetjax/comm/wire.py`, `comm/pull.py`) takes every row once
-  to each worker that needs it, which copies it to its tensor ranks; inside one
-  (`hetjax/mesh/reshard.py`) every tensor rank gets a copy of its own.
-* For a sum (`hetjax/comm/reduction.py`), workers exchange rows by the host; holders
-  inside a worker only give it their rows and get the sums. Where all holders are in one
-  process, each gets the rows of all others from device to device.
+  to each worker that needs it, which copies it to its tensor ranks. Inside one worker
+  (`hetjax/mesh/reshard.py`) every tensor rank gets its own copy.
+* For a sum (`hetjax/comm/reduction.py`), workers exchange rows through their hosts;
+  holders inside a worker only give it their rows and get the sums. If all holders are
+  in one process, each gets the rows of all others from device to device.
 
-Does not own ways (`routes.py`).
+Does not own routes (`routes.py`).
 """
 
 import math
@@ -25,12 +25,12 @@ from hetjax.costs.costs import Reduction, StageKey
 from hetjax.costs.network.routes import Place, num_lanes, ports, route
 from hetjax.plans.worker_map import WorkerMap, node_of
 
-# how workers talk to each other; "in-process" is when all nodes are in one worker
+# how workers communicate; "in-process" means that all nodes are in one worker
 Transport = Literal["sockets", "transfer", "in-process"]
-GradientWire = Literal["float32", "bfloat16"]  # what workers send gradients in
+GradientWire = Literal["float32", "bfloat16"]  # type in which workers send gradients
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32
 WIRE_BYTES: dict[GradientWire, int] = {"float32": GRADIENT_BYTES, "bfloat16": 2}
-DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/reduction.py`)
+DIRECT_BYTES = 256 << 10  # up to here all send everything to all (`comm/reduction.py`)
 
 
 def lane_share(
@@ -40,7 +40,7 @@ def lane_share(
     tensor: int,
     transport: Transport = "sockets",
 ) -> float:
-    """Bytes on each lane of a message's route, per byte of the activation.
+    """Return the bytes on each lane of a message's route, per byte of the activation.
 
     `tensor` is the tensor degree of the receiver.
     """
@@ -49,9 +49,9 @@ def lane_share(
 
 
 def least_copies(source: Node, target: Node, tensor: int) -> int:
-    """How often the activation travels at least, wherever on the nodes stages lie.
+    """Return how often the activation is sent at least, for any places on the nodes.
 
-    Every tensor group has some worker, and as many as it needs hosts.
+    Every tensor group has at least one worker, and as many as it needs hosts.
     """
     if source.name == target.name and target.hosts == 1:
         return tensor
@@ -61,7 +61,7 @@ def least_copies(source: Node, target: Node, tensor: int) -> int:
 def _copies(
     cluster: Cluster, source: Place, target: Place, tensor: int, transport: Transport
 ) -> float:
-    """How often the activation travels; its data ranks need a part of it each."""
+    """Return how often the activation is sent; each data rank needs a part of it."""
     workers = _workers(cluster, target)
     if transport == "in-process" or {*_workers(cluster, source), *workers} == {
         workers[0]
@@ -72,7 +72,7 @@ def _copies(
 
 
 def _workers(cluster: Cluster, place: Place) -> list[str]:
-    """By device of the place, who has it: one worker for each host."""
+    """Return the worker of each device of the place: one worker for each host."""
     name, devices = place
     node = cluster.node(name)
     return [node.workers[device // node.devices_per_host] for device in devices]
@@ -81,7 +81,7 @@ def _workers(cluster: Cluster, place: Place) -> list[str]:
 def exchanged(
     num_workers: int, num_elements: int, wire: GradientWire = "float32"
 ) -> Iterator[tuple[int, int, int]]:
-    """(from, to, bytes) of a sum over workers, numbered in the order of holders."""
+    """Yield (from, to, bytes) of a sum over workers, numbered in order of holders."""
     all_bytes = WIRE_BYTES[wire] * num_elements
     direct = num_workers == 2 or all_bytes <= DIRECT_BYTES
     each, more = divmod(num_elements, num_workers)
@@ -98,9 +98,10 @@ def gradient_sum(
     transport: Transport,
     wire: GradientWire = "float32",
 ) -> Reduction:
-    """Give the sum over these stages of a group whose arrays have so many elements.
+    """Return the gradient sum over these stages of a group; `sizes` counts the elements
+    of its arrays.
 
-    Only what workers send each other is in the precision of the `wire`.
+    Only data between workers is in the precision of the `wire`.
     """
     stages = [members.plan.replicas[r].stages[s] for r, s in holders]
     places: list[Place] = [(stage.node, stage.devices) for stage in stages]
@@ -131,7 +132,7 @@ def _sum_of(cluster: Cluster, sent: Sequence[tuple[Place, Place, int]]) -> Reduc
 
 
 def _on_ports(cluster: Cluster, places: Sequence[Place], size: int) -> Reduction:
-    """What a worker's holders give it and get from it."""
+    """Return the sum of holders in one worker: what they give it and get from it."""
     trunk_bytes: dict[str, float] = {}
     for place in places:
         own_bytes = GRADIENT_BYTES * size / len(place[1])
@@ -140,6 +141,6 @@ def _on_ports(cluster: Cluster, places: Sequence[Place], size: int) -> Reduction
 
 
 def _place_of(cluster: Cluster, worker: str) -> Place:
-    """A device of the worker: its host's card is the same from all of them."""
+    """Return one device of the worker: all of them use the same host's card."""
     node = cluster.node(node_of(worker))
     return node.name, (node.workers.index(worker) * node.devices_per_host,)

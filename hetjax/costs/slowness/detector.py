@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device, stage, link or kind of batch has become slow, or differs from peers.
+"""Detects devices, stages, links and batches that became slow or differ from peers.
 
-Every series (`series.py`) is held against its own reference, the first steps of a plan;
-an alarm of the sequential test is reported as the fewest names that explain it, with
-how many times as long these take since when. Stages with equal work are compared once,
-as soon as there is a reference. What is slow is watched for getting better, or worse.
-What gets faster than it ever was only moves its reference. Owns references and what an
-alarm means. Does not own the test (`sequential.py`) nor the words (`findings.py`).
+Each series (`series.py`) is compared with its own reference, the first steps of a plan.
+An alarm of the sequential test is reported as the fewest names that explain it, with
+their factor and first slow step. Stages with equal work are compared once, as soon as
+there is a reference. Slow subjects are watched for recovery and more slowdown. A series
+faster than ever before only moves its reference. Owns references and the meaning of
+alarms. Does not own the test (`sequential.py`) nor the words (`findings.py`).
 """
 
 import math
@@ -35,11 +35,11 @@ from hetjax.costs.slowness.step_times import Ends, Lanes, Part, StepTimes
 
 Bools = NDArray[np.bool_]
 
-NUM_COLD = 2  # steps that compile, or fill caches
+NUM_COLD = 2  # steps that compile or fill caches
 NUM_FIRST, NUM_MOST = 16, 64  # steps of the reference
-NOTICEABLE = math.log(1.12)  # half of a drift: less than that is as before
-_EVERY = 8  # steps from one look at the reference to the next
-_KEPT = 64  # steps that a drift is measured on
+NOTICEABLE = math.log(1.12)  # about half of `SHIFT`: smaller changes do not count
+_EVERY = 8  # steps between updates of the reference
+_KEPT = 64  # steps on which a drift is measured
 _EVIDENCE = {
     "run": "all alike: their batches, or what they share",
     "batches": "its stages alike, other replicas as before",
@@ -48,7 +48,7 @@ _EVIDENCE = {
 
 @dataclass(slots=True)
 class _Slow:
-    """What is slow now, and the series that know it."""
+    """A present slowdown, and the series that show it."""
 
     finding: Slowdown
     tests: list[int]
@@ -63,27 +63,27 @@ class Detector:
         self._one_plan: _OnePlan | None = None
 
     def begin(self, lanes: Lanes) -> None:
-        """Watch the steps of a plan; nodes that are slow stay so until they are not."""
+        """Watch the steps of a plan; slow nodes count as slow until they recover."""
         self._counted = dict(self.slow_nodes)
         self._one_plan = _OnePlan(lanes, self._counted)
 
     def add(self, times: StepTimes) -> list[Slowdown]:
-        """Take a step; return what is clear by now and was not before."""
+        """Add a step; return the new findings."""
         return [] if self._one_plan is None else self._one_plan.add(times)
 
     @property
     def lanes(self) -> Lanes | None:
-        """Those of the plan that is watched."""
+        """The lanes of the watched plan."""
         return self._one_plan and self._one_plan.lanes
 
     def leave_out_some(self) -> None:
-        """Take no notice of the next steps, which are not like others."""
+        """Ignore the next `NUM_COLD` steps, which are unlike others."""
         if self._one_plan is not None:
             self._one_plan.num_cold = 0
 
     @property
     def slow_nodes(self) -> Mapping[str, float]:
-        """How many times as long the work of slow nodes takes, for the next plan.
+        """The slowdown factors of slow nodes, for the next plan.
 
         A node is as slow as the slowest of its devices.
         """
@@ -91,16 +91,16 @@ class Detector:
 
     @property
     def slow_links(self) -> Mapping[Ends, float]:
-        """The same for links, by the workers at their ends."""
+        """The slowdown factors of links, by the workers at their ends."""
         return {} if self._one_plan is None else self._one_plan.slow_links
 
 
 class _OnePlan:
-    """The steps of one plan, on nodes of which some are `counted` as slow."""
+    """The steps of one plan; the nodes in `counted` count as slow."""
 
     def __init__(self, lanes: Lanes, counted: Mapping[str, float]) -> None:
         self.lanes, self._counted = lanes, dict(counted)
-        self.num_cold = 0  # steps, of those that do not count
+        self.num_cold = 0  # steps so far that do not count
         self._reference: list[StepTimes] = []
         self._watch: _Watch | None = None
 
@@ -131,7 +131,7 @@ class _OnePlan:
 
 
 class _Watch:
-    """Series with a reference, from its last step on."""
+    """Watches series with a reference, from the reference's last step on."""
 
     def __init__(self, what: WatchedParts, steps: list[StepTimes]) -> None:
         self._what, self._steps = what, steps
@@ -139,11 +139,11 @@ class _Watch:
         self._recent: deque[tuple[int, Series]] = deque(maxlen=_KEPT)
         self._up, self._down = Cusum(what.num_series), Cusum(what.num_series)
         self._level_K = np.zeros(what.num_series)  # 0: as in the reference
-        self._moved_K = np.zeros(what.num_series)  # the reference, since it was made
+        self._moved_K = np.zeros(what.num_series)  # shift of the reference so far
         self._learn()
 
     def _learn(self) -> None:
-        """Find out (again) what steps are like."""
+        """Compute the usual times and the reference (again)."""
         found = logs(self._steps, self._what)
         self._usual: Logs = found.medians()
         before = series(found, self._usual, self._what)
@@ -164,7 +164,7 @@ class _Watch:
         return {s.ends: self._factor_by_now(x) for s, x in every if s.ends is not None}
 
     def _factor_by_now(self, slow: _Slow) -> float:
-        """As of all steps since, which are more than when it was found."""
+        """Return the factor over all steps since, also those after the finding."""
         if not self._recent:
             return slow.finding.factor
         shift_K, _ = self._since(max(slow.finding.since, self._recent[0][0]))
@@ -172,7 +172,7 @@ class _Watch:
 
     def add(self, times: StepTimes) -> list[Slowdown]:
         if not self._what.has(times):
-            return []  # left out, or only a part of it was reported
+            return []  # the step was not or only partly reported
         now = series(logs([times], self._what), self._usual, self._what)
         self._recent.append((times.step, now))
         rise_K = now.apart_NK[0] - self._center_K - self._level_K
@@ -189,7 +189,7 @@ class _Watch:
         return self._before.center_K + self._moved_K
 
     def _refine(self, times: StepTimes) -> None:
-        """Let an ordinary step tell better what ordinary steps are like."""
+        """Add an ordinary step to the steps of the reference."""
         most = max(self._up.sum_K.max(), self._down.sum_K.max())
         if len(self._steps) < NUM_MOST and most < self._up.limit / 3:
             self._steps.append(times)
@@ -197,7 +197,7 @@ class _Watch:
                 self._learn()
 
     def count(self, known: Mapping[str, float]) -> None:
-        """Take nodes as slow already, in the reference too."""
+        """Count known slow nodes as slow, in the reference, too."""
         level_of = {
             part: math.log(known[node])
             for part in self._what.parts
@@ -206,7 +206,7 @@ class _Watch:
         self._take_as_slow(level_of, self._steps[0].step, "as under the plan before")
 
     def unlike_peers(self, step: int, known: Iterable[str]) -> list[Slowdown]:
-        """Tell who is slower than others with equal work."""
+        """Return findings for stages that are slower than others with equal work."""
         level_of = {
             part: level
             for key, level in behind_peers(self._steps, self._what).items()
@@ -219,10 +219,10 @@ class _Watch:
     def _take_as_slow(
         self, level_of: Mapping[Part, float], step: int, evidence: str
     ) -> list[Slowdown]:
-        """Let the reference be what these parts would be like, were they not slow.
+        """Set the reference to the times that these parts would take if not slow.
 
-        What others show is moved along: one that is as before again is then the only
-        one that is faster than it was, however many there are beside it.
+        The references of other series move along. So if one part recovers, only that
+        part appears faster, however many others there are.
         """
         if not level_of:
             return []
@@ -247,7 +247,7 @@ class _Watch:
         ]
 
     def _risen(self, step: int, up_K: Bools) -> list[Slowdown]:
-        """What some series say that lie higher than before."""
+        """Return findings for series that lie higher than before."""
         found: list[Slowdown] = []
         num_parts = len(self._what.parts)
         of_parts = up_K & (np.arange(len(up_K)) < num_parts)
@@ -277,7 +277,7 @@ class _Watch:
         return found
 
     def _slow_parts(self, step: int, up_K: Bools) -> list[Slowdown]:
-        """Name all parts that are slow by about as much as those that alarm."""
+        """Return findings for all parts that are about as slow as those that alarm."""
         since = int(self._up.since_K[np.argmax(np.where(up_K, self._up.sum_K, -1.0))])
         shift_K, own_K = self._since(since)
         rise_K = shift_K - self._level_K
@@ -307,7 +307,7 @@ class _Watch:
         ]
 
     def _fallen(self, step: int, down_K: Bools) -> list[Slowdown]:
-        """What that is slow is as before, or less slow; else move a reference."""
+        """Return findings on recovered or less slow subjects; else move a reference."""
         found: list[Slowdown] = []
         for subject, slow in [*self._slow.items()]:
             fired = [at for at in slow.tests if down_K[at]]
@@ -369,7 +369,7 @@ class _Watch:
         return finding
 
     def _factor(self, tests: list[int], shift_K: Floats) -> float:
-        """How many times as long these take together."""
+        """Return the slowdown factor of these series together."""
         share = [
             self._what.share_of[self._what.parts[at]]
             if at < len(self._what.parts)
@@ -379,14 +379,14 @@ class _Watch:
         return float(np.average(np.exp(shift_K[tests]), weights=share))
 
     def _since(self, step: int) -> tuple[Floats, Floats]:
-        """Medians since this step, over the reference: apart from others, and own."""
+        """Return medians since this step over the reference: `apart_NK`, `own_NK`."""
         rows = [found for at, found in self._recent if at >= step]
         apart_K = medians(np.array([found.apart_NK[0] for found in rows]))
         own_K = medians(np.array([found.own_NK[0] for found in rows]))
         return apart_K - self._center_K, own_K - self._moved_K
 
     def _others(self, tests: list[int], shift_K: Floats) -> str:
-        """How those are meanwhile that are not slow."""
+        """Return a description of the series that are not slow."""
         shifts = [shift_K[at] for at in tests if np.isfinite(shift_K[at])]
         if not shifts:
             return "with nothing to compare it with"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found slow, or is as before again: in numbers, and in one line for people.
+"""Describes slowdowns and recoveries: in numbers, and in one line for people.
 
-Owns the words. Does not own how it is found (`detector.py`).
+Owns the words. Does not own the detection (`detector.py`).
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from typing import Any, Literal
 from hetjax.costs.slowness.step_times import Ends, Lane, Lanes, Part
 from hetjax.plans.plan import StageKey
 
-# `stage` also for one kind of action of it, `batches` for what a replica is fed with,
-# `run` for all that works: its batches, or what all devices share
+# `stage` is a stage or one kind of its actions, `batches` the input of a replica, `run`
+# all devices: their batches, or something that they share
 What = Literal["node", "device", "stage", "batches", "link", "run"]
-_WHOLE = 0.8  # share of a lane's time that makes the lane slow, and not an action
+_WHOLE = 0.8  # share of a lane's time from which the lane is slow, not just an action
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is slow: `lanes` of `node`, or a link's `ends`."""
+    """The slow part: `lanes` of `node`, or a link's `ends`."""
 
     what: What
     name: str
@@ -30,10 +30,11 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slowdown:
-    """From step `since` on it takes `factor` times as long as before, or than peers.
+    """A subject that, since step `since`, takes `factor` times as long as before or as
+    its peers.
 
-    `step` is when that was clear, `error` the standard error of the factor's logarithm.
-    `is_over`: it is as before again, `factor` then is what it was.
+    `step` is when that became clear, `error` the standard error of the factor's
+    logarithm. `is_over`: the subject has recovered; `factor` is then the former one.
     """
 
     subject: Subject
@@ -45,7 +46,7 @@ class Slowdown:
     error: float = 0.0
 
     def values(self) -> dict[str, Any]:
-        """Return the figures as they stand in `events.jsonl`."""
+        """Return the values for `events.jsonl`."""
         return {
             "what": self.subject.what,
             "who": self.subject.name,
@@ -62,12 +63,12 @@ class Slowdown:
 
 
 def link_subject(ends: Ends) -> Subject:
-    """Return the link from one worker to another."""
+    """Return the subject for the link from one worker to another."""
     return Subject(what="link", name=f"link {ends[0]} > {ends[1]}", ends=ends)
 
 
 def run_subject(lanes: Lanes) -> Subject:
-    """Return all that works."""
+    """Return the subject for all devices."""
     every = frozenset(lanes.by_key)
     if len({lane.node for lane in lanes.lanes}) == 1:
         return replica_subject(lanes, every, "all devices")
@@ -75,10 +76,10 @@ def run_subject(lanes: Lanes) -> Subject:
 
 
 def replica_subject(lanes: Lanes, keys: frozenset[StageKey], name: str) -> Subject:
-    """Return a node if these stages are all that it has, else what they are fed with.
+    """Return a node as subject if these are all its stages, else their batches.
 
-    Whether a node or its batches are slow cannot be known where nothing else works on
-    the same batches; of the two that does not last which is of batches.
+    A slow node cannot be told from slow batches if nothing else works on the same
+    batches; but slowness of batches does not last.
     """
     nodes = {lanes.by_key[key].node for key in keys}
     if len(nodes) == 1 and lanes.on(node := nodes.pop()) == keys:
@@ -90,10 +91,11 @@ def replica_subject(lanes: Lanes, keys: frozenset[StageKey], name: str) -> Subje
 def subjects_of(
     slow: Sequence[Part], share_of: dict[Part, float], lanes: Lanes
 ) -> dict[Subject, list[Part]]:
-    """Return the fewest names for these parts, and which are whose.
+    """Return the fewest subjects that cover these parts, each with its parts.
 
-    A node, if all of its stages are slow; else a device, with all of its stages; else a
-    stage, or one kind of action of it. `share_of` is each part's of its lane's time.
+    A subject is a node if all of its stages are slow; else a device if all of its
+    stages are; else a stage, or one kind of its actions. `share_of` is each part's
+    share of its lane's time.
     """
     by_lane: dict[StageKey, list[Part]] = {}
     for part in slow:

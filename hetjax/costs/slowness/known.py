@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known to be slow now, for plans: a value, its file, a cluster that is so.
+"""Defines known slowness for planning: factors, their file, the slower cluster.
 
-Owns these. Does not own how it is found (`detector.py`), who keeps the file
-(`training/observers/slow_devices.py`) nor who plans by it.
+Owns these. Does not own the detection (`detector.py`), the writing of the file
+(`training/observers/slow_devices.py`) nor the planning.
 """
 
 import json
@@ -43,14 +43,14 @@ class Slowness:
     links: tuple[tuple[str, str, float], ...] = ()
 
     def factor(self, node: str) -> float:
-        """The factor of a node; 1 if it is as fast as it should be."""
+        """Return the factor of a node; 1 if it is not slow."""
         return dict(self.nodes).get(node, 1.0)
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with its slow nodes and links as slow as they are.
+        """Return the cluster with the speeds of its slow nodes and links reduced.
 
-        All devices of a node are taken to be as slow as its slowest. A link that the
-        cluster does not name stays as it is.
+        All devices of a node count as slow as its slowest. Links that the cluster does
+        not name stay unchanged.
         """
         if not (self.nodes or self.links):
             return cluster
@@ -85,7 +85,7 @@ AS_IT_SHOULD_BE = Slowness()
 
 
 def slowness(nodes: Mapping[str, float], links: Mapping[Ends, float]) -> Slowness:
-    """Return factors, in the order of names."""
+    """Return these factors as `Slowness`, in the order of names."""
     return Slowness(
         nodes=tuple(sorted(nodes.items())),
         links=tuple(sorted((*ends, factor) for ends, factor in links.items())),
@@ -93,14 +93,14 @@ def slowness(nodes: Mapping[str, float], links: Mapping[Ends, float]) -> Slownes
 
 
 def read_slowness(path: Path) -> Slowness:
-    """Read what is slow, nothing without a file; BadInput starts with the path."""
+    """Read the file, if there is one; a BadInput error starts with the path."""
     if not path.exists():
         return AS_IT_SHOULD_BE
     return read_file(path, parse_slowness, what="file of slow devices")
 
 
 def parse_slowness(text: str) -> Slowness:
-    """Read the JSON text; BadInput says where and what."""
+    """Read the JSON text; BadInput says where the error is."""
     allowed = "JSON: one object with version, nodes and links"
     raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=_FIX)
     values = read_record(
@@ -136,12 +136,12 @@ def _rows(rows: Iterable[object], where: str, names: tuple[str, ...]) -> list[tu
 
 
 def write_slowness(path: Path, known: Slowness) -> None:
-    """Write what reads back as the same."""
+    """Write a file that `read_slowness` reads back as the same."""
     write_whole(path, slowness_json(known))
 
 
 def slowness_json(known: Slowness) -> str:
-    """Return the JSON text that reads back as the same."""
+    """Return the JSON text that `parse_slowness` reads back as the same."""
     nodes = [{"name": name, "factor": factor} for name, factor in known.nodes]
     links = [{"from": a, "to": b, "factor": factor} for a, b, factor in known.links]
     values = {"version": VERSION, "nodes": nodes, "links": links}

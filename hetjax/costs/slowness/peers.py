@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes longer than others with equal work.
+"""Finds the lanes that take longer than others with equal work.
 
-Owns the comparison, over the steps of a reference. Does not own whose work is equal
-(`step_times.py`) nor what is reported (`detector.py`).
+Owns the comparison, over the steps of a reference. Does not own the definition of equal
+work (`step_times.py`) nor the reports (`detector.py`).
 """
 
 import math
@@ -19,10 +19,10 @@ _APART, _STANDARD_ERRORS = math.log(1.18), 5.0  # at least
 def behind_peers(
     steps: Sequence[StepTimes], what: WatchedParts
 ) -> dict[StageKey, float]:
-    """Return the logarithms of how many times as long slow lanes take.
+    """Return the logarithms of the slowdown factors of slow lanes.
 
-    A lane is held against other nodes, where those have lanes with equal work, else
-    against other devices of its own: again the lower of what is in the middle.
+    A lane is compared with other nodes, if these have lanes with equal work, else with
+    other devices of its own node: with their lower median.
     """
     lanes_NU = logs(steps, what).lanes_NU
     lanes = [what.lanes.by_key[key] for key in what.keys]
@@ -40,7 +40,7 @@ def behind_peers(
 
 
 def _peers(u: int, lane: Lane, lanes: Sequence[Lane]) -> list[list[int]]:
-    """Others with equal work: by node, else by device."""
+    """Return the lanes with equal work, by node, else by device."""
     equal = [
         v
         for v, other in enumerate(lanes)

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sequential test: from which step on does a series lie higher than before?
+"""Tests sequentially from which step on a series lies higher than before.
 
-Page's CUSUM (1954) of log-likelihood ratios: of two normal distributions that differ by
-`SHIFT` each value x adds
+The test is Page's CUSUM (1954) of log-likelihood ratios, for two normal distributions
+that differ by `SHIFT`. Each value x adds
 
     g(x) = clip(SHIFT / sigma^2 * (x - SHIFT / 2 - margin), -CAP, CAP) - toll
 
-to a sum that never falls below zero; it alarms at `limit`. Where E[exp(g)] <= 1 as long
-as nothing has changed, exp of the sum started at any step is a supermartingale, so that
-it ever reaches the limit with probability at most exp(-limit) (Ville), and the mean
-number of steps between false alarms is at least exp(limit) (Lorden 1971, theorem 2).
-For normal values without `CAP` this expectation is 1. Times have heavy tails: a pause
-of the host makes one step many sigmas long. `CAP` bounds what one step can add, so that
-no fewer than limit / CAP slow steps alarm; if a share `OUTLIERS` of all steps adds all
-of CAP, the expectation stays below 1 with toll = log(1 + OUTLIERS (exp(CAP) - 1)).
-`margin` is what the reference's median, of n values, may be off: 1.25 sigma / sqrt(n).
+to a sum that never falls below zero; the test alarms at `limit`. If E[exp(g)] <= 1 as
+long as nothing has changed, exp of the sum started at any step is a supermartingale. So
+the probability that this sum ever reaches the limit is at most exp(-limit) (Ville), and
+the mean number of steps between false alarms is at least exp(limit) (Lorden 1971,
+theorem 2). For normal values without `CAP` this expectation is 1. Times have heavy
+tails: a pause of the host makes one step many sigmas long. `CAP` bounds what one step
+can add, so an alarm takes at least limit / CAP slow steps. If a share `OUTLIERS` of all
+steps adds all of CAP, the expectation stays below 1 with
+toll = log(1 + OUTLIERS (exp(CAP) - 1)). `margin` is the standard error of the
+reference's median of n values: 1.25 sigma / sqrt(n).
 
-After the change a step adds about (SHIFT / sigma)^2 / 2 - toll, at most CAP - toll:
-with `limit` = log(1e7 * tests) a drift of 1.25 is found in 7 to 8 steps where
-sigma <= 0.05, in about 10 where it is 0.1; where a step's times vary by more it takes
-longer. Owns this arithmetic, for many series at once. Does not own what the series are.
+After the change a step adds about (SHIFT / sigma)^2 / 2 - toll, at most CAP - toll.
+With `limit` = log(1e7 * tests), the test finds a drift of 1.25 in 7 to 8 steps if
+sigma <= 0.05, and in about 10 if sigma is 0.1; with larger variation it takes longer.
+Owns this arithmetic, for many series at once. Does not own the series.
 """
 
 import math
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SHIFT = math.log(1.25)  # the least drift that is to be found
+SHIFT = math.log(1.25)  # the least drift to detect
 CAP, OUTLIERS = 3.0, 0.02
 STEPS_BETWEEN_FALSE_ALARMS = 1e7  # at least, of all series together
 LEAST_SIGMA = 0.02
@@ -40,12 +41,12 @@ _TOLL = math.log(1 + OUTLIERS * math.expm1(CAP))
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ABOVE = 0.8413  # share of a normal distribution below one standard deviation
 _WIDENED, _MOST_WIDENED = 1.2, 40  # times
-_WINSOR = 2.5  # standard deviations that count as not far out
+_WINSOR = 2.5  # standard deviations at which outliers are clipped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """What K series were like: medians and scales over n steps."""
+    """The usual values of K series: medians and scales over n steps."""
 
     center_K: Floats
     sigma_K: Floats
@@ -53,16 +54,16 @@ class Reference:
 
     @property
     def margin_K(self) -> Floats:
-        """What the medians may be off."""
+        """The standard errors of the medians."""
         return 1.25 * self.sigma_K / math.sqrt(self.num_steps)
 
     def error(self, tests: Sequence[int], num_steps: int) -> float:
-        """Return the standard error of a shift that was seen in so many later steps."""
+        """Return the standard error of a shift over `num_steps` later steps."""
         sigma = float(self.sigma_K[[*tests]].max())
         return 1.25 * sigma * math.sqrt(1 / self.num_steps + 1 / num_steps)
 
     def gain(self, rise: Floats, shift_K: Floats | float = SHIFT) -> Floats:
-        """Return g of values, as differences to what was; 0 for what is no number."""
+        """Return g of differences to the usual values; 0 for non-finite values."""
         shift_K = np.asarray(shift_K)
         beyond = rise - shift_K / 2 - self.margin_K
         clipped = np.clip(shift_K / self.sigma_K**2 * beyond, -CAP, CAP)
@@ -72,10 +73,10 @@ class Reference:
 def reference(series_NK: Floats) -> Reference:
     """Return robust centers and scales; scales are rather too wide than too narrow.
 
-    The largest of three, widened until the premise of the test holds for these very
-    steps: the median absolute deviation, of which chance makes a small
-    one in few steps; the deviation of what is not far out; and how far 16 % of the
-    steps lie above the center, as series may be skewed.
+    A scale is the largest of three: the median absolute deviation, which may be small
+    by chance for few steps; the deviation with outliers clipped; and the distance above
+    the center that 16 % of the steps exceed, as series may be skewed. The scale is then
+    widened until the premise of the test holds for these steps.
     """
     num_steps = len(series_NK)
     center_K = np.median(series_NK, axis=0)
@@ -124,9 +125,9 @@ class Cusum:
     def add(
         self, at: int, rise_K: Floats, against: Reference, shift_K: Floats | float
     ) -> NDArray[np.bool_]:
-        """Take the values of step `at`, as differences to what was; say who alarms.
+        """Add the differences of step `at` to the usual values; return the alarms.
 
-        Values that are not numbers count for nothing.
+        Values that are not finite do not count.
         """
         gain_K = against.gain(rise_K, shift_K)
         self.since_K = np.where(self.sum_K <= 0, at, self.since_K)
@@ -134,5 +135,5 @@ class Cusum:
         return self.sum_K >= self.limit
 
     def clear(self, tests: NDArray[Any] | Sequence[int] | int) -> None:
-        """Begin anew with these: indices, or a mask."""
+        """Restart these tests, given as indices or a mask."""
         self.sum_K[tests] = 0.0

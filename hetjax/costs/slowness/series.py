@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From times of steps to series in which only what is slow stands out.
+"""Converts step times to series in which only slow parts stand out.
 
-A step's time of a part varies with the batch, with what surrounds the devices, and by
-chance. What a replica's stages have in common is taken away from each: the lower of the
-middle values, by node and then over nodes, so that a slow node is nothing common as
-long as one other is as before; likewise between replicas. What is common makes series
-of its own. Owns their order and this arithmetic. Does not own when a series has changed
-(`sequential.py`) nor what that means (`detector.py`).
+A part's time in a step varies with the batch, with the devices' environment, and by
+chance. The common change of a replica's stages is subtracted from each stage: the lower
+median by node and then over nodes. So a slow node does not count as common as long as
+one other node is as before. The same applies between replicas. The common changes form
+separate series. Owns the order of series and this arithmetic. Does not own the
+detection of changes (`sequential.py`) nor their meaning (`detector.py`).
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from hetjax.costs.slowness.sequential import Floats
 from hetjax.costs.slowness.step_times import Ends, Lanes, Part, StepTimes
 from hetjax.plans.plan import StageKey
 
-_LEAST_SHARE = 0.05  # of a lane's time, or a part is not watched on its own
+_LEAST_SHARE = 0.05  # of a lane's time, for a part to be watched
 
 
 @dataclass(frozen=True)
 class WatchedParts:
     """P parts of U lanes, R replicas, the run and E links: K series, in this order.
 
-    Replicas of one lane, and one that is alone, have no series beside its own.
+    A replica with one lane, or without other replicas, has no separate series.
     """
 
     lanes: Lanes
@@ -53,7 +53,7 @@ class WatchedParts:
 
     @cached_property
     def replicas(self) -> dict[int, dict[str, list[int]]]:
-        """Lanes by node, by replica."""
+        """For each replica, its lanes by node."""
         found: dict[int, dict[str, list[int]]] = {}
         for u, key in enumerate(self.keys):
             node = self.lanes.by_key[key].node
@@ -62,7 +62,7 @@ class WatchedParts:
 
     @cached_property
     def pipelines(self) -> list[int]:
-        """Which of the replicas have a series."""
+        """The positions of the replicas that have a series."""
         sizes = [sum(map(len, nodes.values())) for nodes in self.replicas.values()]
         return [r for r, size in enumerate(sizes) if size > 1 and len(sizes) > 1]
 
@@ -75,7 +75,7 @@ class WatchedParts:
         return self.run_at + 1 + len(self.ends)
 
     def subject_at(self, at: int) -> Subject:
-        """What a series that is of no part speaks of."""
+        """Return the subject of a series that belongs to no part."""
         if at == self.run_at:
             return run_subject(self.lanes)
         if at > self.run_at:
@@ -85,12 +85,12 @@ class WatchedParts:
         return replica_subject(self.lanes, self.lanes.of_replica(replica), name)
 
     def has(self, times: StepTimes) -> bool:
-        """Whether a step has all parts."""
+        """Return whether a step has all parts."""
         return all(times.parts.get(part, 0.0) > 0 for part in self.parts)
 
 
 def watched(lanes: Lanes, steps: Sequence[StepTimes]) -> WatchedParts:
-    """Return what all of these steps have, but for parts that take next to no time."""
+    """Return the parts and links of all these steps, without very short parts."""
     in_all = set.intersection(*({*times.parts} for times in steps))
     ends = set.intersection(*({*times.links} for times in steps))
     mean_s = {
@@ -115,7 +115,7 @@ class Logs:
     links_NE: Floats
 
     def medians(self) -> "Logs":
-        """Return the medians over steps, as those of one step."""
+        """Return the medians over steps, as the times of one step."""
         return Logs(
             parts_NP=np.median(self.parts_NP, axis=0, keepdims=True),
             lanes_NU=np.median(self.lanes_NU, axis=0, keepdims=True),
@@ -124,7 +124,7 @@ class Logs:
 
 
 def logs(steps: Sequence[StepTimes], what: WatchedParts) -> Logs:
-    """Return what these steps took; a link that was not used is NaN."""
+    """Return the logarithms of these steps' times; an unused link is NaN."""
     parts_NP = np.log([[times.parts[part] for part in what.parts] for times in steps])
     links = [[times.links.get(ends, np.nan) for ends in what.ends] for times in steps]
     links_NE = np.log(np.array(links).reshape(len(steps), len(what.ends)))
@@ -140,7 +140,7 @@ def _of_lanes(parts_NP: Floats, what: WatchedParts) -> Floats:
 
 
 def without(found: Logs, level_P: Floats, what: WatchedParts) -> Logs:
-    """Return what steps would take, were their parts not slow by these levels."""
+    """Return `found` as if its parts were not slow by these levels."""
     parts_NP = found.parts_NP - level_P
     faster_NU = _of_lanes(found.parts_NP, what) - _of_lanes(parts_NP, what)
     return replace(found, parts_NP=parts_NP, lanes_NU=found.lanes_NU - faster_NU)
@@ -148,9 +148,9 @@ def without(found: Logs, level_P: Floats, what: WatchedParts) -> Logs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Logarithms of how many times as long N steps took as usual.
+    """Logarithms of the ratios of N steps' times to the usual times.
 
-    `own` is as measured, `apart` what is left without what is common.
+    `own_NK` is as measured, `apart_NK` without the common change.
     """
 
     own_NK: Floats
@@ -158,7 +158,7 @@ class Series:
 
 
 def series(found: Logs, usual: Logs, what: WatchedParts) -> Series:
-    """Return how steps differ from what is usual."""
+    """Return the differences between steps and the usual times."""
     own_NU = found.lanes_NU - usual.lanes_NU
     own_NP = found.parts_NP - usual.parts_NP
     replica_NR = np.stack(
@@ -190,7 +190,7 @@ def series(found: Logs, usual: Logs, what: WatchedParts) -> Series:
 
 
 def medians(rows_NK: Floats) -> Floats:
-    """Return medians of what there is; a link is not used in every step."""
+    """Return medians of finite values; a link is not used in every step."""
     found_K = np.median(rows_NK, axis=0)
     for at in np.flatnonzero(np.isnan(found_K)):
         there = rows_NK[np.isfinite(rows_NK[:, at]), at]
@@ -199,6 +199,6 @@ def medians(rows_NK: Floats) -> Floats:
 
 
 def lower_middle(values_XN: Sequence[Floats] | Floats) -> Floats:
-    """The median over X, of an even number the lower of the two in the middle."""
+    """Return the median over X; for an even number, the lower of the middle two."""
     sorted_XN = np.sort(np.asarray(values_XN), axis=0)
     return sorted_XN[(len(sorted_XN) - 1) // 2]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the parts of a step took, and who did them.
+"""Defines the times of a step's parts, and the lanes that run them.
 
-Owns the vocabulary of what is watched: lanes (a stage on its devices), their parts (a
-kind of action), links, and which lanes have equal work. Does not own who measures
-(`runtime/execution/step_clock.py`) nor what is made of it (`detector.py`).
+Owns the vocabulary of the watched objects: lanes (a stage on its devices), their parts
+(a kind of action), links, and which lanes have equal work. Does not own the measuring
+(`runtime/execution/step_clock.py`) nor the use of the times (`detector.py`).
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,15 +13,15 @@ from functools import cached_property
 from hetjax.plans.plan import Plan, StageKey
 
 Part = tuple[int, int, str]  # replica, stage, kind of action: (0, 1, "FB")
-Ends = tuple[str, str]  # workers that a link goes from and to
+Ends = tuple[str, str]  # a link's sending and receiving worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """Seconds that the devices of a step worked, waiting not counted.
+    """Working seconds of a step's devices, without waiting.
 
-    `parts` are sums over the microbatches of a step, short pauses left out; `links` are
-    seconds per byte.
+    `parts` are sums over the microbatches of a step, with pauses of the host capped;
+    `links` are seconds per byte.
     """
 
     step: int
@@ -31,9 +31,9 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
-    """A stage and where it runs; those with the same `work` are to take equally long.
+    """A stage and its place; lanes with the same `work` should take equally long.
 
-    None: no other stage has equal work.
+    `work` is None if no other stage has equal work.
     """
 
     key: StageKey
@@ -53,19 +53,20 @@ class Lanes:
         return {lane.key: lane for lane in self.lanes}
 
     def on(self, node: str) -> frozenset[StageKey]:
-        """The lanes of a node."""
+        """Return the lanes of a node."""
         return frozenset(lane.key for lane in self.lanes if lane.node == node)
 
     def of_replica(self, replica: int) -> frozenset[StageKey]:
-        """The lanes of a replica."""
+        """Return the lanes of a replica."""
         return frozenset(lane.key for lane in self.lanes if lane.key[0] == replica)
 
 
 def lanes_of(plan: Plan, kinds: Mapping[str, Hashable]) -> Lanes:
     """Return the lanes of a plan; `kinds` are the kinds of device by node.
 
-    Work is equal between stages of as many blocks, which have neither the embedding nor
-    the head, on as many devices of a kind with as many sequences.
+    Stages have equal work if they have equally many blocks, with neither embedding nor
+    head, or the same layers; and the same kind and mesh of devices, the same settings
+    and the same microbatches.
     """
     return Lanes(
         tuple(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: a conversation as the one text that a model was trained to read.
+"""Renders chat templates: a conversation as the text that a model was trained to read.
 
-Templates come with models from anywhere, and are programs. So each is rendered in a
-process of its own with limits of time and memory (`template_process.py`), which is
+Templates are programs, and come with models from any source. So each is rendered in a
+separate process with limits of time and memory (`template_process.py`). The process is
 started once and ends with its template. Owns that process. Does not own the sandbox
 (`sandbox.py`), where the assistant speaks (`turns.py`), the files of templates
 (`hugging_face.py`) nor tokens (`conversations.py`).
@@ -34,7 +34,7 @@ _MOST_ANSWER_BYTES = 1 << 30
 class ChatTemplate:
     """A Jinja template over `messages`, with the names of special tokens.
 
-    `special` are all special tokens of the tokenizer, one of which ends an answer.
+    `special` are all special tokens of the tokenizer; one of them ends an answer.
     """
 
     source: str
@@ -44,9 +44,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False
     ) -> str:
-        """Give the text; TemplateRefuses says what the template had against it.
+        """Return the text. Raises TemplateRefuses with the template's objection.
 
-        BadInput for a template that is broken, or goes beyond its limits.
+        Raises BadInput for a template that is broken, or goes beyond its limits.
         """
         request = {"messages": [*messages], "prompt": add_generation_prompt}
         (answer,) = self._process.answers(request, 1)
@@ -57,15 +57,15 @@ class ChatTemplate:
     def written(
         self, chats: Sequence[Conversation]
     ) -> list[list[Written] | TemplateRefuses]:
-        """Give for each conversation the texts that teach it, or why there are none.
+        """Return for each conversation the texts that teach it, or why there are none.
 
-        BadInput for a template that is broken, or goes beyond its limits.
+        Raises BadInput for a template that is broken, or goes beyond its limits.
         """
         request = {"chats": [asdict(chat) for chat in chats]}
         return [*map(_written, self._process.answers(request, len(chats)))]
 
     def reads(self, name: str) -> bool:
-        """Whether the template has this name, of a field or a variable, at all."""
+        """Whether the template mentions this name of a field or a variable."""
         names = REASONING if name in REASONING else (name,)
         return any(re.search(rf"\b{re.escape(n)}\b", self.source) for n in names)
 
@@ -87,14 +87,14 @@ def _written(answer: Mapping[str, Any]) -> list[Written] | TemplateRefuses:
 
 
 class _Process:
-    """The process that renders a template; another begins where one has died."""
+    """The process that renders a template; a new one starts if it has died."""
 
     def __init__(self, about: str) -> None:
         self._about, self._lock = about, Lock()
         self._running: subprocess.Popen[bytes] | None = None
 
     def answers(self, request: Mapping[str, Any], count: int) -> list[Any]:
-        """Ask, and wait for so many answers."""
+        """Send a request, and wait for `count` answers."""
         with self._lock:
             if self._running is None:
                 self._running = _started()
@@ -102,13 +102,13 @@ class _Process:
             return self._ask(json.dumps(request, default=str), count)
 
     def end(self) -> None:
-        """End the process, which may have ended by itself."""
+        """End the process, even if it has already exited."""
         running, self._running = self._running, None
         if running is not None:
             running.kill()
             running.wait()
             for pipe in running.stdin, running.stdout:
-                with suppress(OSError):  # what was not written, nobody reads
+                with suppress(OSError):  # unwritten data has no reader any more
                     cast(BinaryIO, pipe).close()
 
     def _ask(self, request: str, count: int) -> list[Any]:
@@ -143,7 +143,7 @@ def _started() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is the run's to hear
+        start_new_session=True,  # Ctrl-C is for the run alone
     )
 
 

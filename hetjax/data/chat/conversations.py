@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts with completions, and conversations, as tokens of which some are learnt.
+"""Encodes completions and conversations as tokens, some of which are learnt.
 
 Owns which tokens of a row count for the loss. Does not own how a conversation is
 written (`chat_template.py`), ids (`tokenizer.py`) nor files (`building.py`).
@@ -26,7 +26,7 @@ _MOST_NAMES = 20  # of fields that are named in a warning
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearntRow:
-    """Tokens and which of them count; `num_bytes` are those of the text that does."""
+    """Tokens, and which of them are learnt; `num_bytes` is that of the learnt text."""
 
     tokens: list[int]
     learnt: list[bool]
@@ -35,7 +35,7 @@ class LearntRow:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoder:
-    """Writes rows as the model wants them."""
+    """Encodes rows in the form that the model expects."""
 
     ids: Tokenizer
     template: ChatTemplate | None
@@ -47,8 +47,8 @@ class RowEncoder:
     ) -> Iterator[LearntRow]:
         """Yield the rows that have something to learn; warn once of those without.
 
-        A conversation makes several where the template writes its earlier answers
-        otherwise than as the last one. BadInput for one that the template cannot write.
+        A conversation makes several rows if the template writes its earlier answers
+        differently from the last one. Raises BadInput if the template cannot write it.
         """
         notes = _Notes()
         for group, num_bytes in _groups(rows):
@@ -68,7 +68,7 @@ class RowEncoder:
     def _written(
         self, rows: list[Completion | Conversation], notes: "_Notes"
     ) -> Iterator[Written]:
-        """Rows as texts, in their order."""
+        """Yield rows as texts, in their order."""
         chats = [row for row in rows if isinstance(row, Conversation)]
         if chats and self.template is None:
             raise _no_template()
@@ -109,7 +109,7 @@ class _Document(Written):
 
 @dataclass(slots=True)
 class _Notes:
-    """What people have to know of the rows, once all are encoded."""
+    """Collects warnings about rows, to be shown once all are encoded."""
 
     num_without: int = 0
     num_open: int = 0
@@ -162,7 +162,7 @@ def _warn(message: str) -> None:
 def _groups(
     rows: Iterable[Completion | Conversation],
 ) -> Iterator[tuple[list[Completion | Conversation], int]]:
-    """Part rows into what is written and encoded at once, with its bytes."""
+    """Yield groups of rows to write and encode at once, with the bytes of each."""
     group, num_bytes = list[Completion | Conversation](), 0
     for row in rows:
         group.append(row)
@@ -175,7 +175,7 @@ def _groups(
 
 
 def _within(offsets: list[Span], spans: list[Span]) -> list[bool]:
-    """Which tokens have a character in one of the spans, which are in order."""
+    """Return which tokens have a character in one of the (ordered) spans."""
     found, at = [], 0
     for start, end in offsets:
         while at < len(spans) and spans[at][1] <= start:

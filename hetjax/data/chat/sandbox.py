@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One chat template in Jinja's sandbox, as `transformers` renders it.
+"""Renders one chat template in Jinja's sandbox, as `transformers` does.
 
-Owns what templates find there, and generation blocks. Does not own limits of time and
-memory (`template_process.py`) nor where the assistant speaks (`turns.py`): whoever
-renders a template from elsewhere does so in a process of its own (`chat_template.py`).
+Owns the names that templates find there, and generation blocks. Does not own limits of
+time and memory (`template_process.py`) nor where the assistant speaks (`turns.py`).
+Templates from other people must be rendered in a separate process
+(`chat_template.py`).
 """
 
 import json
@@ -24,21 +25,22 @@ from hetjax.data.sources.messages import LEARNT_FIELDS, REASONING, Message
 Span = tuple[int, int]  # characters of the rendered text, the end excluded
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_OWN_NAMES = {"messages", "documents", "add_generation_prompt"}  # that no row gives
+_OWN_NAMES = {"messages", "documents", "add_generation_prompt"}  # no row may set them
 
 
 class TemplateRefuses(Exception):
-    """The template cannot write these messages, or not so that turns can be found."""
+    """The template cannot write these messages, or its text does not show the turns."""
 
 
 class TemplateIsBroken(Exception):
-    """It is not Jinja."""
+    """The template is not valid Jinja."""
 
 
 class SandboxedTemplate:
     """A compiled template, with the names of special tokens.
 
-    `before_render` is called each time; a text of more than `most_chars` is refused.
+    `before_render` is called before it is compiled and before each rendering. A text of
+    more than `most_chars` is refused.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class SandboxedTemplate:
         try:
             before_render()
             self._compiled = _environment().from_string(source)
-        except Exception as error:  # the compiler computes constants, too
+        except Exception as error:  # the compiler also evaluates constants
             raise TemplateIsBroken(_said(error)) from error
 
     def render(
@@ -66,9 +68,9 @@ class SandboxedTemplate:
         tools: Sequence[Any] = (),
         arguments: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[Span]]:
-        """Give the text, and its generation blocks.
+        """Return the text, and its generation blocks.
 
-        TemplateRefuses says what the template had against the messages.
+        Raises TemplateRefuses with the template's objection to the messages.
         """
         given = {**self.special_tokens, **(arguments or {})}
         if odd := _OWN_NAMES & {*(arguments or ())}:
@@ -96,13 +98,13 @@ class SandboxedTemplate:
                 blocks.append(piece)
         except TemplateRefuses:
             raise
-        except Exception as error:  # a template computes whatever it likes
+        except Exception as error:  # a template can raise any error
             raise TemplateRefuses(_said(error)) from error
         return "".join(blocks), spans
 
 
 def _said(error: Exception) -> str:
-    """What went wrong in the template, in one line."""
+    """Return what went wrong in the template, in one line."""
     if isinstance(error, MemoryError):
         return "it needs too much memory"
     if isinstance(error, RecursionError):
@@ -116,7 +118,7 @@ def _said(error: Exception) -> str:
 
 
 class _Speaking:
-    """Where generation blocks begin and end in what is being rendered."""
+    """Records where generation blocks begin and end in the text being rendered."""
 
     def __init__(self) -> None:
         self.begin([], [])
@@ -152,7 +154,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Dict:
-    """What templates know as `dict`, without the attributes of a class."""
+    """The `dict` of templates, without the attributes of a class."""
 
     def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
         return dict(*given, **named)
@@ -162,7 +164,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Without names that lead out of the sandbox."""
+    """A namespace without names that lead out of the sandbox."""
 
     def __init__(*given: Any, **named: Any) -> None:
         self, *rest = given  # so that a template may name something `self`
@@ -203,7 +205,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the escapes of HTML that Jinja's own has."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -222,7 +224,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """A message with its reasoning under the names that templates read."""
+    """Return a message with its reasoning under the names that templates read."""
     given = {k: v for k, v in message.items() if k not in LEARNT_FIELDS}
     found = [given[name] for name in REASONING if given.get(name) is not None]
     if found:

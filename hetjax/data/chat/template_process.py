@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that renders one chat template within limits.
 
-Reads lines of JSON and answers each with one or several: first the template, then
-requests. Owns the limits of this process: 1 GiB of memory, a few seconds of a core for
-a text, and the length of texts. A template that goes beyond them in one computation
-ends the process, which its parent sees. Started by `chat_template.py`; not meant to be
-typed.
+Reads lines of JSON, first the template, then requests, and answers each with one or
+several lines. Owns the limits of this process: 1 GiB of memory, a few seconds of CPU
+time for a text, and the length of texts. A template that goes beyond them in one
+computation ends the process, which its parent sees. Started by `chat_template.py`; not
+meant to be typed.
 """
 
 import json
@@ -25,14 +25,15 @@ from hetjax.data.chat.turns import written
 from hetjax.data.sources.rows import Conversation
 
 MEMORY_BYTES = 1 << 30
-RENDER_S = 2  # of a core, for a text; the system counts whole seconds
-_CHARS = 10_000_000  # of the texts of a request, beside this for each of its own
+RENDER_S = 2  # of CPU time, for a text; the system counts whole seconds
+# The texts of a request may have so many characters, and more for each of its own
+_CHARS = 10_000_000
 _CHARS_PER_CHAR = 8
 
 
 def main() -> None:
     """Answer standard input line by line."""
-    with suppress(ValueError, OSError):  # where a lower limit is set, that holds
+    with suppress(ValueError, OSError):  # a lower limit that is already set holds
         _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     source, special_tokens, special = json.loads(sys.stdin.buffer.readline())
     try:
@@ -94,14 +95,14 @@ def _answer(answer: Mapping[str, Any]) -> None:
 
 
 def _give_seconds() -> None:
-    """Let the next text take its seconds, whatever those before it took."""
+    """Give the next text its CPU time, whatever the texts before it took."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     with suppress(ValueError, OSError):
         _limit(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + RENDER_S)
 
 
 def _limit(which: int, most: int) -> None:
-    """Set the soft limit; the hard one stays, so that it can be raised again."""
+    """Set the soft limit; it can be raised again, as the hard limit stays."""
     resource.setrlimit(which, (most, resource.getrlimit(which)[1]))
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the assistant speaks in what a chat template writes.
+"""Finds the assistant's answers in the text that a chat template writes.
 
-A template with generation blocks says it. Of another the answer is what the text up to
-it has beyond the prompt for it: with a = the messages before, and the prompt, and b =
-the messages up to the answer, it is what b has beyond a. Where b does not begin the
-whole text, as in templates that leave earlier reasoning out, the answer is learnt in a
-row of its own. Owns these rules. Does not own rendering (`sandbox.py`).
+A template with generation blocks marks them. For other templates, let a be the text of
+the messages before an answer, with the generation prompt, and b the text of the
+messages up to the answer: the answer is what b has beyond a. If the whole text does not
+begin with b, as in templates that leave earlier reasoning out, the answer is learnt in
+a separate row. Owns these rules. Does not own rendering (`sandbox.py`).
 """
 
 import json
@@ -20,18 +20,18 @@ from hetjax.data.sources.messages import Message, is_learnt, turn
 from hetjax.data.sources.rows import Conversation
 from hetjax.files.parsing import Malformed, json_value
 
-# Stands for the end of a message while it is looked for; no template changes a word
+# Marks the end of a message during the search for it; no template changes a word
 _END = "HETJAX7END7OF7MESSAGE"
-_TELLING_CHARS = 16  # of an answer, that a template has nowhere by chance
+_TELLING_CHARS = 16  # so much of an answer is in no template by chance
 _QUESTION = (turn("user", "question"),)
 _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A text, and the characters of it that the assistant has to write.
+    """A text, and the spans of it that the assistant has to write.
 
-    `num_open`: how many of its answers no special token ends, or are not there at all.
+    `num_open` is the number of its answers that no special token ends.
     """
 
     text: str
@@ -40,16 +40,16 @@ class Written:
 
 
 class _WritesAnother(TemplateRefuses):
-    """It writes a text that does not say what the messages say."""
+    """The template writes a text that does not match the messages."""
 
 
 def written(
     template: SandboxedTemplate, chat: Conversation, special: Sequence[str] = ()
 ) -> list[Written]:
-    """Give the texts that teach the answers of a conversation: mostly a single one.
+    """Return the texts that teach the answers of a conversation: mostly a single text.
 
-    `special` are the tokenizer's special tokens. TemplateRefuses says what the template
-    had against the messages, or why answers cannot be found.
+    `special` are the tokenizer's special tokens. Raises TemplateRefuses with the
+    template's objection to the messages, or the reason why answers cannot be found.
     """
     refusals = list[TemplateRefuses]()
     for way in _ways(chat):
@@ -60,15 +60,15 @@ def written(
             return found
         except TemplateRefuses as error:
             refusals.append(error)
-    # that it writes another text tells more than why it wrote none
+    # a wrong text is more informative than the reason why there was no text
     others = [one for one in refusals if isinstance(one, _WritesAnother)]
     raise (others or refusals)[0]
 
 
 def _ways(chat: Conversation) -> Iterator[Conversation]:
-    """The same conversation in the ways that templates want it.
+    """Yield the same conversation in the forms that templates expect.
 
-    Arguments of calls as objects, then as JSON; no content as it is, as "", as null.
+    Arguments of calls are objects, then JSON; missing content stays so, then "", null.
     """
     has_calls = any(message.get("tool_calls") for message in chat.messages)
     is_silent = any(map(_is_silent, chat.messages))
@@ -85,7 +85,7 @@ def _ways(chat: Conversation) -> Iterator[Conversation]:
 
 
 def _is_silent(message: Message) -> bool:
-    """Whether it has no content; an empty one counts only beside calls of tools."""
+    """Whether it has no content; empty content counts only beside tool calls."""
     is_empty = message.get("content") == "" and bool(message.get("tool_calls"))
     return message.get("content") is None or is_empty
 
@@ -122,7 +122,7 @@ def _as_json(arguments: Any) -> Any:
 
 
 def _check_written(found: list[Written], chat: Conversation) -> None:
-    """Refuse texts that lack calls, or in which Python's way of writing shows."""
+    """Refuse texts that lack calls, or that contain values in Python's notation."""
     given = json.dumps([chat.messages, chat.tools], ensure_ascii=False, default=str)
     is_silent = any(message.get("content") is None for message in chat.messages)
     arguments = (
@@ -143,7 +143,7 @@ def _check_written(found: list[Written], chat: Conversation) -> None:
 def _check_answers(
     template: SandboxedTemplate, found: list[Written], chat: Conversation
 ) -> None:
-    """Refuse texts that lack what an answer says; a template may escape or trim it."""
+    """Refuse texts that lack an answer's content, which may be escaped or trimmed."""
     said = "".join(one.text[a:b] for one in found for a, b in one.spans)
     for index, message in enumerate(chat.messages):
         content = message.get("content") or ""
@@ -163,7 +163,7 @@ def _calls(message: Message) -> Sequence[Any]:
 
 
 def _function(call: Any) -> Mapping[str, Any]:
-    """The name and the arguments of a call."""
+    """Return the part of a call with its name and arguments."""
     inner = call.get("function", call) if isinstance(call, Mapping) else {}
     return inner if isinstance(inner, Mapping) else {}
 
@@ -180,7 +180,7 @@ def _written(
 def _by_blocks(
     template: SandboxedTemplate, chat: Conversation, wanted: Sequence[int]
 ) -> Written:
-    """The blocks of the text, without those of answers that are not to be learnt."""
+    """Return the text with its blocks, without those of answers that are not learnt."""
     rendered = _Rendered(template, chat)
     text, spans = rendered.whole(len(chat.messages))
     answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant"]
@@ -195,7 +195,7 @@ def _by_blocks(
 
 
 class _Rendered:
-    """What the template writes of the first messages; each once."""
+    """What the template writes for the first messages, rendered once per count."""
 
     def __init__(self, template: SandboxedTemplate, chat: Conversation) -> None:
         self._template, self._chat = template, chat
@@ -205,7 +205,7 @@ class _Rendered:
         return self.render(self._chat.messages[:count])
 
     def prompt(self, count: int) -> str:
-        """With the prompt for an answer."""
+        """Return the text of the first messages with the prompt for an answer."""
         return self.render(self._chat.messages[:count], add_generation_prompt=True)[0]
 
     def render(
@@ -231,7 +231,7 @@ class _Turns:
         self._header = cache(self._find_header)
 
     def rows(self, wanted: Sequence[int]) -> list[Written]:
-        """The whole text, and before it those that end with answers not found there."""
+        """Return the whole text, after texts that end with answers not found in it."""
         count, rows = len(self._messages), list[Written]()
         left = list(wanted)
         text = self._rendered.whole(count)[0]
@@ -247,7 +247,7 @@ class _Turns:
         return rows[::-1]
 
     def _turn(self, index: int, text: str) -> Span | None:
-        """Where this text has the answer; None: not as the model writes it."""
+        """Return the answer's span in the text; None: not as the model writes it."""
         until = self._rendered.whole(index + 1)[0]
         shown = until.rstrip()
         if text.startswith(until) or text.startswith(self._without_eos(shown)):
@@ -257,11 +257,11 @@ class _Turns:
         return self._marked(index, text)
 
     def _without_eos(self, text: str) -> str:
-        """Without the token that some templates put after the last message alone."""
+        """Remove the token that some templates put only after the last message."""
         return text.removesuffix(self._eos) if self._eos else text
 
     def _start(self, index: int, until: str) -> int:
-        """Where the answer begins in a text that ends with it."""
+        """Return where the answer begins in a text that ends with it."""
         prompt = self._rendered.prompt(index)
         opened = _OPENED_THOUGHT.sub("", prompt)
         for begun in (prompt, prompt.rstrip(), opened, opened.rstrip()):
@@ -274,14 +274,14 @@ class _Turns:
         )
 
     def _past_header(self, answer: str) -> int:
-        """The size of a header that the prompt did not have this time."""
+        """Return the end, in the answer, of a header that the prompt lacked."""
         for header in (self._header(), self._header().rstrip()):
             if header in answer:
                 return answer.index(header) + len(header)
         return 0
 
     def _find_header(self) -> str:
-        """What the prompt for an answer is, without an opened thought."""
+        """Return the prompt for an answer, without an opened thought."""
         try:
             before = self._rendered.render(_QUESTION)[0]
             prompt = self._rendered.render(_QUESTION, add_generation_prompt=True)[0]
@@ -293,7 +293,7 @@ class _Turns:
         return _OPENED_THOUGHT.sub("", prompt[len(before) :]).lstrip()
 
     def _marked(self, index: int, text: str) -> Span | None:
-        """Where an earlier answer is that is written otherwise than as the last one."""
+        """Return the span of an earlier answer that is written unlike a last one."""
         prompt = self._rendered.prompt(index)
         content = self._messages[index].get("content")
         if not content or not text.startswith(prompt):
@@ -312,7 +312,7 @@ class _Turns:
     def _ended(
         self, text: str, spans: Sequence[tuple[int, Span]], count: int
     ) -> Written:
-        """With the token that ends each answer, also where the next header is that."""
+        """Extend each span by the token that ends it, even if that starts a header."""
         ended, num_open = list[Span](), 0
         for index, (start, end) in spans:
             if self._special and not text[:end].endswith(self._special):
@@ -326,14 +326,14 @@ class _Turns:
         return Written(text, ended, num_open)
 
     def _next_token(self, text: str, end: int) -> int:
-        """How many characters a special token has that comes next, blanks before it."""
+        """Return the length of a special token that comes next, with blanks before."""
         rest = text[end:]
         shown = rest.lstrip()
         sizes = [len(one) for one in self._special if one and shown.startswith(one)]
         return len(rest) - len(shown) + max(sizes) if sizes else 0
 
     def _follows(self, index: int, text: str) -> str:
-        """The special token that begins whatever comes after the last answer."""
+        """Return the special token that begins any text after the last answer."""
         calls = self._messages[index].get("tool_calls")
         asks = turn("tool" if calls else "user", "question")
         answered = (*_QUESTION, turn("assistant", "answer"))

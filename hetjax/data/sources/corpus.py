@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows that a run learns from come from.
+"""Defines the sources of the rows that a run learns from.
 
-Owns the two sources, the offline corpus (the manual that is already installed: the
+Owns the two sources: the offline corpus (documentation that is already installed: the
 language reference and the docstrings of the standard library, jax, numpy, scipy, flax,
 optax and orbax) and a user's files. Does not own how files are read (`readers.py`) and
 split (`splitting.py`), tokens (`tokenizer.py`), the cache on disk (`dataset.py`) nor
@@ -37,7 +37,7 @@ _PACKAGES = {
     "optax": "optax",
     "orbax": "orbax-checkpoint",
 }
-# Raised where equal rows become other tokens than before; texts never did
+# Increased when the same rows become other tokens than before; texts never did
 _READING = 2
 _SKIPPED_FOLDERS = frozenset(
     "test tests testing vendor _vendor third_party idlelib lib2to3 ensurepip "
@@ -49,9 +49,9 @@ _SKIPPED_FOLDERS = frozenset(
 class Source:
     """Where rows come from.
 
-    `identity` is JSON data that changes whenever the rows may change; `rows` yields
-    them in a deterministic order, duplicates included, as often as it is called;
-    `option` is where people gave it, `seen` what the last reading came across.
+    `identity` is JSON data that changes whenever the rows may change. `rows` yields
+    them in a deterministic order, duplicates included, as often as it is called.
+    `option` is the option that gave the source, `seen` what the last reading found.
     """
 
     name: str
@@ -65,7 +65,7 @@ def offline() -> Source:
     """Describe the corpus that needs no download and follows installed versions."""
     versions = {d: importlib.metadata.version(d) for d in _PACKAGES.values()}
     packages = {"python": platform.python_version(), **versions}
-    # found once: looking for docstrings takes longer than all that is made of them
+    # found once: the search for docstrings takes longer than all work on them
     found = cache(lambda: list(offline_documents()))
     return Source(
         name="the offline corpus",
@@ -83,7 +83,7 @@ def files(
 ) -> Source:
     """Describe a user's data: one file, or a folder of files in sorted order.
 
-    Raises BadInput for a missing path, another suffix, an unreadable file or a bad
+    Raises BadInput for a missing path, an unknown suffix, an unreadable file or a bad
     first row.
     """
     try:
@@ -136,7 +136,7 @@ def _unreadable(path: Path, error: OSError, option: str) -> BadInput:
 
 
 def content_hash(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with opened(path, what="text") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

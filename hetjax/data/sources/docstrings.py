@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.data.sources.docstrings`: the long docstrings of Python files.
 
-Owns the parsing, which never imports a file, and the processes that do it, one for each
-core: it is what a first start waits for longest. Does not own which files are read
+Owns the parsing, which never imports a file, and its processes, one for each core up to
+a limit: a first start waits longest for them. Does not own which files are read
 (`corpus.py`). Started by `docstrings`; not meant to be typed.
 """
 
@@ -40,7 +40,7 @@ def docstrings(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[str]]]:
-    """Start a process for these files; what is returned waits for its answer."""
+    """Start a process for these files; the returned function waits for its answer."""
     asked, answers = (stack.enter_context(TemporaryFile()) for _ in range(2))
     asked.write(json.dumps([*map(str, paths)]).encode())
     asked.seek(0)
@@ -48,7 +48,7 @@ def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[
         [sys.executable, "-m", "hetjax.data.sources.docstrings"],
         stdin=asked,
         stdout=answers,
-        start_new_session=True,  # Ctrl-C is the run's to hear
+        start_new_session=True,  # Ctrl-C is for the run alone
     )
     stack.enter_context(process)
     stack.callback(process.kill)
@@ -63,9 +63,9 @@ def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[
 
 
 def of_file(path: Path) -> list[str]:
-    """Give the long docstrings of one file, in the order of `ast.walk`."""
+    """Return the long docstrings of one file, in the order of `ast.walk`."""
     with warnings.catch_warnings():
-        # Other people's invalid escapes are no news to our users.
+        # Our users need no warnings of invalid escapes in other people's code.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(path.read_bytes())
@@ -80,9 +80,9 @@ def of_file(path: Path) -> list[str]:
 
 
 def _owners(tree: ast.Module) -> Iterator[_Owner]:
-    """Yield all that can have a docstring, in the order of `ast.walk`.
+    """Yield all nodes that can have a docstring, in the order of `ast.walk`.
 
-    That looks into every expression, too, and takes many times as long.
+    `ast.walk` visits every expression, too, and takes many times as long.
     """
     waiting: deque[Any] = deque([tree])
     while waiting:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which form a record of data has, by its fields.
+"""Recognises the form of a record of data by its fields.
 
 Owns the names of forms, which fields each uses, which records are refused by name, and
-what a reading of a source has come across (`FormsSeen`). Does not own how a record
+the log of what a reading of a source has found (`FormsSeen`). Does not own how a record
 becomes a row (`rows.py`).
 """
 
@@ -19,13 +19,13 @@ FORMATS = get_args(Format)
 PROMPTS = ("instruction", "prompt")
 _ANSWERS = ("output", "response", "completion")
 _CHATS = ("messages", "conversations", "conversation")
-# Beside messages: what the template is given, and who speaks first
+# Fields beside messages: inputs of the template, and the system message
 EXTRAS = ("tools", "chat_template_kwargs", "system")
 _INSTRUCTION = (*PROMPTS, "input", "context", *_ANSWERS, "history")
-# Beside messages these change what the answer is about, and cannot be learnt from
+# Fields beside messages that answers depend on, but that no text can express
 _UNKNOWN_TO_TEXT = ("images", "image", "videos", "video", "audio", "audios")
 _REFUSED = (*_UNKNOWN_TO_TEXT, "functions", "function_call", "weight", "train")
-# All that a row may be made of, or refused for
+# All fields that a row may be made of, or refused for
 KNOWN = frozenset(
     (*_CHATS, *_INSTRUCTION, *EXTRAS, *_REFUSED, "chosen", "rejected", "label")
 )
@@ -41,9 +41,9 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form, and the fields that rows of it use, the first of which makes them.
+    """A form, and the fields that its rows use; the log names the first of these.
 
-    `is_asked`: the user named the format, so that a string is what it is.
+    `is_asked`: the user named the format, so that a string is taken as it is.
     """
 
     name: Literal["text", "messages", "sharegpt", "completion", "alpaca"]
@@ -53,16 +53,16 @@ class Form:
 
 @dataclass(slots=True)
 class FormsSeen:
-    """What a reading has come across: forms, the first row, and fields not used."""
+    """What a reading has found: forms, the first row, and unused fields."""
 
-    forms: dict[str, str] = field(default_factory=dict)  # with the field of each
+    forms: dict[str, str] = field(default_factory=dict)  # with the first field of each
     first: Any = None
     unused: dict[str, None] = field(default_factory=dict)
 
     def add(
         self, form: Form, used: Sequence[str], record: Mapping[str, Any], row: Any
     ) -> None:
-        """Remember a row, and which fields of its record were `used`."""
+        """Record a row, and which fields of its record were `used`."""
         if self.first is None:
             self.first = row
         self.forms.setdefault(form.name, form.used[0])
@@ -90,7 +90,7 @@ def form_of(
 def no_form(
     names: Iterable[str], column: str, format: str | None, where: str, kind: str
 ) -> BadInput:
-    """Say that a record, or a table with these columns, has no form."""
+    """Return the error for a record, or a table with these columns, without a form."""
     fields = ", ".join(map(repr, names)) or "none"
     wanted = f"no {kind} {column!r}"
     if format not in (None, "text"):
@@ -101,7 +101,7 @@ def no_form(
 def form_of_fields(
     names: Mapping[str, Any] | Sequence[str], column: str, format: str | None
 ) -> Form | None:
-    """The form by the names of fields alone; None: none that is known."""
+    """Return the form by the names of fields alone; None: no form that is known."""
     if format is not None:
         return _asked_form(names, column, format)
     if column in names:
@@ -152,7 +152,7 @@ def _instruction_form(
 def first_of(
     names: Mapping[str, Any] | Sequence[str], wanted: Sequence[str]
 ) -> str | None:
-    """The first of the wanted names that is there."""
+    """Return the first of the wanted names that is there."""
     return next((name for name in wanted if name in names), None)
 
 
@@ -217,7 +217,7 @@ def check_characters(text: str, column: str, where: str) -> str:
 
 
 def bad_row(got: str, column: str) -> BadInput:
-    """Say what is wrong with a row of a file whose texts are in this column."""
+    """Return the error for a row of a file whose texts are in this column."""
     if column != TEXT_COLUMN:
         return BadInput(
             got=got,

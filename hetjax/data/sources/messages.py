@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of a conversation, in the forms that people have them.
+"""Reads the messages of a conversation, in the forms that people have them.
 
-Owns what a message may hold, and how ShareGPT's `from` and `value`, contents that are
-lists of texts, and conversations that are written as a JSON string become messages with
-a role and a content. Does not own rows (`rows.py`) nor what a chat template makes of
-messages (`chat_template.py`).
+Owns what a message may hold, and the conversion of other forms to messages with a role
+and a content: ShareGPT's `from` and `value`, contents that are lists of texts, and
+conversations in a JSON string. Does not own rows (`rows.py`) nor what a chat template
+makes of messages (`chat_template.py`).
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from hetjax.files.parsing import Malformed, json_value
 Message = Mapping[str, Any]
 
 ASSISTANT = "assistant"
-# Fields that say whether an answer is learnt, and are not for the template
+# Fields that say whether an answer is learnt; the template does not get them
 LEARNT_FIELDS = ("weight", "train")
-# Names under which reasoning is passed, the first of which templates read
+# Fields that may hold reasoning; the first that a message has counts
 REASONING = ("reasoning_content", "thinking", "reasoning")
 _ROLES = {
     "human": "user",
@@ -40,19 +40,19 @@ _ROLE_NAMES = ", ".join(_ROLES)
 
 
 def turn(role: str, content: Any) -> dict[str, Any]:
-    """A message of this role."""
+    """Return a message of this role."""
     return {"role": role, "content": content}
 
 
 def is_learnt(message: Message) -> bool:
-    """Whether it is an answer that the model has to learn."""
+    """Whether the message is an answer that the model has to learn."""
     if message["role"] != ASSISTANT:
         return False
     return message.get("weight") != 0 and message.get("train") is not False
 
 
 def conversation_in(text: str) -> list[Any] | None:
-    """The messages that a text is the JSON of; None: it is a text."""
+    """Return the messages that a text holds as JSON; None: it is plain text."""
     start = text[:200].lstrip()
     if not start.startswith("[") or not start[1:].lstrip().startswith("{"):
         return None
@@ -67,7 +67,7 @@ def conversation_in(text: str) -> list[Any] | None:
 
 
 def parsed_list(text: str, got: str, column: str) -> list[Any]:
-    """The list that a string is the JSON of; BadInput if it is none."""
+    """Return the list that a string holds as JSON; BadInput if it holds none."""
     try:
         found = json_value(text, finite=False)
     except Malformed:
@@ -122,7 +122,7 @@ def _message(message: object, column: str, where: str) -> Message:
 
 
 def _check_content(message: Message, column: str, where: str) -> None:
-    """An answer that calls tools, or reasons, may have none."""
+    """Check the content; an answer that calls tools, or reasons, may have none."""
     says = (*REASONING, "tool_calls")
     if message.get("content") is None and any(message.get(name) for name in says):
         return
@@ -160,7 +160,7 @@ def _not_learnt(got: str) -> BadInput:
 
 
 def _joined(parts: list[Any], column: str, where: str) -> str:
-    """The text of a content that is a list of texts."""
+    """Return the text of a content that is a list of texts."""
     texts = []
     for part in parts:
         if isinstance(part, str):
@@ -204,7 +204,7 @@ def _from_sharegpt(message: Message, column: str, where: str) -> Message:
 
 
 def _calls(value: Any, column: str, where: str) -> list[dict[str, Any]]:
-    """The calls that a `function_call` of ShareGPT is the JSON of."""
+    """Return the calls that a `function_call` of ShareGPT holds as JSON."""
     try:
         found = json_value(value, finite=False) if isinstance(value, str) else value
     except Malformed:

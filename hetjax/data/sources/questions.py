@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple-choice questions: rows of a JSONL file, as tasks of lm-eval are written.
+"""Reads multiple-choice questions: rows of a JSONL file, in the form of lm-eval tasks.
 
-Owns the forms of such a row and what is said of one that has none of them. Does not own
-how a choice is judged (`hetjax/serving/choice_score.py`).
+Owns the forms of such a row and the errors for a row of another form. Does not own how
+a choice is judged (`hetjax/serving/choice_score.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _ALLOWED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A text that one of the choices goes on with best: that of index `gold`."""
+    """A text and its possible continuations, of which that of index `gold` is right."""
 
     context: str
     choices: tuple[str, ...]
@@ -80,7 +80,7 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
 
 
 def _named(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> str:
-    """Which of the fields the row has; it must be one."""
+    """Return which of the fields the row has; it must have exactly one."""
     found = [name for name in names if name in row]
     if len(found) == 1:
         return found[0]

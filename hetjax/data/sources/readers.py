@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a user's files, one after the other.
+"""Reads the rows of a user's files, one after the other.
 
-Owns which files are read and in which order, the documents of texts, and what is said
-of a source's rows. Does not own how records lie in files (`record_files.py`), what a
-row may be (`rows.py`) nor what becomes of rows (`corpus.py`).
+Owns which files are read and in which order, the documents of texts, and the report on
+a source's rows. Does not own how records are stored in files (`record_files.py`), what
+a row may be (`rows.py`) nor what becomes of rows (`corpus.py`).
 """
 
 import re
@@ -40,7 +40,7 @@ _SHOWN_MESSAGES = 4
 def text_files(path: Path, option: str = PATH) -> list[Path]:
     """Return the files of a user's text, in order; BadInput if there are none.
 
-    `option` is where people gave the path.
+    `option` is the option that gave the path.
     """
     if path.is_dir():
         return _folder_members(path, option)
@@ -71,7 +71,7 @@ def rows(
 ) -> Iterator[Row]:
     """Yield the rows of a file; of a `.txt` file its documents, whatever the column.
 
-    Two or more blank lines part documents. BadInput names the line or row.
+    Two or more blank lines separate documents. BadInput names the line or row.
     """
     kind = _kind(path)
     assert kind is not None, path
@@ -87,7 +87,7 @@ def rows(
 
 
 def first_row(members: Iterable[Path], column: str, format: str | None) -> Row:
-    """The first row of all, or of a file of text no more than that it is a text."""
+    """Return the first row of all files, or an empty text if that is in a text file."""
     for member in members:
         if _kind(member) in _TEXTS:
             return ""
@@ -97,7 +97,7 @@ def first_row(members: Iterable[Path], column: str, format: str | None) -> Row:
 
 
 def documents(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to the documents that two or more blank lines part."""
+    """Join lines to documents, which two or more blank lines separate."""
     held: list[str] = []
     num_blank = 0
     for line in lines:
@@ -105,14 +105,14 @@ def documents(lines: Iterable[str]) -> Iterator[str]:
         if num_blank >= 2 and not is_blank:
             yield "".join(held[:-num_blank]).strip("\n")
             held = []
-        # the first line of all ends nothing, so it is no blank line after one
+        # a blank first line ends no document, so it does not count
         num_blank = num_blank + 1 if is_blank and held else 0
         held.append(line)
     yield "".join(held[:-num_blank] if num_blank >= 2 else held).strip("\n")
 
 
 def recognised(seen: FormsSeen) -> list[str]:
-    """Say what rows were taken for, with the first, and which fields are not used."""
+    """Return lines with the forms of rows, the first row, and the unused fields."""
     lines = []
     if seen.forms:
         kinds = " and ".join(f"{kind} in {key!r}" for kind, key in seen.forms.items())
@@ -152,14 +152,14 @@ def _lines(file: Iterable[bytes], where: str) -> Iterator[str]:
 
 
 def _kind(path: Path) -> str | None:
-    """The suffix by which a file is read, a compressed one with two; None: none."""
+    """Return the known suffix of a file (double if compressed), None for another."""
     name = path.name.lower()
     found = [suffix for suffix in _SUFFIXES if name.endswith(suffix)]
     return max(found, key=len, default=None)
 
 
 def _advice(path: Path) -> str:
-    """What to do with another file: never to train on the syntax of a format."""
+    """Return what to do with another file: never train on the syntax of a format."""
     with path.open("rb") as file:
         start = file.read(_LOOK_BYTES)
     text = start.decode("utf-8", errors="ignore").lstrip("\ufeff \t\r\n")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of JSON Lines, JSON, CSV and Parquet files, one after the other.
+"""Reads the records of JSON Lines, JSON, CSV and Parquet files, one after the other.
 
-Owns how these files are opened, decompressed, decoded and parted into records; no more
-of a file than a record and what is read at once is in memory. Does not own which
-records are rows (`rows.py`) nor which files are read (`readers.py`).
+Owns how these files are opened, decompressed, decoded and split into records; only one
+record and one read buffer of a file are in memory. Does not own which records are rows
+(`rows.py`) nor which files are read (`readers.py`).
 """
 
 import csv
@@ -37,13 +37,13 @@ _MOST_BYTES = 1 << 28  # of one record
 _WINDOW_BYTES = 1 << 27  # of a .zst file: what `zstd --long` makes by default
 _JSON_BLANK = " \t\r\n"
 
-Record = tuple[str, Any]  # where it is, and what it is
+Record = tuple[str, Any]  # its place, for errors, and its value
 
 
 def records(
     path: Path, kind: str, column: str, format: str | None, seen: FormsSeen | None
 ) -> Iterator[Record]:
-    """Yield the records of a file that is read by the suffix `kind`."""
+    """Yield the records of a file, read as one with the suffix `kind`."""
     if kind == ".parquet":
         yield from _parquet_records(path, column, format, seen)
         return
@@ -96,7 +96,7 @@ def _zstandard(file: BinaryIO, path: Path) -> tuple[Any, BinaryIO]:
 
 
 def decoded(raw: bytes, where: str, offset: int = 0) -> str:
-    """Give the text of UTF-8 bytes that begin at this offset; BadInput for others."""
+    """Return the text of UTF-8 bytes that begin at this offset; BadInput for others."""
     try:
         return raw.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -124,7 +124,7 @@ def _check_encoding(start: bytes, path: Path) -> None:
 
 def _json_lines(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
     number = 0
-    while line := file.readline(_MOST_BYTES + 1):  # bytes part at \n only
+    while line := file.readline(_MOST_BYTES + 1):  # bytes split at \n only
         number += 1
         where = f"{path} line {number}"
         _check_size(len(line), where)
@@ -140,7 +140,7 @@ def _json(text: str, column: str, where: str) -> Any:
 
 
 def _json_values(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
-    """The items of an array, or values one after the other, as in JSON Lines."""
+    """Yield the items of an array, or of consecutive values as in JSON Lines."""
     text = _JsonText(file, path, column)
     is_array = text.skipped("[")
     number = 0
@@ -163,7 +163,7 @@ class _JsonText:
         self._is_read = False
 
     def skipped(self, sign: str) -> bool:
-        """Go on after this sign, if it comes next."""
+        """Skip this sign if it comes next; return whether it did."""
         if self._next() != sign:
             return False
         self._at += 1
@@ -176,13 +176,13 @@ class _JsonText:
         return self._ended()
 
     def expect_end(self, where: str) -> None:
-        """BadInput unless the array, and the file, end here."""
+        """Raise BadInput unless the array, and the file, end here."""
         if not (self.skipped("]") and self._ended()):
             got = f"{self._path} is not JSON: no ',' or ']' after row"
             raise bad_row(f"{got} {where.rpartition(' ')[2]}", self._column)
 
     def value(self, where: str) -> Any:
-        """The next value; more is read until it is whole."""
+        """Return the next value; reads more until it is whole."""
         self._next()
         wanted = _READ_BYTES
         while True:
@@ -195,7 +195,7 @@ class _JsonText:
             except (ValueError, RecursionError) as error:
                 raise bad_row(f"{where} is not JSON: {error}", self._column) from error
             else:
-                # a number may go on in what is not read yet
+                # a number may continue in bytes that are not read yet
                 if end < len(self._text) or self._is_read:
                     text, self._at = self._text[self._at : end], end
                     return _json(text, self._column, where)
@@ -207,7 +207,7 @@ class _JsonText:
         return not self._next()
 
     def _next(self) -> str:
-        """The next character that is not blank, or nothing."""
+        """Return the next character that is not blank, or an empty string."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in _JSON_BLANK:
                 self._at += 1
@@ -231,7 +231,7 @@ class _JsonText:
 def _csv_records(
     file: BinaryIO, path: Path, column: str, delimiter: str
 ) -> Iterator[Record]:
-    """Rows under the names of the first line."""
+    """Yield rows as records whose fields are named in the first line."""
     csv.field_size_limit(_MOST_BYTES)
     lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -281,7 +281,7 @@ def _parquet_records(
                 yield f"{path} row {number}", _without_nulls(record)
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # of the system; damage has no number
+            raise  # an error of the system; damage has no errno
         raise BadInput(
             got=f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})",
             allowed="a Parquet file",
@@ -292,7 +292,7 @@ def _parquet_records(
 def _columns(
     names: list[str], column: str, format: str | None, path: Path
 ) -> list[str]:
-    """Which columns are read: those that a row may be made of, or be refused for."""
+    """Return the columns to read: those that a row may be made of, or refused for."""
     form = form_of_fields(names, column, format)
     is_text = form is not None and form.name == "text"
     known = {column, *(EXTRAS if is_text else KNOWN)}
@@ -303,7 +303,7 @@ def _columns(
 
 
 def _without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without the nulls that Parquet puts for fields that others have."""
+    """Return a record without the nulls that Parquet puts for absent fields."""
     return {name: _pruned(value) for name, value in record.items()}
 
 

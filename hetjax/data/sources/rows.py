@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a row of data may be: a text, a prompt with its completion, or a conversation.
+"""Defines a row of data: a text, a prompt with its completion, or a conversation.
 
-Owns the three kinds of row, and how a record of a recognised form becomes one. Does not
-own which form a record has (`forms.py`), what a message may hold (`messages.py`), where
-records are (`readers.py`) nor how rows become tokens (`conversations.py`).
+Owns the three kinds of row, and how a record of a recognised form becomes a row. Does
+not own which form a record has (`forms.py`), what a message may hold (`messages.py`),
+where records are (`readers.py`) nor how rows become tokens (`conversations.py`).
 """
 
 import json
@@ -34,7 +34,7 @@ from hetjax.data.sources.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt and what is to follow it, which alone is learnt."""
+    """A prompt and its completion; only the completion is learnt."""
 
     prompt: str
     completion: str
@@ -44,8 +44,9 @@ class Completion:
 class Conversation:
     """Messages with a role and a content each; those of the assistant are learnt.
 
-    An answer with `"weight": 0` or `"train": false` is not. `tools` are the functions
-    that the assistant may call, `template_arguments` what else the template is given.
+    An answer with `"weight": 0` or `"train": false` is not learnt. `tools` are the
+    functions that the assistant may call, `template_arguments` further inputs of the
+    template.
     """
 
     messages: tuple[Message, ...]
@@ -66,7 +67,7 @@ def row_of(
 ) -> Row:
     """Read one record; BadInput says where it is and what is wrong with it.
 
-    `format` names the form of the rows, None has each recognised. `seen` remembers the
+    `format` names the form of the rows; None: each is recognised. `seen` records the
     form, the first row, and the fields that are not used.
     """
     if not isinstance(record, Mapping):
@@ -80,7 +81,7 @@ def row_of(
 
 
 def canonical(row: Row) -> str:
-    """Give a text that only equal rows have; a document is its own."""
+    """Return a text that only equal rows share; for a document, the document."""
     if isinstance(row, str):
         return row
     if isinstance(row, Completion):
@@ -92,7 +93,7 @@ def canonical(row: Row) -> str:
 
 
 def _text_row(record: Mapping[str, Any], form: Form, column: str, where: str) -> Row:
-    """A text, unless it is a conversation that was written as JSON."""
+    """Return a text, unless it is a conversation that was written as JSON."""
     name = form.used[0]
     if isinstance(record[name], list):
         return _conversation(record, form, column, where)
@@ -116,7 +117,7 @@ def _conversation(
 
 
 def _completion(record: Mapping[str, Any], form: Form, column: str, where: str) -> Row:
-    """A prompt with its completion: two texts, or two lists of messages."""
+    """Return a prompt with its completion: two texts, or two lists of messages."""
     prompt, answer = form.used[:2]
     parts = [_listed(record[name]) for name in (prompt, answer)]
     if any(isinstance(part, list) for part in parts):
@@ -128,7 +129,7 @@ def _completion(record: Mapping[str, Any], form: Form, column: str, where: str) 
 
 
 def _listed(given: Any) -> Any:
-    """The messages that a string holds as JSON, else what was given."""
+    """Return the messages that a string holds as JSON, else the given value."""
     found = conversation_in(given) if isinstance(given, str) else None
     return given if found is None else found
 
@@ -136,7 +137,7 @@ def _listed(given: Any) -> Any:
 def _completed_messages(
     record: Mapping[str, Any], parts: list[Any], form: Form, column: str, where: str
 ) -> Row:
-    """As TRL reads them: answers of the prompt are context, and not learnt."""
+    """Return the messages as TRL reads them: answers in the prompt are not learnt."""
     messages: list[Message] = []
     for name, role, part in zip(form.used, ("user", "assistant"), parts, strict=False):
         given = part if isinstance(part, list) else [turn(role, part)]
@@ -152,7 +153,7 @@ def _speaks(message: Message) -> bool:
 
 
 def _instruction(record: Mapping[str, Any], form: Form, column: str, where: str) -> Row:
-    """One turn, or several with a `history` of pairs: instruction and input, answer."""
+    """Return one turn, instruction with input and answer, or more with a `history`."""
     asked = first_of(record, PROMPTS)
     answered = first_of(record, ("output", "response", "completion"))
     more = first_of(record, ("input", "context"))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of a run at which machines join, and the machines that have.
+"""Lets machines join a run, and keeps the connections to them.
 
-Owns who may join: with a good token, as a worker of the cluster that no other machine
-is, with the run's versions and the node's devices. Strangers learn nothing but that
-they are; what they send is limited, and how long they take. Owns, too, what a machine
-is told to start and what it says of it. Does not own the words (`hello.py`), tokens
-(`tokens.py`), nor when a worker is started (`by_joining.py`).
+Owns who may join: a machine with a good token, as a worker of the cluster that no other
+machine is, with the run's versions and the node's devices. Strangers learn only that
+they are refused; the size and time of their input are limited. Owns also the request to
+start a worker, and the machine's reports of it. Does not own the messages (`hello.py`),
+tokens (`tokens.py`), nor when a worker is started (`by_joining.py`).
 """
 
 import ipaddress
@@ -34,15 +34,14 @@ _HTTP = "HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n"
 
 
 class NotNow(BadInput):
-    """Why a machine may not join at present; a while later it may."""
+    """A refusal for now: a while later the machine may join."""
 
 
 @dataclass(kw_only=True)
 class JoinedMachine:
-    """One that has joined as a worker; it calls from `address`.
+    """A machine that has joined as a worker; peers reach it at `address`.
 
-    `ended` is the exit code of the worker that it was told to start last, None as long
-    as there is none.
+    `ended` is the exit code of the worker that it started last, None until then.
     """
 
     hello: Hello
@@ -53,7 +52,7 @@ class JoinedMachine:
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """What cannot be sent ends the connection, which its reader tells."""
+        """Send a message; a failure ends the connection, which its reader reports."""
         try:
             with self.sending:
                 words.send(self.stream, message)
@@ -64,7 +63,7 @@ class JoinedMachine:
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """Who knows a token, and says so."""
+    """A caller that has proven to know a token."""
 
     hello: Hello
     token: Token
@@ -72,11 +71,11 @@ class _Caller:
 
 
 class Desk:
-    """Listens at `address` as soon as it is made, which then has the port.
+    """Listens from construction on; `address` then has the actual port.
 
-    Of the cluster of now every host of a node may join once. Machines need no devices
-    where it is `only_cpu`, and have to allow the `model_code` if there is some. One
-    that is about to be taken away has that `noticed`, in so many seconds.
+    Every host of a node of the present cluster may join once. If `only_cpu`, machines
+    need no devices. They must allow the `model_code`, if it is given. `noticed` is
+    called for a machine that is about to be taken away, with the seconds left.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Desk:
         self.address = self._callers.address
 
     def follow(self, cluster: Cluster) -> None:
-        """Let machines join as the workers of this cluster, with tokens that last."""
+        """Let machines join as the workers of this cluster; renew their tokens."""
         nodes = {worker: node for node in cluster.nodes for worker in node.workers}
         with self._lock:
             self._nodes = nodes
@@ -108,12 +107,12 @@ class Desk:
 
     @property
     def machines(self) -> dict[str, JoinedMachine]:
-        """Those that are there, by worker."""
+        """The machines that have joined, by worker."""
         with self._lock:
             return dict(self._machines)
 
     def start(self, machine: JoinedMachine, bootstrap: str) -> None:
-        """Tell a machine to start its worker; what is left of another it ends first."""
+        """Make a machine start its worker; it first ends what is left of another."""
         with self._lock:
             node = self._nodes[machine.hello.worker]
             machine.starts, machine.ended = machine.starts + 1, None
@@ -128,7 +127,7 @@ class Desk:
         )
 
     def close(self, is_done: bool) -> None:
-        """Let nobody in any more, and all who are there go; for good if `is_done`."""
+        """Admit no more machines and release all that joined; for good if `is_done`."""
         self._callers.close()
         with self._lock:
             machines = [*self._machines.values()]
@@ -139,11 +138,11 @@ class Desk:
                 machine.stream.shutdown(socket.SHUT_WR)
 
     def _identify(self, found: socket.socket) -> _Caller | None:
-        """Who it is that calls, if it is anybody; by a thread of its own."""
+        """Return the caller, if it proves a token; runs on a separate thread."""
         end_s = time.monotonic() + words.JOIN_S
         found.settimeout(words.JOIN_S)
         if found.recv(1, socket.MSG_PEEK) != FIRST_BYTE:
-            found.recv(words.HELLO_BYTES)  # what is left unread takes the answer away
+            found.recv(words.HELLO_BYTES)  # unread input would discard the answer
             found.sendall(f"{_HTTP}{_no_tls(found)}\n".encode())
             return None
         stream = TlsStream(found, self._own, is_called=True, end_s=end_s)
@@ -157,7 +156,7 @@ class Desk:
         token = self._tokens.proven(
             lambda key: compare_digest(words.proof(key, nonce, said, stream), shown)
         )
-        if token is None:  # whatever it says is nobody's
+        if token is None:  # its hello is not authenticated
             warnings.warn(
                 "somebody who knows no token of this run has tried to join it: see "
                 "that the machines have the tokens of now",
@@ -200,7 +199,7 @@ class Desk:
             found.close()
 
     def _check(self, caller: _Caller) -> None:
-        """Raise BadInput unless this worker may be such a machine."""
+        """Raise BadInput unless this machine may join as this worker."""
         hello, token = caller.hello, caller.token
         with self._lock:
             nodes = self._nodes
@@ -250,8 +249,7 @@ class Desk:
         )
 
     def _joined(self, caller: _Caller, where: str) -> JoinedMachine:
-        """Note that the machine is there, and use its token up; BadInput if it may
-        not."""
+        """Record the machine and use up its token; BadInput if it may not join."""
         hello = caller.hello
         machine = JoinedMachine(
             hello=hello,
@@ -275,7 +273,7 @@ class Desk:
     def _on_message(
         self, machine: JoinedMachine, message: Mapping[str, object]
     ) -> None:
-        """Take in what a machine says of itself, or of the worker that it started."""
+        """Handle what a machine reports of itself, or of the worker that it started."""
         if "notice" in message:
             return self.noticed(machine.hello.worker, float(str(message["notice"])))
         number, code = message["start"], message["ended"]
@@ -286,7 +284,7 @@ class Desk:
                 machine.ended = code
 
     def _refuse(self, stream: TlsStream, where: str, bad: BadInput) -> None:
-        """Tell a machine that knows a token why it may not join; people, too."""
+        """Tell a machine that knows a token, and the user, why it may not join."""
         warnings.warn(f"{where} may not join: {bad.got}", stacklevel=1)
         self._turn_away(stream, bad)
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine and a run say to each other when the machine joins, within TLS.
+"""Defines the messages between a run and a machine that joins, within TLS.
 
     run     -> nonce
     machine -> hello: who it is, what it has; proof of its token
     run     -> welcome, or a refusal in three parts
     run     -> start: a worker's bootstrap, and which devices it gets; leave
-    machine -> ended: with which exit code
+    machine -> ended: the worker's exit code
 
-Owns these words and their form, frames of JSON with limits on their size and time; a
-proof is of the token, the nonce, the hello and the run's certificate, so that nobody
-can pass it on. Does not own the stream (`comm/pinned.py`), who may join (`desk.py`),
-nor what a machine does then (`joiner.py`).
+Owns these messages and their form: frames of JSON with limits on size and time. A proof
+covers the token, the nonce, the hello and the run's certificate, so that nobody can
+pass it on. Does not own the stream (`comm/pinned.py`), who may join (`desk.py`), nor
+what a machine does then (`joiner.py`).
 """
 
 import hmac
@@ -30,14 +30,14 @@ from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.files.tables import read_fields, read_list, read_record
 
-JOIN_S = 30.0  # for all of it: the other side may be starved
-HELLO_BYTES = 16 << 10  # of who has not shown yet who it is
+JOIN_S = 30.0  # for all messages: the other side may be starved
+HELLO_BYTES = 16 << 10  # limit for a caller that is not yet authenticated
 MESSAGE_BYTES = 64 << 10
 NONCE_BYTES, PROOF_BYTES = 32, 32
-_FORM = 1  # of these words
+_FORM = 1  # version of these messages
 _SIZE = struct.Struct("<I")
-_GONE_S = 20  # without an answer of the other system, a connection is lost
-_ALIVE = (  # so it is asked, whatever both processes do
+_GONE_S = 20  # until a connection is lost if the other system does not answer
+_ALIVE = (  # the systems probe, whatever both processes do
     ("SO_KEEPALIVE", socket.SOL_SOCKET, 1),
     ("TCP_KEEPIDLE", socket.IPPROTO_TCP, 5),
     ("TCP_KEEPINTVL", socket.IPPROTO_TCP, 5),
@@ -48,10 +48,10 @@ _ALIVE = (  # so it is asked, whatever both processes do
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """Who joins: as which worker, with which versions of packages and which devices.
+    """A machine that joins: its worker, versions of packages and devices.
 
-    Others reach it at `address`; empty: that from which it calls. `allows` is the
-    function that may be called there as the model, empty: none.
+    Peers reach it at `address` (empty: the address that it calls from). `allows` is the
+    function that may be called there as the model (empty: none).
     """
 
     worker: str
@@ -66,7 +66,7 @@ class Hello:
 
 
 def read_hello(data: bytes) -> Hello:
-    """Inverse of `Hello.text`; raises ValueError, BadInput for another form of it."""
+    """Parse `Hello.text`; raises ValueError, or BadInput for another form of it."""
     raw = json_value(data.decode(errors="replace"))
     if not isinstance(raw, dict) or raw.pop("form", None) != _FORM:
         raise BadInput(
@@ -94,7 +94,7 @@ def read_hello(data: bytes) -> Hello:
 
 
 def versions_here() -> dict[str, str]:
-    """Those that must be alike on all machines of a run."""
+    """Return the versions that must be alike on all machines of a run."""
     return {name: version(name) for name in ("hetjax", "jax")}
 
 
@@ -116,7 +116,7 @@ def _spelled(versions: Mapping[str, str]) -> str:
 
 
 def proof(key: bytes, nonce: bytes, said: bytes, stream: TlsStream) -> bytes:
-    """That the token is known, of all that was said, to this side's certificate."""
+    """Return proof of the token, bound to nonce, hello and the run's certificate."""
     return hmac.digest(key, b"join" + nonce + stream.binding + said, "sha256")
 
 
@@ -125,7 +125,7 @@ def new_nonce() -> bytes:
 
 
 def refusal(bad: BadInput, is_for_now: bool = False) -> dict[str, Any]:
-    """The words of a refusal; one that `is_for_now` may be no more in a while."""
+    """Return the message of a refusal; if `is_for_now`, a later retry may succeed."""
     parts = {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}
     return {"refused": parts, "for_now": is_for_now}
 
@@ -140,7 +140,10 @@ def send_frame(stream: TlsStream, data: bytes) -> None:
 
 
 def receive(stream: TlsStream, end_s: float | None = None) -> dict[str, Any]:
-    """The next message; raises OSError, also at that monotonic time, and ValueError."""
+    """Return the next message; raises OSError, also at time `end_s`, and ValueError.
+
+    `end_s` is a monotonic time.
+    """
     found = json_value(receive_frame(stream, MESSAGE_BYTES, end_s))
     if not isinstance(found, dict):
         raise ValueError("no table")
@@ -148,7 +151,7 @@ def receive(stream: TlsStream, end_s: float | None = None) -> dict[str, Any]:
 
 
 def receive_frame(stream: TlsStream, most: int, end_s: float | None = None) -> bytes:
-    """The bytes of the next frame; ValueError where they are more than that."""
+    """Return the bytes of the next frame; ValueError if they are more than `most`."""
     (size,) = _SIZE.unpack(_read(stream, _SIZE.size, end_s))
     if size > most:
         raise ValueError(f"{size:,} bytes, where {most:,} are the most")
@@ -156,7 +159,7 @@ def receive_frame(stream: TlsStream, most: int, end_s: float | None = None) -> b
 
 
 def _read(stream: TlsStream, size: int, end_s: float | None) -> bytes:
-    """All of it, by then if there is a limit."""
+    """Read exactly `size` bytes, until `end_s` if it is given."""
     if end_s is not None:
         return read(stream, size, end_s)
     stream.settimeout(None)
@@ -170,7 +173,7 @@ def _read(stream: TlsStream, size: int, end_s: float | None) -> bytes:
 
 
 def keep_alive(stream: TlsStream) -> None:
-    """Let the systems find out when the other side is gone, however quiet it is."""
+    """Let the systems detect that the other side is gone, even if both are silent."""
     for name, level, value in _ALIVE:
         if hasattr(socket, name):  # not every system has them all
             stream.setsockopt(level, getattr(socket, name), value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that joins a run: it starts the run's worker whenever it is told to.
+"""Joins this machine to a run, and starts the run's worker whenever requested.
 
-The worker is a process of its own, and gets on its standard input what a worker gets
-that the run starts by itself. Owns this process, its worker's end, and that only code
-is called which was allowed here. Does not own the words (`hello.py`), nor what a worker
+The worker is a separate process. Its standard input is the same as that of a worker
+that the run starts itself. Owns this process, its worker's end, and that only code that
+is allowed here is called. Does not own the messages (`hello.py`), nor what a worker
 does (`training/worker.py`).
 """
 
@@ -33,19 +33,19 @@ from hetjax.launchers.joining.hello import Hello
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.runtime.worker.bootstrap import read_bootstrap
 
-_WORKER = "hetjax.training.worker"  # of a room above: by name
-_END_S = 30.0  # for a worker whose run is over, until it is killed
-_GRACE_S = 30.0  # after a SIGTERM: what Kubernetes gives by default
+_WORKER = "hetjax.training.worker"  # in a room above: by name
+_END_S = 30.0  # until a worker whose run is over is killed
+_GRACE_S = 30.0  # after a SIGTERM: the default of Kubernetes
 _INTERRUPTED, _TERMINATED = 1, 143  # exit codes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joining:
-    """Where a run waits, as which worker to join it, and what tells that it is the run
-    and that this machine may.
+    """How to join a run: where it waits, as which worker, and the credentials.
 
-    Only the function `allows` may be called as a model; empty: none. Other machines
-    reach this one at `own_address`; empty: that at which it calls.
+    `fingerprint` identifies the run, `token` admits this machine. Only the function
+    `allows` may be called as a model (empty: none). Other machines reach this one at
+    `own_address` (empty: the address that it calls from).
     """
 
     address: str
@@ -59,8 +59,8 @@ class Joining:
 def join(joining: Joining) -> None:
     """Join, and work until the run is over.
 
-    BadInput if the run refuses this machine, RunFailed where it cannot be reached, is
-    lost, or cannot take it for now: it may be tried again.
+    Raises BadInput if the run refuses this machine. Raises RunFailed if the run cannot
+    be reached, is lost, or cannot take the machine for now: a retry may succeed.
     """
     here = accelerators_here(os.environ)
     stream = _dialled(joining)
@@ -74,7 +74,7 @@ def join(joining: Joining) -> None:
 
 
 def _dialled(joining: Joining) -> TlsStream:
-    """The stream to a side that has shown the certificate that is known."""
+    """Return the stream to a side that has shown the expected certificate."""
     end_s = time.monotonic() + words.JOIN_S
     try:
         return dial_pinned(joining.address, joining.fingerprint, end_s)
@@ -96,7 +96,7 @@ def _dialled(joining: Joining) -> TlsStream:
 
 
 def _introduce(stream: TlsStream, joining: Joining, here: list[LocalDevice]) -> None:
-    """Show who this machine is; BadInput if that is refused."""
+    """Identify this machine to the run; BadInput if it is refused."""
     end_s = time.monotonic() + words.JOIN_S
     hello = Hello(
         worker=joining.worker,
@@ -135,8 +135,7 @@ def _stopped() -> RunFailed:
 
 
 class _Joined:
-    """What a machine that has joined does: it reads the run's messages on the main
-    thread."""
+    """A machine that has joined; it reads the run's messages on the main thread."""
 
     def __init__(
         self, stream: TlsStream, joining: Joining, here: list[LocalDevice]
@@ -147,7 +146,7 @@ class _Joined:
         self._sending = threading.Lock()
 
     def work(self) -> None:
-        """Do as the run says until it is over; RunFailed where it is lost."""
+        """Follow the run's messages until it is over; RunFailed if the run is lost."""
         previous = {
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._terminate),
             signal.SIGINT: signal.signal(signal.SIGINT, self._interrupt),
@@ -172,7 +171,7 @@ class _Joined:
                 signal.signal(number, handler)
 
     def _start(self, message: Mapping[str, Any]) -> None:
-        """Start the worker, with its devices alone and its bootstrap as input."""
+        """Start the worker with only its devices, and its bootstrap as input."""
         self._end_child(0.0)
         bootstrap = read_bootstrap(message["bootstrap"])
         if bootstrap.worker != self._joining.worker:
@@ -183,7 +182,7 @@ class _Joined:
             stdin=subprocess.PIPE,
             env={**os.environ, **malloc_environment(), **self._variables(message)},
             text=True,
-            start_new_session=True,  # a terminal's Ctrl-C is for this process
+            start_new_session=True,  # a terminal's Ctrl-C reaches only this process
         )
         assert child.stdin is not None
         with suppress(BrokenPipeError):
@@ -203,7 +202,7 @@ class _Joined:
 
     def _tell_end(self, child: subprocess.Popen[str], number: int) -> None:
         code = child.wait()
-        # as shells have it: a signal is 128 and its number
+        # as shells do: 128 plus the signal's number
         code = 128 - code if code < 0 else code
         self._say({"start": number, "ended": code})
         if self._is_leaving:
@@ -214,7 +213,7 @@ class _Joined:
             words.send(self._stream, message)
 
     def _end_child(self, patience_s: float) -> None:
-        """Wait for the worker to leave by itself for so long, then kill it."""
+        """Wait up to `patience_s` for the worker to end by itself, then kill it."""
         if self._child is None:
             return
         with suppress(subprocess.TimeoutExpired):
@@ -223,18 +222,18 @@ class _Joined:
         self._child.wait()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """End at once, and the worker, too: that is a loss."""
+        """End at once, and the worker, too: the run counts that as a loss."""
         if self._child is not None:
             self._child.kill()
         os.write(2, b"\nhetjax: interrupted; the run goes on without this machine\n")
         os._exit(_INTERRUPTED)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        """Tell the run, which lets the worker leave; end at once if there is none."""
+        """Tell the run, which lets the worker leave; end at once without a worker."""
         if self._child is None or self._child.poll() is not None:
             os._exit(_TERMINATED)
         if not self._is_leaving:
             self._is_leaving = True
-            # not here: what is interrupted may hold the stream
+            # on a thread: the interrupted code may hold the stream
             notice = ({"notice": _GRACE_S},)
             threading.Thread(target=self._say, args=notice, daemon=True).start()

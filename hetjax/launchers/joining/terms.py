@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which terms machines join a run by themselves.
+"""Defines the terms on which machines join a run by themselves.
 
-Owns what a run says of it. Does not own its settings (`training/settings/config.py`).
+Owns the description of the terms. Does not own the settings
+(`training/settings/config.py`).
 """
 
 from collections.abc import Callable
@@ -14,9 +15,9 @@ class JoinTerms:
     """Machines call at `address`, HOST:PORT; port 0: any.
 
     The certificate of this side and the tokens are in `folder`; a token lasts `token_s`
-    seconds. A run that begins waits for its nodes for `wait_s` seconds. `model_code` is
-    the function that workers will call as the model, empty: none. `note` tells people;
-    `is_done` says whether the run has nothing more to do.
+    seconds. A run waits up to `wait_s` seconds for its nodes at its beginning.
+    `model_code` is the function that workers will call as the model (empty: none).
+    `note` informs users; `is_done` returns whether the run has nothing more to do.
     """
 
     address: str

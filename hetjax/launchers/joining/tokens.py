@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens, each of which lets one machine join as one worker, once and for a time.
+"""Makes tokens: each lets one machine join as one worker, once and for a time.
 
-Owns making them, their files, which nobody but the run's owner may read, and what has
-become of each. There is always one of a worker that is still good for half its time.
-Does not own how a token is proven (`hello.py`), nor who may join (`desk.py`).
+Owns making tokens, their files, which only the run's owner may read, and the state of
+each. Every worker always has a token that is good for at least half its time. Does not
+own how a token is proven (`hello.py`), nor who may join (`desk.py`).
 """
 
 import re
@@ -26,7 +26,7 @@ _SPELLED = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(kw_only=True, slots=True)
 class Token:
-    """What lets one machine join as this worker, until a monotonic time."""
+    """Lets one machine join as this worker, until a monotonic time."""
 
     worker: str
     key: bytes
@@ -38,20 +38,20 @@ State = Literal["good", "used", "expired"]
 
 
 class JoinTokens:
-    """Those of one start of a run, in files `folder`/WORKER.token; for any thread.
+    """Tokens of one start of a run, in files `folder`/WORKER.token; for any thread.
 
-    Each lasts `seconds`; of one that is over it is known for as long again what it was.
+    Each lasts `seconds`. The state of an expired one is remembered for as long again.
     """
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder, self._seconds = folder, seconds
         self._lock = threading.Lock()
         self._tokens: list[Token] = []
-        for left in folder.glob("*.token"):  # of an earlier start
+        for left in folder.glob("*.token"):  # left over from an earlier start
             left.unlink(missing_ok=True)
 
     def renew(self, workers: Collection[str]) -> None:
-        """Let each of these have a token, whose file says it; others lose theirs."""
+        """Give each of these a token, which its file holds; others lose theirs."""
         with self._lock:
             now_s = time.monotonic()
             before = {token.worker for token in self._tokens}
@@ -73,22 +73,22 @@ class JoinTokens:
                     self._issue(worker, now_s + self._seconds)
 
     def file(self, worker: str) -> Path:
-        """Where the worker's token of now is, in one line."""
+        """Return where the worker's current token is, in one line."""
         return self._folder / f"{file_name(worker)}.token"
 
     def proven(self, is_proof: Callable[[bytes], bool]) -> Token | None:
-        """The token whose key the proof was made with, whatever has become of it."""
+        """Return the token whose key the proof was made with, in whatever state."""
         with self._lock:
             found = [token for token in self._tokens if is_proof(token.key)]
         return found[0] if found else None
 
     def state(self, token: Token) -> State:
-        """What has become of it."""
+        """Return the state of the token."""
         with self._lock:
             return self._state(token)
 
     def use(self, token: Token) -> bool:
-        """Whether it was good; it is not any more, and its file has another one."""
+        """Use up the token and issue another; return whether it was good."""
         with self._lock:
             if self._state(token) != "good":
                 return False
@@ -97,7 +97,7 @@ class JoinTokens:
             return True
 
     def end(self) -> None:
-        """Let no token count any more, and leave no file behind."""
+        """Invalidate all tokens, and leave no file behind."""
         with self._lock:
             for worker in {token.worker for token in self._tokens}:
                 self.file(worker).unlink(missing_ok=True)
@@ -122,6 +122,6 @@ class JoinTokens:
 
 
 def read_token(text: str) -> bytes | None:
-    """The key of a token in one line; None for another text."""
+    """Return the key of a token in one line; None for another text."""
     found = _SPELLED.fullmatch(text.strip())
     return bytes.fromhex(found[0]) if found else None

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script of a Slurm job that trains: what it asks for, and how it ends.
+"""Makes the script of a Slurm job that trains: what it requests, and how it ends.
 
 Owns the text for `sbatch`: a component for each group of like nodes, the notice before
-the time limit, and when the job is put back into the queue. Pure: nothing is asked, run
-or written. Does not own options (`hetjax/cli/launch.py`), nor what happens in the job
-(`on_slurm.py`).
+the time limit, and when the job is requeued. Pure: runs, reads and writes nothing. Does
+not own options (`hetjax/cli/launch.py`), nor what happens in the job (`on_slurm.py`).
 """
 
 import shlex
@@ -20,7 +19,7 @@ from hetjax.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGroup:
-    """Nodes of Slurm that are alike: `devices` of a kind on each of them."""
+    """Slurm nodes that are alike: `devices` of one kind on each of them."""
 
     device: str
     devices: int
@@ -29,11 +28,11 @@ class NodeGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobTerms:
-    """What the job asks for besides its nodes.
+    """What the job requests besides its nodes.
 
-    Its end is announced `notice_s` before the time `limit`, in Slurm's own form; empty:
-    that of the partition. `options` are further ones of sbatch, without dashes, and
-    hold for every component, as `cpus_per_device` do.
+    Slurm announces the end `notice_s` before the time `limit`, which is in Slurm's own
+    form (empty: the partition's limit). `options` are further options of sbatch,
+    without dashes. They apply to every component, as `cpus_per_device` does.
     """
 
     limit: str = ""
@@ -57,10 +56,11 @@ def groups_of(cluster: Cluster) -> list[NodeGroup]:
 def gres_types(
     groups: Sequence[NodeGroup], types: Sequence[str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what the site calls each kind of card: as `given`, else that one of its
-    `types` which may mean it; empty, any card, if there is one kind and no type.
+    """Return what the site calls each kind of card.
 
-    BadInput where that does not say which cards are meant.
+    That is the `given` name, else the only one of the site's `types` that may mean the
+    card. It is empty (any card) if there is one kind of card and no type. Raises
+    BadInput if it is unclear which cards are meant.
     """
     devices = {group.device for group in groups} - {"cpu"}
     said = {canonical_name(device): kind for device, kind in given.items()}
@@ -94,7 +94,7 @@ def job_script(
 ) -> str:
     """Return the script that trains by this command, from this directory.
 
-    What the job prints goes beside the run's directory, which begins empty.
+    The job's output goes beside the run's directory, which begins empty.
     """
     output = str(run_dir.absolute()).replace("%", "%%") + ".slurm-%j.out"
     first = [
@@ -115,14 +115,14 @@ def job_script(
 
 
 def _asked(group: NodeGroup, types: Mapping[str, str], terms: JobTerms) -> list[str]:
-    """Options of one component."""
+    """Return the options of one component."""
     options = [f"--nodes={group.nodes}", "--ntasks-per-node=1"]
     options += [f"--cpus-per-task={terms.cpus_per_device * group.devices}"]
     if group.device != "cpu":
         parts = ["gpu", types[group.device], str(group.devices)]
         options.append(f"--gres={shlex.quote(':'.join(filter(None, parts)))}")
     options += [f"--time={terms.limit}"] if terms.limit else []
-    # a node that goes does not end a job that has others of its kind
+    # a lost node does not end a job that has others of its kind
     options += ["--requeue", "--no-kill"]
     return options + [f"--{shlex.quote(option)}" for option in terms.options]
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher `slurm`: workers in a Slurm job, an `srun` each.
+"""Defines the launcher `slurm`: workers in a Slurm job, an `srun` each.
 
-Owns which nodes the job has, also one of several components, and the words of `srun`.
-Does not own what Slurm prints (`hetjax/cluster/slurm_nodes.py`), the job's script
-(`job_script.py`), nor where a worker is started (`on_machines.py`).
+Owns which nodes the job has, also if it has several components, and the arguments of
+`srun`. Does not own parsing Slurm's output (`hetjax/cluster/slurm_nodes.py`), the job's
+script (`job_script.py`), nor where a worker is started (`on_machines.py`).
 
-A worker ignores SIGTERM: Slurm sends it to all that a job has when the job is to
-end, and the controller, which gets it too, saves before the workers go.
+A worker ignores SIGTERM. Slurm sends it to all processes of a job that is to end. The
+controller, which gets it too, saves before the workers go.
 """
 
 import os
@@ -42,8 +42,10 @@ _DEAF = ("sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 
 
 def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
-    """Make the launcher `slurm`; BadInput outside of a job, or if a node has no
-    machine in it."""
+    """Make the launcher `slurm`.
+
+    Raises BadInput outside of a job, or if a node has no machine in it.
+    """
     return OnMachines(request, SlurmJob(), stack)
 
 
@@ -53,7 +55,7 @@ def find_cluster(hosts: Path | None) -> Cluster:
 
 
 def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
-    """Give what runs a module on a node of the job."""
+    """Return a function that runs a module on a node of the job."""
     return runner(SlurmJob(), cluster)
 
 
@@ -103,7 +105,7 @@ class SlurmJob:
             prefix=(
                 *("srun", f"--jobid={self._job}", *component),
                 *("--nodes=1", "--ntasks=1", f"--nodelist={node.name}"),
-                # beside other steps, with all that the job has there
+                # beside other steps, with all resources of the job there
                 *("--overlap", "--cpu-bind=none", "--mpi=none"),
                 *("--unbuffered", "--export=ALL"),
                 *(*_DEAF, "env", *set_there),
@@ -116,7 +118,7 @@ class SlurmJob:
         return word
 
     def _look(self, nodes: Sequence[SlurmNode]) -> None:
-        """Look at cards; what does not answer has what Slurm says, with a warning."""
+        """Probe cards; if a node does not answer, warn and use what Slurm says."""
         found = looked_at(self, [_unseen(node) for node in nodes])
         for name, cards in found.items():
             self._seen[name] = [] if isinstance(cards, str) else cards
@@ -130,12 +132,12 @@ class SlurmJob:
 
 
 def _unseen(node: SlurmNode) -> Machine:
-    """A node that nobody has looked at, whatever it has."""
+    """Return the machine of a node that was not probed, whatever it has."""
     return Machine(id=node.name, address=node.address, device="cpu", count=1)
 
 
 def _nodes_of(job: str) -> list[SlurmNode]:
-    """Ask which nodes the job has, and which of them are up, in the job's order."""
+    """Query which nodes of the job are up; return them in the job's order."""
     parts = job_parts(slurm_output(["scontrol", "show", "job", "-d", "-o", job]))
     if not parts:
         raise BadInput(
@@ -162,7 +164,7 @@ def _nodes_of(job: str) -> list[SlurmNode]:
 
 
 def _names(nodes: str) -> list[str]:
-    """Spell out Slurm's short form of names."""
+    """Expand Slurm's short form of names."""
     if "[" not in nodes and "," not in nodes:
         return [nodes]
     return slurm_output(["scontrol", "show", "hostnames", nodes]).split()

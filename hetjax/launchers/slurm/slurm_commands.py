@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's own commands, asked with a limit, and what it means if one fails.
+"""Runs Slurm's own commands with a timeout, and explains their failures.
 
-Owns running them. Does not own what they print (`hetjax/cluster/slurm_nodes.py`), nor
-the job script (`job_script.py`).
+Owns running them. Does not own parsing their output (`hetjax/cluster/slurm_nodes.py`),
+nor the job script (`job_script.py`).
 """
 
 import shlex
@@ -15,8 +15,10 @@ _LIMIT_S = 30.0
 
 
 def slurm_output(words: Sequence[str], limit_s: float | None = _LIMIT_S) -> str:
-    """Return what a command prints; BadInput if it is missing, fails or hangs; None: it
-    may."""
+    """Return what a command prints; BadInput if it is missing, fails or hangs.
+
+    If `limit_s` is None, it may take any time.
+    """
     try:
         done = subprocess.run(
             words,

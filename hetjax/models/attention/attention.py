@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as a module of a decoder, and the form it takes.
+"""The attention module of a decoder, and the choice of the form that computes it.
 
 Legend: B sequences, L positions, D residual width, N query heads, K key/value heads
-(N / K queries share one), H head size.
-Owns the module with its config, and which form computes it. Does not own the form in
-blocks (`chunked_attention.py`) nor keys and values that are kept (`kv_cache.py`).
+(each serves N / K query heads), H head size.
+Owns the module with its config, and the choice of form. Does not own the form in blocks
+(`chunked_attention.py`) nor the cache of keys and values (`kv_cache.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -34,16 +34,16 @@ from hetjax.models.model import Model, ModuleSpec
 from hetjax.models.positions import positions_within, rotate
 
 AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
-KERNELS = frozenset(get_args(KernelName))  # forms that some devices have
+KERNELS = frozenset(get_args(KernelName))  # forms that only some devices have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionConfig:
     """`num_kv_heads` below `num_heads` is grouped-query attention.
 
-    With `qk_norm` queries and keys of each head are normalised by its rule; with
-    `post_norm` so is what is added to the residual stream, by `norm`; then it is
-    multiplied by `residual_scale`.
+    With `qk_norm`, queries and keys of each head are normalised by its rule. With
+    `post_norm`, attention's output is normalised by `norm`. The output is multiplied by
+    `residual_scale` before it is added to the residual stream.
     """
 
     hidden_size: int
@@ -54,8 +54,8 @@ class AttentionConfig:
     biases: Literal["none", "qkv", "all"] = "none"
     qk_norm: NormConfig | None = None
     query_scale: float | None = None  # None: 1 / sqrt(head_size)
-    window: int | None = None  # positions that one sees; None: all before it
-    rope_theta: float | None = None  # None: positions are not the attention's matter
+    window: int | None = None  # positions that a query sees; None: all up to its own
+    rope_theta: float | None = None  # None: no RoPE
     rope_scaling: RopeScaling | None = None
     post_norm: bool = False
     residual_scale: float = 1.0
@@ -116,15 +116,15 @@ class Attention(nnx.Module):
         return self._added(x_BLD, z_BLNH)
 
     def keeps(self, num_positions: int) -> KVCache:
-        """Give room for the keys and values of one text of so many positions."""
+        """Return a cache with room for the keys and values of so many positions."""
         shape = 1, num_positions, self.config.num_kv_heads, self.config.head_size
-        dtype = self.norm.scale[...].dtype  # of compute: linear weights may be codes
+        dtype = self.norm.scale[...].dtype  # of compute; linear weights may be codes
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def continued(
         self, x_BLD: jax.Array, kept: KVCache, start: jax.Array
     ) -> tuple[jax.Array, KVCache]:
-        """The same for the positions from `start` on, which see those that are kept."""
+        """Map the positions from `start` on, which also see the cached positions."""
         place_BL = (start + jnp.arange(x_BLD.shape[1], dtype=start.dtype))[None, :]
         q_BLNH, k_BLKH, v_BLKH = self._projected(x_BLD, place_BL)
         kept = kept.with_more(k_BLKH, v_BLKH, start)
@@ -135,7 +135,7 @@ class Attention(nnx.Module):
     def _projected(
         self, x_BLD: jax.Array, place_BL: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values, turned as those of these places, or of all."""
+        """Return queries, keys and values, rotated by their places (None: 0 to L-1)."""
         y_BLD = self.norm(x_BLD)
         q_BLNH = _normed(_project(y_BLD, self.q, self.q_bias), self.q_norm)
         k_BLKH = _normed(_project(y_BLD, self.k, self.k_bias), self.k_norm)
@@ -155,7 +155,7 @@ class Attention(nnx.Module):
         return rotate(x_BLNH, theta=theta, scaling=scaling, place_BL=place_BL)
 
     def _scaled(self, q_BLNH: jax.Array) -> jax.Array:
-        """Queries of which attention, that divides by sqrt(H), makes what is asked."""
+        """Rescale queries: attention divides by sqrt(H), the config sets its scale."""
         scale = self.config.query_scale
         return (
             q_BLNH if scale is None else scaled(q_BLNH, scale * q_BLNH.shape[-1] ** 0.5)
@@ -172,7 +172,7 @@ def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax
 
 
 def head_sizes(model: Model) -> tuple[int, ...]:
-    """Give the sizes of heads of the model's attention."""
+    """Return the distinct head sizes of the model's attention modules, in order."""
     configs = [spec.config for spec in model.modules]
     return tuple(
         sorted({c.head_size for c in configs if isinstance(c, AttentionConfig)})
@@ -180,7 +180,7 @@ def head_sizes(model: Model) -> tuple[int, ...]:
 
 
 def in_form(spec: ModuleSpec, form: AttentionForm | None) -> ModuleSpec:
-    """Give the module with its attention, if it is one, in this form; None: as is."""
+    """Return the module; if it is attention, in this form (None: unchanged)."""
     if form is None or not isinstance(spec.config, AttentionConfig):
         return spec
     return replace(spec, config=replace(spec.config, form=form))
@@ -195,10 +195,10 @@ def attend(
     form: AttentionForm | None = None,
     documents_BL: jax.Array | None = None,
 ) -> jax.Array:
-    """Give z_BLNH in the form asked for or the one that runs everywhere.
+    """Return z_BLNH in the given form (None: chunked, which runs everywhere).
 
-    With documents positions see those of their own alone. The form `xla` knows no soft
-    cap.
+    With documents, positions see only their own document. The form `xla` supports no
+    soft cap.
     """
     among: Any = {"visibility": visibility, "documents_BL": documents_BL}
     if form in (None, "chunked"):
@@ -209,10 +209,10 @@ def attend(
     window, same_BLL = visibility.window, None
     if documents_BL is not None:
         same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-    if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
+    if q_BLNH.dtype == jnp.float16:  # JAX's own form needs a product that CPUs lack
         return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH, window, same_BLL)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its
-    # bf16 derivative does so again at lowering: whoever compiles that says the same.
+    # bf16 derivative does so again at lowering: compile that in the same context.
     with jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(
             q_BLNH,
@@ -231,9 +231,9 @@ def _attend_in_float16(
     window: int | None,
     same_BLL: jax.Array | None,
 ) -> jax.Array:
-    """Attention whose softmax is in fp32; queries are scaled before they can overflow.
+    """Return attention with an fp32 softmax; scaled queries keep scores from overflow.
 
-    Legend: G = N / K queries share a key; Q positions of queries, C of keys.
+    Legend: G = N / K query heads per key head; Q positions of queries, C of keys.
     """
     B, L, N, H = q_BLNH.shape
     K = k_BLKH.shape[2]

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal attention block by block: no array grows with the square of the length.
 
-Legend: B sequences, L positions, N query heads, K key/value heads, G = N / K queries
-share one, H head size; Q positions in a block of queries, C in one of keys.
+Legend: B sequences, L positions, N query heads, K key/value heads, G = N / K query
+heads per key/value head, H head size; Q positions in a block of queries, C positions
+in a block of keys.
 
-Owns the arithmetic, with a derivative of its own that keeps queries, keys, values,
-output and one number per query (as FlashAttention-2, arXiv 2307.08691), in plain JAX
-for every backend. Pairs of blocks of which no query sees a key are left out when the
-program is traced. Does not own when this form is taken (`attention.py`).
+Owns the arithmetic, in plain JAX for every backend, and its custom derivative. The
+derivative keeps queries, keys, values, output and one number per query (as
+FlashAttention-2, arXiv 2307.08691). Tracing leaves out pairs of blocks in which no
+query sees a key. Does not own the choice of this form (`attention.py`).
 
-Why not tokamax: beside inputs and gradients its `xla_chunked` (0.0.17) takes 2,103 MiB
-in bf16 and 2,575 in fp32 at 8,192 positions on CPU (32 heads of 128, 8 of keys); this
-form 771 (a CPU computes bf16 in fp32, and keeps the inputs in both) and 289.
+Why not tokamax: besides inputs and gradients, its `xla_chunked` (0.0.17) takes 2,103
+MiB in bf16 and 2,575 MiB in fp32 at 8,192 positions on CPU (32 query heads of size 128,
+8 key heads). This form takes 771 MiB (a CPU computes bf16 in fp32, and keeps the inputs
+in both) and 289 MiB.
 """
 
 import math
@@ -25,22 +27,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-KEPT = "attention"  # what remat policies call the output and its rows' numbers
+KEPT = "attention"  # the name of output and per-row numbers in remat policies
 # Positions. On two CPU cores, forward and backward, blocks of 512 take this share of
-# the time of all scores at once (`xla`), in bf16 and fp32, with 4 heads of 16 and 16 of
-# 64: at 128 positions 0.7 to 0.8, at 256 and 512 0.5 to 0.8, at 1,024 0.1 to 0.4, at
-# 2,048 0.1 to 0.2. Blocks of 256 take less there (0.2 to 0.5 at 512), but accelerators
-# wait for the many small kernels of a loop.
+# the time of all scores at once (`xla`), in bf16 and fp32, with 4 heads of size 16 and
+# 16 of size 64: at 128 positions 0.7 to 0.8, at 256 and 512 0.5 to 0.8, at 1,024 0.1 to
+# 0.4, at 2,048 0.1 to 0.2. Blocks of 256 take less there (0.2 to 0.5 at 512), but
+# accelerators would wait for the many small kernels of a loop.
 BLOCK = 512
-_UNSEEN = -1e30  # finite: of a row with nothing seen yet the maximum is a number
+_UNSEEN = -1e30  # finite: so is the maximum of a row that has seen no key yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visibility:
     """Which keys a query scores, and how.
 
-    A query sees itself and what comes before it, of the last `window` positions if
-    one is given. With a `soft_cap`, scores become soft_cap x tanh(score / soft_cap).
+    A query sees its own and all earlier positions, or the last `window` of these if
+    given. With a `soft_cap`, scores become soft_cap x tanh(score / soft_cap).
     """
 
     window: int | None = None
@@ -59,11 +61,11 @@ def chunked_attention(
     documents_BL: jax.Array | None = None,
     max_block: int = BLOCK,
 ) -> jax.Array:
-    """Give z_BLNH, the sum of values weighted by softmax(q k / sqrt(H)).
+    """Return z_BLNH, the sum of values weighted by softmax(q k / sqrt(H)).
 
-    With `documents_BL` (integers) positions see those of their own document alone.
-    Scores and sums are fp32, factors of products in the dtype of the inputs. Blocks
-    have no more than `max_block` positions.
+    With `documents_BL` (integers), positions see only their own document. Scores and
+    sums are fp32; factors of products have the dtype of the inputs. Blocks have at most
+    `max_block` positions.
     """
     B, L, N, H = q_BLNH.shape
     K = k_BLKH.shape[2]
@@ -76,7 +78,7 @@ def chunked_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """How positions are cut into equal blocks, and which pairs of blocks meet."""
+    """The cut of positions into equal blocks, and the pairs of blocks to compute."""
 
     length: int
     max_block: int
@@ -92,7 +94,7 @@ class _Blocks:
 
     @property
     def pairs(self) -> jax.Array:
-        """(first query, first key) of the pairs of which some query sees some key."""
+        """(first query, first key) of each pair in which some query sees some key."""
         starts = range(0, self.number * self.size, self.size)
         window = self.visibility.window or self.length
         seen = [
@@ -104,7 +106,7 @@ class _Blocks:
         return jnp.asarray(seen, jnp.int32)
 
     def padded(self, x_BL: jax.Array | None) -> jax.Array | None:
-        """Whole blocks; no query that counts sees the positions that are added."""
+        """Pad to whole blocks; no query that counts sees the padding."""
         if x_BL is None or self.length == self.number * self.size:
             return x_BL
         padding = [(0, 0)] * x_BL.ndim
@@ -177,7 +179,7 @@ def _backward(
     mean_BLKG = jnp.sum(
         dz_BLKGH.astype(jnp.float32) * z_BLKGH.astype(jnp.float32), axis=-1
     )
-    mean_BKLG = mean_BLKG.swapaxes(1, 2)  # of dp, weighted by p
+    mean_BKLG = mean_BLKG.swapaxes(1, 2)  # the mean of dp, weighted by p
 
     def add(sums: tuple[jax.Array, ...], pair: Any) -> tuple[Any, None]:
         query, key = pair
@@ -190,7 +192,7 @@ def _backward(
         ds_BKQGC = p_BKQGC * (dp_BKQGC - blocks.cut(mean_BKLG, query, 2)[..., None])
         ds_BKQGC *= _slope(blocks, s_BKQGC, q_BLKGH.shape[-1])
         dq_BKQGH = _product("bkqrc,bckh->bkqrh", ds_BKQGC, k_BCKH)
-        # The dims of rows in the order in which they lie (einsum sorts by letter).
+        # q before r, as rows lie in memory: einsum sorts the summed dims by letter.
         dk_BKHC = _product("bqkrh,bkqrc->bkhc", q_BQKGH, ds_BKQGC)
         dv_BKHC = _product("bqkrh,bkqrc->bkhc", dz_BQKGH, p_BKQGC)
         added = (dq_BKQGH, query, 2), (dk_BKHC, key, 3), (dv_BKHC, key, 3)
@@ -218,7 +220,7 @@ def _scores(
     documents_BL: jax.Array | None,
     pair: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """s_BKQGC of a pair of blocks, and which of them count."""
+    """Return s_BKQGC of a pair of blocks, and a mask of the scores that count."""
     query, key = pair
     q_BQKGH, k_BCKH = blocks.cut(q_BLKGH, query), blocks.cut(k_BLKH, key)
     s_BKQGC = _product("bqkrh,bckh->bkqrc", q_BQKGH, k_BCKH)
@@ -237,18 +239,18 @@ def _scores(
 
 
 def _slope(blocks: _Blocks, s_BKQGC: jax.Array, head_size: int) -> jax.Array | float:
-    """The derivative of scores by the product of query and key."""
+    """Return the derivative of scores by the product of query and key."""
     scale, cap = 1 / math.sqrt(head_size), blocks.visibility.soft_cap
     if cap is None:
         return scale
-    # those that do not count would be infinite
+    # without the limit, the slopes of scores that do not count would be infinite
     return scale * (1 - jnp.square(jnp.maximum(s_BKQGC / cap, -1.0)))
 
 
 def _over_pairs(
     blocks: _Blocks, add: Callable[..., Any], start: Any, q_BLKGH: jax.Array
 ) -> Any:
-    """The sums with all pairs added; of one block there is nothing to loop over."""
+    """Return the sums over all pairs; a single block needs no loop."""
     if blocks.number == 1:
         first = _after(np.int32(0), q_BLKGH)
         return add(start, (first, first))[0]
@@ -256,18 +258,18 @@ def _over_pairs(
 
 
 def _after(pairs: Any, q_BLKGH: jax.Array) -> jax.Array:
-    """The same, but nothing that follows from pairs alone is known before the queries:
-    JAX would take the masks out of the loop, all of them at once."""
+    """Return the pairs, available only once the queries are. Masks depend on the pairs
+    alone: JAX would otherwise hoist all of them out of the loop at once."""
     return jax.lax.optimization_barrier((pairs, q_BLKGH))[0]
 
 
 def _last(x_BLKH: jax.Array) -> jax.Array:
-    """x_BKHL."""
+    """Return x_BKHL."""
     return jnp.moveaxis(x_BLKH, 1, 3)
 
 
 def _first(x_BKHL: jax.Array) -> jax.Array:
-    """x_BLKH."""
+    """Return x_BLKH."""
     return jnp.moveaxis(x_BKHL, 3, 1)
 
 
@@ -276,7 +278,7 @@ def _index(size: int, dim: int) -> jax.Array:
 
 
 def _product(dims: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """fp32 sums of products of factors in the lower of the two dtypes."""
+    """Return fp32 sums of products of factors in the smaller of the two dtypes."""
     dtype = min(a.dtype, b.dtype, key=lambda d: d.itemsize)
     a, b = a.astype(dtype), b.astype(dtype)
     return jnp.einsum(dims, a, b, preferred_element_type=jnp.float32)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuDNN's attention: its forward, and its gradients from what the forward kept.
+"""cuDNN's attention: the forward, and the gradients from what the forward kept.
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
-For NVIDIA GPUs from compute capability 8.0, in bf16 and fp16. Owns how cuDNN is asked,
-below JAX's public function: that one looks for a GPU when it is traced, and gives no
-backward apart from its forward. Does not own when it is asked (`attention.py`).
+For NVIDIA GPUs from compute capability 8.0, in bf16 and fp16. Owns the calls of cuDNN,
+below JAX's public function. The public function looks for a GPU at trace time, and has
+no backward apart from its forward. Does not own the choice of cuDNN (`attention.py`).
 """
 
 from inspect import signature
@@ -16,7 +16,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from hetjax.models.attention.chunked_attention import Visibility
 
-_LATER: dict[str, Any] = (  # what JAX asks for besides, from 0.12 on
+_LATER: dict[str, Any] = (  # additional options that JAX requires from 0.12 on
     {"score_mod": None}
     if "score_mod" in signature(cudnn._dot_product_attention_fwd_rule).parameters
     else {}
@@ -30,7 +30,7 @@ def forward(
     v_BLKH: jax.Array,
     documents_BL: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Give z_BLNH and the logarithm of the sum of each row's exponentials (BNL)."""
+    """Return z_BLNH and the logarithm of the sum of each row's exponentials (BNL)."""
     assert documents_BL is None, "cuDNN is asked for whole sequences"
     z_BLNH, log_total_BNL = cudnn._dot_product_attention_fwd_p_wrapper.bind(
         *_operands(q_BLNH, k_BLKH, v_BLKH),
@@ -50,7 +50,7 @@ def backward(
     log_total_BNL: jax.Array,
     dz_BLNH: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Give the gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     assert documents_BL is None, "cuDNN is asked for whole sequences"
     dq_BLNH, dk_BLKH, dv_BLKH = cudnn._dot_product_attention_bwd_p_wrapper.bind(
         *_operands(q_BLNH, k_BLKH, v_BLKH),
@@ -65,7 +65,7 @@ def backward(
 def _operands(
     q_BLNH: jax.Array, k_BLKH: jax.Array, v_BLKH: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """No bias, no lengths, no offsets, no pages."""
+    """Return cuDNN's operands, with no bias, lengths, offsets or pages."""
     nothing = jnp.zeros(0, q_BLNH.dtype)
     return q_BLNH, k_BLKH, v_BLKH, *[nothing] * 7
 

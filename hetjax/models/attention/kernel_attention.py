@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention by a kernel of the device's own, with the derivative that goes with it.
+"""Attention by a device-specific kernel, with the kernel's own derivative.
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
-Owns what is kept for the backward pass (queries, keys, values, output and one number a
-row, named as the chunked form names them) and the cut of heads over a stage's mesh: a
-compiler cannot cut a kernel, so each device runs it on its own heads. Both passes are
-calls with a name (`FORWARD`, `BACKWARD`), by which costs know them in traced programs.
-Does not own the kernels (`cudnn_kernel.py`, `splash_kernel.py`).
+Owns what is kept for the backward pass: queries, keys, values, output and one number
+per row, with the names of the chunked form. Owns the cut of heads over a stage's mesh,
+too: a compiler cannot cut a kernel, so each device runs it on its own heads. Both
+passes are named calls (`FORWARD`, `BACKWARD`): `costs/` finds them in traced programs
+by name. Does not own the kernels (`cudnn_kernel.py`, `splash_kernel.py`).
 """
 
 from collections.abc import Callable
@@ -31,14 +31,14 @@ _WHOLE = PartitionSpec()  # of documents
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Which kernel computes what."""
+    """A kernel, and which keys its queries score."""
 
     name: KernelName
     visibility: Visibility
 
     def passes(self, name: str) -> Callable[..., Any]:
-        """The forward or backward, imported when it is first asked for: no other
-        device needs the libraries."""
+        """Return the forward or backward, imported on first use: other devices do not
+        need its libraries."""
         module = import_module(f"hetjax.models.attention.{self.name}_kernel")
         return partial(getattr(module, name), self.visibility)
 
@@ -52,7 +52,7 @@ def kernel_attention(
     visibility: Visibility = ALL_BEFORE,
     documents_BL: jax.Array | None = None,
 ) -> jax.Array:
-    """Give z_BLNH as `chunked_attention` does, on the mesh of the context if any."""
+    """Return z_BLNH as `chunked_attention` does, on the context's mesh if any."""
     given = q_BLNH, k_BLKH, v_BLKH, documents_BL
     return _attention(_Kernel(kernel, visibility), *given)
 
@@ -97,8 +97,8 @@ _attention.defvjp(_forward, _backward)
 def _on_own_heads(
     kernel: Callable[..., Any], given: tuple[Any, ...], made: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """The kernel on every device of the mesh of the context, each with its heads."""
+    """Return the kernel, run by each device of the context's mesh on its own heads."""
     if get_abstract_mesh().empty:
         return kernel
-    # what a kernel makes has no types that say along which axes it varies
+    # the types of a kernel's outputs do not say along which axes they vary
     return jax.shard_map(kernel, in_specs=given, out_specs=made, check_vma=False)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of new positions to keys and values that are kept of those before.
+"""Attention of new positions to the cached keys and values of earlier positions.
 
-Legend: B sequences, L new positions, S kept ones, N query heads, K key/value heads,
-G = N / K queries share one, H head size.
+Legend: B sequences, L new positions, S cached positions, N query heads, K key/value
+heads, G = N / K query heads per key/value head, H head size.
 
-Owns how keys and values are kept and looked at; nothing here has a derivative. What is
-kept of a window is all positions, too: what is behind the window is not seen. Does not
-own how queries, keys and values are made (`attention.py`).
+Owns the cache of keys and values and attention to it; nothing here has a derivative.
+With a window the cache holds all positions, too, and a mask hides those behind the
+window. Does not own the computation of queries, keys and values (`attention.py`).
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from hetjax.models.attention.chunked_attention import Visibility
 
 
 class KVCache(NamedTuple):
-    """Keys and values of positions 0 to S-1; where there are none yet, anything."""
+    """Keys and values of positions 0 to S-1; arbitrary where not yet written."""
 
     k_BSKH: jax.Array
     v_BSKH: jax.Array
@@ -26,7 +26,7 @@ class KVCache(NamedTuple):
     def with_more(
         self, k_BLKH: jax.Array, v_BLKH: jax.Array, start: jax.Array
     ) -> "KVCache":
-        """The same with those of the positions from `start` on; there must be room."""
+        """Return the cache with the positions from `start` on; there must be room."""
 
         def put(kept: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(kept, new, start, axis=1)
@@ -37,9 +37,9 @@ class KVCache(NamedTuple):
 def attend_cached(
     q_BLNH: jax.Array, kept: KVCache, start: jax.Array, visibility: Visibility
 ) -> jax.Array:
-    """Give z_BLNH of queries at the positions from `start` on, which are kept as well.
+    """Return z_BLNH of queries at the positions from `start` on, also in the cache.
 
-    The numbers are those of `chunked_attention`: scores and sums in fp32, factors of
+    Precision is that of `chunked_attention`: scores and sums in fp32, factors of
     products in the dtype of the inputs.
     """
     B, L, N, H = q_BLNH.shape
@@ -56,7 +56,7 @@ def attend_cached(
 
 
 def _seen(query_L: jax.Array, num_kept: int, window: int | None) -> jax.Array:
-    """Whether a query sees a kept position: itself, what is before, in the window."""
+    """Whether a query sees a cached position: not a later one, and in the window."""
     back_LS = query_L[:, None] - jnp.arange(num_kept, dtype=query_L.dtype)[None, :]
     seen_LS = back_LS >= 0
     return seen_LS if window is None else seen_LS & (back_LS < window)

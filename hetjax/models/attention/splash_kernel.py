@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's splash attention: its forward, and its gradients from what the forward kept.
+"""JAX's splash attention: the forward, and the gradients from what the forward kept.
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
-For TPUs. Owns how the kernel is asked: masks, blocks, the order of dims, and that
-queries come scaled. Does not own when it is asked (`attention.py`).
+For TPUs. Owns the calls of the kernel: masks, blocks, the order of dims, and the
+scaling of queries. Does not own the choice of this kernel (`attention.py`).
 """
 
 from functools import partial
@@ -20,8 +20,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 
 from hetjax.models.attention.chunked_attention import Visibility
 
-LANES = 128  # of a TPU: blocks are multiples
-_BLOCKS = tuple(range(4 * LANES, 0, -LANES))  # positions, the best first
+LANES = 128  # of a TPU: sizes of blocks are multiples
+_BLOCKS = tuple(range(4 * LANES, 0, -LANES))  # sizes in positions, the best first
 
 
 def forward(
@@ -31,8 +31,8 @@ def forward(
     v_BLKH: jax.Array,
     documents_BL: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Give z_BLNH and the logarithm of the sum of each row's exponentials (BNL)."""
-    kernel: Any = _kernel(visibility, q_BLNH)  # typed for fewer operands than it takes
+    """Return z_BLNH and the logarithm of the sum of each row's exponentials (BNL)."""
+    kernel: Any = _kernel(visibility, q_BLNH)  # its type lacks some of its operands
     heads_first = map(_heads_first, (_scaled(q_BLNH), k_BLKH, v_BLKH))
     z_BNLH, (log_total_BNL,) = jax.vmap(kernel)(*heads_first, _segments(documents_BL))
     return _heads_first(z_BNLH), log_total_BNL
@@ -48,7 +48,7 @@ def backward(
     log_total_BNL: jax.Array,
     dz_BLNH: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Give the gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     kernel = _kernel(visibility, q_BLNH)
     gradients = partial(splash._splash_attention_bwd, **kernel.kwargs)
 
@@ -66,7 +66,7 @@ def backward(
 
 
 def _kernel(visibility: Visibility, q_BLNH: jax.Array) -> splash.SplashAttentionKernel:
-    """The kernel of all heads of one sequence; masks stay formulas."""
+    """Return the kernel for all heads of one sequence; masks stay formulas."""
     _, length, num_heads, _ = q_BLNH.shape
     size = (length, length)
     mask = (
@@ -105,5 +105,5 @@ def _segments(documents_BL: jax.Array | None) -> splash.SegmentIds | None:
 
 
 def _heads_first(x_BLNH: jax.Array) -> jax.Array:
-    """x_BNLH; and back."""
+    """Swap BLNH to BNLH, or back."""
     return x_BLNH.swapaxes(1, 2)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Top-k routed experts of which none turns a token away (Mixtral, Qwen3-MoE).
+"""Top-k routed experts that drop no token (Mixtral, Qwen3-MoE).
 
 Legend: B sequences, L positions, D residual width, F inner width, E experts, k choices
-of a token; R = B L k rows, one for each choice, in the order of their experts.
+of a token; R = B L k rows, one for each choice, sorted by expert.
 
-Owns how rows go to their experts and back, and what stands for experts with a capacity
-where none may turn a token away. Does not own routing and its balance loss
-(`moe.py`). Devices that share a stage cut all experts' inner widths (`mlp`), so that
-each has the same work whatever the router does.
+Owns the way of rows to their experts and back, and the replacements of experts with a
+capacity where no token may be dropped. Does not own routing and its balance loss
+(`moe.py`). Devices that share a stage cut the inner width of all experts (`mlp`), so
+that each device has the same work whatever the router does.
 """
 
 from dataclasses import replace
@@ -53,7 +53,7 @@ class DroplessMoe(PositionWise):
         return x_BLD + jnp.sum(back_RD.reshape(*to.expert_BLk.shape, -1), axis=2)
 
     def _experts(self, y_RD: jax.Array, rows_E: jax.Array) -> jax.Array:
-        """The first rows are the first expert's, and so on."""
+        """Apply the experts; rows are sorted by expert."""
         gate_RF = _ragged(y_RD, self.gate, rows_E)
         up_RF = _ragged(y_RD, self.up, rows_E)
         inner_RF = activated(gate_RF, self.config.activation) * up_RF
@@ -68,18 +68,18 @@ def _ragged(x_RI: jax.Array, weight: nnx.Param, rows_E: jax.Array) -> jax.Array:
 
 
 class UnlimitedMoe(Moe, PositionWise):
-    """A `Moe` whose experts take all tokens that choose them, on the devices where
-    their weights lie."""
+    """A `Moe` whose experts take all tokens that choose them, on the devices that hold
+    their weights."""
 
 
 def unlimited(spec: ModuleSpec) -> ModuleSpec:
-    """Give the module, with parameters that are cut as they were, whose experts turn no
-    token away."""
+    """Return the module with experts that drop no token; its parameters are cut as
+    before."""
     return replace(without_capacity(spec), cls=UnlimitedMoe) if _limits(spec) else spec
 
 
 def without_capacity(spec: ModuleSpec) -> ModuleSpec:
-    """Give the module with the same parameters whose experts turn no token away."""
+    """Return the module with the same parameters, and experts that drop no token."""
     if not _limits(spec):
         return spec
     config: MoeConfig = spec.config  # pyright: ignore[reportAssignmentType]

@@ -4,10 +4,10 @@
 Legend: B sequences, L positions, D residual width, F inner width, E experts,
 C capacity (tokens of one sequence that one expert takes), k choices of a token.
 
-A sequence is routed by itself: how a batch is cut into microbatches or over a mesh
-never changes its result. Within a sequence earlier tokens go first, so a token over
-capacity (which keeps only its residual) is dropped because of earlier tokens alone:
-routing is causal.
+Each sequence is routed on its own: the cut of a batch into microbatches or over a mesh
+never changes the result. Within a sequence earlier tokens go first, so only earlier
+tokens cause the drop of a token over capacity (which keeps only its residual): routing
+is causal.
 
 Owns routing, capacity, the experts and their balance loss. Does not own how experts
 spread over devices: their leading dim is `experts`, and the one contraction over it
@@ -28,7 +28,7 @@ from hetjax.models.model import AuxLoss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeConfig(MlpConfig):
-    """Widths of the experts and how tokens reach them."""
+    """Widths of the experts, and the routing of tokens."""
 
     routing: Routing
 
@@ -43,9 +43,9 @@ class Moe(nnx.Module):
     (arXiv 2412.19437, eq. 17-20) times the number of tokens: per sequence,
     coefficient * L * E * sum_e f_e P_e, with f_e the share of the sequence's top-k
     assignments that go to e (dropped ones included) and P_e the mean router
-    probability of e; padding, which documents tell, counts for none of the three. The
+    probability of e. Padding (document 0) counts in none of L, f_e and P_e. The
     batch-wise form is not linear in the sequences, so it would depend on the
-    microbatching; this one does not.
+    microbatching; this form does not.
     """
 
     def __init__(self, config: MoeConfig, *, rngs: nnx.Rngs) -> None:
@@ -77,15 +77,15 @@ class Moe(nnx.Module):
     def _routes(
         self, expert_BLk: jax.Array, slot_BLk: jax.Array, gate_BLk: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Say where each token goes, and with which weight it comes back.
+        """Return where each token goes, and with which weight its output returns.
 
-        The dim E begins here anew, from indices: so a cut over experts reaches
-        neither the router nor the slots, which stay free of communication.
+        Dim E is made anew here, from indices: a cut over experts thus reaches neither
+        the router nor the slots, which stay free of communication.
         """
         routing, dtype = self.config.routing, gate_BLk.dtype
         capacity = routing.capacity(expert_BLk.shape[1])
         to_BLkE = jax.nn.one_hot(expert_BLk, routing.num_experts, dtype=dtype)
-        to_BLkC = jax.nn.one_hot(slot_BLk, capacity, dtype=dtype)  # none past the last
+        to_BLkC = jax.nn.one_hot(slot_BLk, capacity, dtype=dtype)  # 0 past the last
         return _outer(to_BLkE, to_BLkC), _outer(gate_BLk[..., None] * to_BLkE, to_BLkC)
 
     def _experts(self, x_EBCD: jax.Array) -> jax.Array:
@@ -101,9 +101,9 @@ def _outer(a_BLkE: jax.Array, b_BLkC: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoices:
-    """The experts of each token, and the weights (fp32) of what they make of it.
+    """The experts of each token, and the weights (fp32) of their outputs.
 
-    `chosen_BLE` is 1 (int32) for the experts that a token has, and 0 for others.
+    `chosen_BLE` (int32) is 1 for the experts of a token, and 0 for others.
     """
 
     expert_BLk: jax.Array
@@ -118,12 +118,12 @@ def routed(
     y_BLD: jax.Array,
     documents_BL: jax.Array | None = None,
 ) -> ExpertChoices:
-    """Route each token to its top-k experts; the loss is that of `Moe`'s docstring."""
+    """Route each token to its top-k experts; the docstring of `Moe` has the loss."""
     logits_BLE = jnp.einsum(
         "bld,de->ble", y_BLD, router_DE, preferred_element_type=jnp.float32
     )
-    # Not lax.top_k: where a mesh has a tensor axis, too, XLA gathers over the data axis
-    # what that is given, and data ranks wait for each other in every layer.
+    # Not lax.top_k: on a mesh with a tensor axis, too, XLA gathers its operand over the
+    # data axis, and data ranks wait for each other in every layer.
     order_BLE = jnp.argsort(logits_BLE, axis=-1, descending=True, stable=True)
     expert_BLk = order_BLE[..., : routing.top_k]
     score_BLk = jnp.take_along_axis(logits_BLE, expert_BLk, axis=-1)
@@ -139,7 +139,7 @@ def routed(
 def _weights(
     routing: Routing, logits_BLE: jax.Array, score_BLk: jax.Array
 ) -> jax.Array:
-    """Give the weight of each choice: its share of the chosen, or of all experts."""
+    """Return the weight of each choice: its share of the chosen, or of all experts."""
     if routing.normalized:
         return jax.nn.softmax(score_BLk, axis=-1)
     total_BL1 = jax.nn.logsumexp(logits_BLE, axis=-1, keepdims=True)
@@ -147,12 +147,12 @@ def _weights(
 
 
 def _chosen(expert_BLk: jax.Array, num_experts: int) -> jax.Array:
-    """Count (0 or 1, int32) the token's assignments to each expert."""
+    """Count each token's assignments to each expert (0 or 1, int32)."""
     return jnp.sum(jax.nn.one_hot(expert_BLk, num_experts, dtype=jnp.int32), axis=2)
 
 
 def _slots(expert_BLk: jax.Array, chosen_BLE: jax.Array) -> jax.Array:
-    """Number the tokens that each expert gets, from 0, in order of position."""
+    """Number the tokens of each expert from 0, in order of position."""
     before_BLE = jnp.cumsum(chosen_BLE, axis=1) - chosen_BLE
     return jnp.take_along_axis(before_BLE, expert_BLk, axis=-1)
 

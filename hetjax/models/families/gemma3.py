@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 for text, and the part of one with eyes that reads.
+"""Gemma 3 for text, and the text part of Gemma 3 with vision.
 
-Norms around attention and MLP, scaled by how far they are from one; a window in most
-blocks, which turn by a base of their own.
+It has norms around attention and MLP, whose scales are stored minus one. Most blocks
+have a window and a RoPE base of their own.
 """
 
 import math
@@ -69,9 +69,9 @@ def _windowed(fields: Fields) -> tuple[bool, ...]:
 
 
 def _rope(fields: Fields) -> dict[str, Any]:
-    """How blocks turn; those with a window by a base of their own, without scaling."""
+    """Return the RoPE settings; windowed blocks have their own base and no scaling."""
     parameters, window_theta = rope_fields(fields), fields["rope_local_base_freq"]
-    if FULL in parameters:  # else the words of transformers 4
+    if FULL in parameters:  # else the fields of transformers 4
         of_window = parameters.part(WINDOW)
         of_window.require("rope_type", "default")
         window_theta, parameters = of_window["rope_theta"], parameters.part(FULL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2: learned positions, LayerNorm, biases; its linear weights lie as ours do."""
+"""GPT-2: learned positions, LayerNorm, biases; its linear weights have our layout."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from hetjax.models.families.shared.tensor_rows import TensorRow, TensorTable
 
 _MASK = re.compile(r"^transformer\.h\.\d+\.attn\.bias$")
 _MASKED = re.compile(r"^transformer\.h\.\d+\.attn\.masked_bias$")
-_MOST_MASKED = -1e4  # what is added to scores of positions that are not to be seen
+_MOST_MASKED = -1e4  # upper limit of what is added to scores of hidden positions
 
 
 def _read(fields: Fields) -> GPTConfig:
@@ -56,7 +56,7 @@ def _write(config: GPTConfig) -> dict[str, Any]:
 
 
 def _is_mask(name: str, read: Callable[[], np.ndarray]) -> bool:
-    """Whether it is the mask of what is to come, or what is put in its place."""
+    """Whether the tensor is the causal mask, or the value for masked scores."""
     if _MASKED.match(name):
         return bool(np.all(read().astype(np.float32) <= _MOST_MASKED))
     if not _MASK.match(name):

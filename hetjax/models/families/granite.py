@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite 3: Llama whose embedding, scores, additions and logits have factors."""
+"""Granite 3: Llama with factors of embedding, scores, residual terms and logits."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 2 to 3.3, and what has its `model_type`, as SmolLM2 has; with biases or not."""
+"""Llama 2 to 3.3 and others of its `model_type` (SmolLM2), with or without biases."""
 
 from typing import Any
 

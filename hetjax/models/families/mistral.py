@@ -25,6 +25,6 @@ FAMILY = Family(
     write=_write,
     tensors=DENSE,
     left_out={"num_key_value_heads": 8, "sliding_window": 4_096},
-    without_effect=("attention_bias", "mlp_bias"),  # it has none, whatever they say
+    without_effect=("attention_bias", "mlp_bias"),  # it has no biases in any case
     examples={"mistral": {"sliding_window": 5}},
 )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 2 and 2.5: Llama with biases of queries, keys and values alone, and a window in
-the blocks from one on."""
+"""Qwen 2 and 2.5: Llama with biases of only queries, keys and values, and a window in
+the blocks from `max_window_layers` on."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from hetjax.models.families.shared.tensor_rows import DENSE
 
 
 def late_windows(fields: Fields) -> Windows:
-    """Windows in the blocks from `max_window_layers` on."""
+    """Return which blocks have a window: those from `max_window_layers` on."""
     first = fields.get("max_window_layers", 28)
     return tuple(block >= first for block in range(fields["num_hidden_layers"]))
 
@@ -39,7 +39,7 @@ FAMILY = Family(
     read=_read,
     write=_write,
     tensors=DENSE,
-    without_effect=("attention_bias", "mlp_bias"),  # whatever they say
+    without_effect=("attention_bias", "mlp_bias"),  # its biases are fixed
     examples={
         "qwen2": {"tie_word_embeddings": True},
         "qwen2_window": {

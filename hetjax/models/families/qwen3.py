@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 3: Qwen 2 without its biases, with queries and keys normalised."""
+"""Qwen 3: Qwen 2 without its biases, and with normalised queries and keys."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from hetjax.models.families.shared.tensor_rows import DENSE
 
 
 def read_qwen3(fields: Fields, **own: Any) -> LlamaConfig:
-    """What Qwen 3 has, with experts (`own`) or without."""
+    """Return the config of a Qwen 3, with experts (`own`) or without."""
     fields.require("attention_bias", False)
     windows = read_windows(fields, late_windows(fields))
     return read_llama(fields, qk_norm=True, **windows, **own)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM3: Llama in some of whose blocks positions do not turn."""
+"""SmolLM3: Llama without RoPE in some blocks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from hetjax.models.families.shared.llama_fields import (
 )
 from hetjax.models.families.shared.tensor_rows import DENSE
 
-_TURNS = "no_rope_layers"  # whatever it is called: 1 is a block that turns, 0 is none
+_TURNS = "no_rope_layers"  # despite its name, 1 is a block with RoPE, 0 one without
 _INTERVAL = "no_rope_layer_interval"
 
 
@@ -51,7 +51,7 @@ def _write(config: LlamaConfig) -> dict[str, Any]:
         **written_llama(config),
         **written_biases(config),
         **written_windows(config),
-        "pad_token_id": None,  # transformers' own is past a smaller vocabulary
+        "pad_token_id": None,  # that of transformers is past a smaller vocabulary
         _TURNS: [int(config.has_rope(block)) for block in range(config.num_blocks)],
     }
 

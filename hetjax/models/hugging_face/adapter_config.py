@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `adapter_config.json` of PEFT: which adapters it describes, over which base.
+"""Reads PEFT's `adapter_config.json`: which adapters it describes, over which base.
 
-Owns which of its fields change what stored adapters give: those that our LoRA has are
-read, all others are refused by name. Does not own tensors (`adapters_read.py`).
-Imports no JAX.
+Owns which of its fields change the output of stored adapters: those that our LoRA
+supports are read, all others are refused by name. Does not own tensors
+(`adapters_read.py`). Imports no JAX.
 """
 
 import math
@@ -21,7 +21,7 @@ from hetjax.models.hugging_face.stored_tensors import has_weights
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _BASE = "base_model_name_or_path"
 _PATTERNS = ("rank_pattern", "alpha_pattern")
-# what says how adapters were made, or where: their tensors say where they are
+# how adapters were made, or where they are: the tensors say where they are
 _WITHOUT_EFFECT = {
     *("auto_mapping", "peft_version", "inference_mode", "target_modules"),
     *("exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
@@ -33,14 +33,14 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none", None),
     "revision": ("main", None),
-    # all others change the weights of the base, too
+    # all other initial values change the weights of the base, too
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterConfig:
-    """Ranks and scales of a folder's adapters, and what its base is called."""
+    """Ranks and scales of a folder's adapters, and the name of their base."""
 
     folder: Path
     base: str
@@ -54,23 +54,23 @@ class AdapterConfig:
         return _matched(self.rank_pattern, module, self.rank)
 
     def scale(self, module: str) -> float:
-        """What the product of a module's B and A is multiplied by."""
+        """Return the factor of the product of a module's B and A."""
         rank = self.rank_of(module)
         alpha = _matched(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
 def has_adapters(folder: Path) -> bool:
-    """Whether the folder is one of PEFT."""
+    """Whether the folder holds adapters of PEFT."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
 def base_folder(folder: Path) -> Path:
-    """Return the folder whose sizes and tokenizer these weights have.
+    """Return the folder with the sizes and the tokenizer of these weights.
 
-    Of adapters that is their base, which may have to be fetched; of a model it is the
-    folder itself. BadInput for a base that is not there, and for adapters in the folder
-    of a model.
+    For adapters that is their base, which may have to be fetched; for a model it is the
+    folder itself. Raises BadInput for a missing base, and for adapters in the folder of
+    a model.
     """
     if not has_adapters(folder):
         return folder
@@ -85,7 +85,7 @@ def base_folder(folder: Path) -> Path:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Read what a folder says of its adapters; BadInput names what we do not have."""
+    """Read the config of a folder's adapters; BadInput names what we do not support."""
     if has_weights(folder):
         raise BadInput(
             got=f"{str(folder)!r} with the weights of a model and adapters of PEFT",
@@ -150,7 +150,7 @@ def _number(folder: Path, name: str, value: Any, kind: type = float) -> Any:
 
 
 def _matched(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
-    """What the pattern has for the module: a regex at the end of its name, as PEFT."""
+    """Return the value of the first regex at the end of the module's name, as PEFT."""
     for regex, value in pattern.items():
         if re.match(rf"(.*\.)?({regex})$", module):
             return value

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of PEFT as they act on their base: tensors of a model with these added.
+"""Reads the tensors of a base with its adapters of PEFT added.
 
-Owns which tensor of the base an adapter changes, and that each of its own is used or
-refused by name. Does not own what the config says (`adapter_config.py`).
+Owns which tensor of the base an adapter changes, and that each tensor of an adapter is
+used or refused by name. Does not own the adapters' config (`adapter_config.py`).
 """
 
 import re
@@ -30,7 +30,7 @@ _DTYPES = ("BF16", "F16", "F32", "F64")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Adapter:
-    """What is added to a weight (outputs, inputs): scale B A."""
+    """The term that is added to a weight (outputs, inputs): scale B A."""
 
     a: np.ndarray
     b: np.ndarray
@@ -43,7 +43,7 @@ class _Adapter:
 
 
 class AdaptedTensors(Tensors):
-    """Tensors of a base with adapters added, in fp32 where there is one."""
+    """Tensors of a base with adapters added; those with an adapter are in fp32."""
 
     def __init__(self, base: Path, adapters: Mapping[str, _Adapter]) -> None:
         super().__init__(base)
@@ -66,8 +66,8 @@ class AdaptedTensors(Tensors):
 def tensors_of(folder: Path, base: Path, parts: Mapping[str, TensorPart]) -> Tensors:
     """Return the tensors of a model's folder, or of a base with the folder's adapters.
 
-    `parts` are those of the model by name. BadInput for an adapter of what is no linear
-    weight of it.
+    `parts` are those of the model by name. Raises BadInput for an adapter of anything
+    but a linear weight of the model.
     """
     if not has_adapters(folder):
         return Tensors(folder)
@@ -85,7 +85,7 @@ def tensors_of(folder: Path, base: Path, parts: Mapping[str, TensorPart]) -> Ten
 
 
 def _pairs(folder: Path) -> Mapping[str, Mapping[str, np.ndarray]]:
-    """A and B in fp32 by module; BadInput for other tensors, and for one alone."""
+    """Return A and B in fp32 by module; BadInput for other or unpaired tensors."""
     file = folder / ADAPTERS
     if not file.is_file():
         raise _bad(folder, f"without {ADAPTERS}")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters as a folder that PEFT loads: `adapter_config.json` and safetensors.
+"""Writes adapters as a folder that PEFT loads: `adapter_config.json` and safetensors.
 
-PEFT's A is (rank, inputs) and its B (outputs, rank), whatever its base has. Queries,
-keys and values that are one tensor there (GPT-2) have one adapter there, too: its A has
-the rows of ours, its B a block for each. Does not own where values come from.
+PEFT's A is (rank, inputs) and its B (outputs, rank), whatever the layout of its base.
+Where its base has one tensor for queries, keys and values (GPT-2), PEFT has one adapter
+for them: its A has the rows of ours, its B a block for each. Does not own where values
+come from.
 """
 
 import json
@@ -21,7 +22,7 @@ from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.hugging_face.written import Named, Read
 from hetjax.models.model import AbstractParam, Model, ModuleSpec, abstract_params
 
-_Pair = tuple[np.ndarray, np.ndarray]  # A and B as matrices of ours
+_Pair = tuple[np.ndarray, np.ndarray]  # A and B as matrices in our layout
 
 
 def write_adapters(
@@ -34,9 +35,9 @@ def write_adapters(
     dtype: np.dtype,
     base: str | None,
 ) -> None:
-    """Write the adapters of a model into a folder that is there.
+    """Write the adapters of a model into an existing folder.
 
-    `config` is that of the whole model, `base` what its weights were called.
+    `config` is that of the whole model, `base` the name of its weights.
     """
     parts = tensor_parts(config, model_type)
     pairs = _pairs(model, parts, read)
@@ -69,7 +70,7 @@ def write_adapters(
 
 
 def _are_as_ours(parts: Mapping[str, list[TensorPart]]) -> bool:
-    """Whether their linear weights are (inputs, outputs), as ours are."""
+    """Whether linear weights of the base are (inputs, outputs), as ours are."""
     rows = (part.row for each in parts.values() for part in each)
     return any(row.inputs is not None and not row.transposed for row in rows)
 
@@ -77,7 +78,7 @@ def _are_as_ours(parts: Mapping[str, list[TensorPart]]) -> bool:
 def _pairs(
     model: Model, parts: Mapping[str, list[TensorPart]], read: Read
 ) -> dict[str, _Pair]:
-    """The adapter of each of their modules that has one."""
+    """Return the adapter of each module of the base that has one."""
     found: dict[str, dict[int, _Pair]] = {}
     for spec in model.modules:
         for name, parameter in abstract_params(spec.unquantised).items():
@@ -92,7 +93,7 @@ def _pairs(
 
 
 def _pair(spec: ModuleSpec, weight: str, parameter: AbstractParam, read: Read) -> _Pair:
-    """A weight's adapter as matrices; of one that has none they are of rank 0."""
+    """Return a weight's adapter as matrices, of rank 0 if it has none."""
     names = next((a.names for a in spec.adapters if a.weight == weight), None)
     if names is None:
         inputs = math.prod(parameter.shape[: parameter.num_inputs])
@@ -104,7 +105,7 @@ def _pair(spec: ModuleSpec, weight: str, parameter: AbstractParam, read: Read) -
 
 
 def _as_one(thirds: Mapping[int, _Pair]) -> _Pair:
-    """The adapter of a module whose outputs are those of its thirds in order."""
+    """Return the adapter of a module whose outputs are those of its thirds in order."""
     pairs = [thirds[third] for third in sorted(thirds)]
     b = np.zeros(np.sum([b.shape for _, b in pairs], axis=0), np.float32)
     row = column = 0

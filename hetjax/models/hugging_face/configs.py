@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `config.json` of Hugging Face models: read as our configs.
+"""Reads the `config.json` of Hugging Face models as our configs.
 
-Owns where the fields are, and that each is read by its family, refused by its name, or
+Owns where the fields are, and that each is read by its family, refused by name, or
 named once as left out. Does not own what they mean (`families/`) nor weights
 (`tensor_names.py`).
 """
@@ -29,12 +29,12 @@ _OF_THE_WHOLE = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_to
 
 
 def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Read a `config.json`, or that of a folder: the model's sizes, and all fields.
+    """Return the model's sizes and all fields, from a `config.json` or its folder.
 
-    A TOML file with the same fields is as good. A folder's head that differs from its
-    embedding is not tied, whatever the fields say. BadInput if there is none, for a
-    family that is not known, for fields that ask for what our models do not do, and
-    for a folder whose weights are quantised.
+    A TOML file with the same fields will do, too. A folder's head that differs from its
+    embedding is not tied, whatever the fields say. Raises BadInput if there is no
+    config, and for an unknown family, fields that our models do not support, and a
+    folder with quantised weights.
     """
     if has_adapters(path):
         adapters = read_adapter_config(path)
@@ -73,7 +73,7 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
 
 
 def _of_whole_weights(name: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """The fields without those of how weights are quantised that are not there."""
+    """Return the fields without the quantisation of weights that are not there."""
     if raw.get(SETTINGS):
         _warn_once(f"model {name!r}: {SETTINGS} is left out, its sizes alone are used")
     return {key: value for key, value in raw.items() if key != SETTINGS}
@@ -82,14 +82,14 @@ def _of_whole_weights(name: str, raw: dict[str, Any]) -> dict[str, Any]:
 def _as_stored(
     folder: Path, config: DecoderConfig, raw: dict[str, Any]
 ) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Sizes and fields, not tied where the folder stores a head of its own."""
+    """Return sizes and fields, not tied where the folder stores a head of its own."""
     try:
         embedding = (
             known_families()[raw["model_type"]].tensors.ends["embedding.table"].theirs
         )
         if not config.tied or not has_own_head(folder, embedding):
             return config, raw
-    except BadInput as error:  # whatever uses the weights refuses them
+    except BadInput as error:  # code that uses the weights will refuse them
         _warn_once(f"{error.got}: its head is tied by its {CONFIG}")
         return config, raw
     _warn_once(
@@ -101,12 +101,12 @@ def _as_stored(
 
 @lru_cache(maxsize=64)
 def _warn_once(text: str) -> None:
-    """Warn; a command reads the same folder several times."""
+    """Warn once: a command reads the same folder several times."""
     warnings.warn(text, stacklevel=3)
 
 
 def _of_text(raw: Any, name: str) -> Any:
-    """The fields of what reads: all of them, or a part with what the whole has too."""
+    """Return the text model's fields: all, or those of its part with shared ones."""
     kind = str(raw.get("model_type")) if isinstance(raw, Mapping) else "none"
     family = families_with_eyes().get(kind)
     if family is None:
@@ -117,12 +117,12 @@ def _of_text(raw: Any, name: str) -> Any:
 
 
 def config_of(raw: Any, name: str) -> DecoderConfig:
-    """Return the sizes of a model by the fields of its `config.json`."""
+    """Return the sizes of a model from the fields of its `config.json`."""
     return _read(raw, name)[0]
 
 
 def _read(raw: Any, name: str) -> tuple[DecoderConfig, list[str]]:
-    """The sizes, and the names of fields that say something else."""
+    """Return the sizes, and the names of fields that were not read."""
     kind = str(raw.get("model_type")) if isinstance(raw, Mapping) else "none"
     family = known_families().get(kind)
     if family is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of Hugging Face, which may first have to be fetched from its hub.
+"""Finds folders of Hugging Face, and fetches them from its hub where needed.
 
-Owns how a folder is distinguished from a name on the hub, and what of the latter is
-fetched. The library keeps what it has fetched, and goes by HF_HOME, HF_TOKEN and
-HF_HUB_OFFLINE.
+Owns how a folder is distinguished from a name on the hub, and which files of the latter
+are fetched. huggingface_hub caches what it has fetched, and respects HF_HOME, HF_TOKEN
+and HF_HUB_OFFLINE.
 """
 
 import re
@@ -17,10 +17,10 @@ _FETCHED = ("*.json", "*.safetensors", "*.jinja")
 
 
 def local_folder(name: str) -> Path:
-    """Return the folder of that path, or with what the hub has under that name; in a
-    worker what its controller has under it.
+    """Return the folder of that path, or one with the hub's files of that name; in a
+    worker, the copy of what its controller has under that name.
 
-    BadInput where there is neither.
+    Raises BadInput if there is neither.
     """
     if (here := meant_by(name)) is not None:
         return here
@@ -43,7 +43,7 @@ def local_folder(name: str) -> Path:
         ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FETCHED)))
-    except (OSError, ValueError) as error:  # its errors are of these kinds
+    except (OSError, ValueError) as error:  # what huggingface_hub raises
         raise BadInput(
             got=f"{name!r}: {str(error).strip().splitlines()[0]}",
             allowed="a folder that is here, or a name on the hub that can be reached",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of Hugging Face that we know: the files of `families/`.
+"""Finds the families of Hugging Face that we know: the files of `families/`.
 
-Owns how they are found, and which of them tells a model that never had a `config.json`.
-Imports no JAX.
+Owns the search, and the choice of the family that describes a model without a
+`config.json`. Imports no JAX.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from hetjax.models.families.shared.family import Family
 
 @cache
 def known_families() -> Mapping[str, Family]:
-    """All of them, by `model_type`: each module beside `shared/` has one."""
+    """Return all families by `model_type`: each module beside `shared/` has one."""
     found = (
         import_module(f"{families.__name__}.{module.name}").FAMILY
         for module in iter_modules(families.__path__)
@@ -31,7 +31,8 @@ def known_families() -> Mapping[str, Family]:
 
 @cache
 def families_with_eyes() -> Mapping[str, Family]:
-    """Families that are what reads of others, by the `model_type` of the latter."""
+    """Return families that are the text part of models with vision, by the `model_type`
+    of the latter."""
     all_of_them = known_families().values()
     return {family.with_eyes: family for family in all_of_them if family.with_eyes}
 
@@ -39,8 +40,8 @@ def families_with_eyes() -> Mapping[str, Family]:
 def fields_of(config: DecoderConfig) -> dict[str, Any]:
     """Return a `config.json` for a model that never had one.
 
-    It is that of the plainest family that has all that the model has: of fewest fields.
-    BadInput if there is none.
+    Of the families that can describe the model it is the one with the fewest fields.
+    Raises BadInput if there is none.
     """
     written = [_written_as(family, config) for family in known_families().values()]
     found = min((fields for fields in written if fields), key=len, default=None)
@@ -54,7 +55,7 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _written_as(family: Family, config: DecoderConfig) -> dict[str, Any] | None:
-    """The fields of the model as one of the family, if that has all that it has."""
+    """Return the model's fields as one of the family, None if the family lacks some."""
     if not isinstance(config, family.config):
         return None
     own = family.write(config)
@@ -70,7 +71,7 @@ def _written_as(family: Family, config: DecoderConfig) -> dict[str, Any] | None:
 
 
 def _written_numbers(config: DecoderConfig) -> dict[str, Any]:
-    """What a `config.json` can say; it knows no limit of what an expert takes."""
+    """Return the numbers that a `config.json` can express: no capacity of experts."""
     if isinstance(config, LlamaConfig) and config.routing is not None:
         routing = replace(config.routing, capacity_factor=None)
         config = replace(config, routing=routing)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a folder stores a head of its own, whatever its config says of tied ones.
+"""Finds out whether a folder stores a head of its own, whatever its config says.
 
-As transformers does: a head that equals the embedding is tied to it, one that differs
-is not, also where `tie_word_embeddings` is true. Imports no JAX.
+As in transformers, a head that equals the embedding is tied to it. A head that differs
+is not, even if `tie_word_embeddings` is true. Imports no JAX.
 """
 
 from functools import lru_cache
@@ -14,9 +14,9 @@ HEAD = "lm_head.weight"
 
 
 def has_own_head(folder: Path, embedding: str) -> bool:
-    """Whether the head that a folder stores differs from its embedding, by its name.
+    """Whether a folder's head differs from its embedding, which has the given name.
 
-    BadInput for weights that cannot be read.
+    Raises BadInput for weights that cannot be read.
     """
     if not has_weights(folder):
         return False
@@ -29,7 +29,7 @@ def has_own_head(folder: Path, embedding: str) -> bool:
 def _has_own_head(
     folder: Path, embedding: str, stamps: tuple[tuple[str, int, int], ...]
 ) -> bool:
-    """The same; `stamps` change with the files, which are read once in a process."""
+    """The same, cached: a process reads the files again only if `stamps` change."""
     tensors = Tensors(folder)
     if not {HEAD, embedding} <= tensors.places.keys():
         return False

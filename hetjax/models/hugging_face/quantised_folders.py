@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of Hugging Face whose weights are quantised: named by their method.
+"""Refuses folders of Hugging Face with quantised weights, and names the method.
 
 Owns how the method is found: by `quantization_config`, or by names and dtypes of
-tensors. Such weights are refused, as they cannot be trained; of the model that they
-were made from hetjax makes its own (`--lora.frozen`). Imports no JAX.
+tensors. Such weights cannot be trained; hetjax quantises the model that they were made
+from by itself (`--lora.frozen`). Imports no JAX.
 """
 
 import re
@@ -22,7 +22,7 @@ _NAMES = {
     "gptq": "GPTQ",
     "mxfp4": "MXFP4",
 }
-# what only their tensors are called, or have as dtype; the first that is found counts
+# names that only tensors of the method have; the first match counts
 _SIGNS = (
     (
         "bitsandbytes",
@@ -38,7 +38,7 @@ _OF_8_BITS = re.compile(r"^F8_")
 
 
 def check_settings(folder: Path, fields: Mapping[str, Any]) -> None:
-    """BadInput if the fields of a `config.json` say how its weights are quantised."""
+    """Raise BadInput if a `config.json` says how its weights are quantised."""
     settings = fields.get(SETTINGS) or fields.get("compression_config")
     if not settings:
         return
@@ -47,7 +47,7 @@ def check_settings(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def check_tensors_are_whole(folder: Path, tensors: Iterable[tuple[str, str]]) -> None:
-    """BadInput if names and dtypes of tensors tell that they are quantised."""
+    """Raise BadInput if names or dtypes of tensors show that they are quantised."""
     named = list(tensors)
     for method, sign in _SIGNS:
         if found := next((name for name, _ in named if sign.search(name)), None):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that a folder of Hugging Face stores, whichever file has them.
+"""Reads the tensors that a folder of Hugging Face stores, whichever file has them.
 
-Owns which file has which tensor, that no more is read than what is asked for, and that
-a tensor that is stored twice has one value. Does not own which tensors a model needs
-(`tensors.py`). Imports no JAX.
+Owns which file has which tensor, that no more than the requested bytes are read, and
+that a tensor that is stored twice has one value. Does not own which tensors a model
+needs (`tensors.py`). Imports no JAX.
 """
 
 import re
@@ -23,12 +23,12 @@ from hetjax.files.parsing import read_json
 from hetjax.files.reading import Unreadable
 from hetjax.files.tensor_header import TensorInfo, data_start, tensor_header
 
-WHOLE = "model.safetensors"  # all weights in one file, or in those of an index
+WHOLE = "model.safetensors"  # all weights in one file; else INDEX lists the files
 INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # bytes
-_NAMED = 3  # of many tensors, so many are named
-_COMPARED_BYTES = 2**24  # of each of two tensors at once
-# names as other exporters write them -> as the tables have them
+_NAMED = 3  # of many tensors, an error names so many
+_COMPARED_BYTES = 2**24  # of each of two tensors, compared at once
+# names that other exporters write -> names in our tables
 _SPELLINGS = (
     (re.compile(r"^(language_model\.model|model\.language_model)\."), "model."),
     (re.compile(r"^language_model\.lm_head\."), "lm_head."),
@@ -44,19 +44,20 @@ class _Place:
 
 
 class Tensors:
-    """The tensors of a folder by name; `num_bytes` counts those that were read."""
+    """The tensors of a folder by name; `num_bytes` counts the bytes that were read."""
 
     def __init__(self, folder: Path) -> None:
-        """BadInput where there are none, or where a file of them is missing."""
+        """Open no file yet; `places` raises BadInput for missing weights or files."""
         self.folder = folder
         self.num_bytes = 0
         self._files: dict[Path, Any] = {}
 
     @cached_property
     def places(self) -> Mapping[str, _Place]:
-        """Where each tensor is, by its name in our tables.
+        """The place of each tensor, by its name in our tables.
 
-        BadInput for two of one name, in two files or in two spellings, that differ.
+        Raises BadInput for two tensors of one name, in two files or in two spellings,
+        that differ.
         """
         found: dict[str, _Place] = {}
         for file in _files(self.folder):
@@ -95,7 +96,7 @@ class Tensors:
         return self._equal(self.places[one], self.places[other])
 
     def let_go(self) -> None:
-        """Close the files: what was read of them is in memory no more."""
+        """Close the files, so that their pages leave memory."""
         self._files.clear()
 
     def _equal(self, one: _Place, other: _Place) -> bool:
@@ -110,11 +111,11 @@ class Tensors:
         )
 
     def _slice(self, place: _Place) -> Any:
-        """A tensor that is not read yet."""
+        """Return a tensor that is not read yet."""
         return self._file(place.file).get_slice(place.name)
 
     def _file(self, path: Path) -> Any:
-        """A file of safetensors, whose header is read once."""
+        """Return an open file of safetensors, whose header is read once."""
         if path not in self._files:
             self._files[path] = opened(path)
         return self._files[path]
@@ -131,12 +132,12 @@ class Tensors:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the folder has weights in safetensors, or says that it has."""
+    """Whether the folder has weights in safetensors, or an index of such weights."""
     return any((folder / name).is_file() for name in (WHOLE, INDEX))
 
 
 def opened(path: Path) -> Any:
-    """Open a file of safetensors; BadInput if it is none, or not whole."""
+    """Open a file of safetensors. Raises BadInput if it is not one, or not whole."""
     try:
         header, bring = tensor_header(path), who_brings(path)
         found = safe_open(path, framework="np")
@@ -155,11 +156,11 @@ def opened(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _PartlyHere:
-    """A file of which a tensor is brought before it is read."""
+    """A file that is partly here: each tensor is brought before it is read."""
 
     found: Any
     header: Mapping[str, TensorInfo]
-    start: int  # of the tensors' bytes
+    start: int  # offset of the tensors' bytes
     bring: Bring
 
     def keys(self) -> Iterable[str]:
@@ -179,7 +180,7 @@ class _PartlyHere:
 
 @dataclass(frozen=True, slots=True)
 class _BroughtSlice:
-    """A tensor of such a file, which is not read yet."""
+    """A tensor of a `_PartlyHere` file that is not read yet."""
 
     file: _PartlyHere
     name: str
@@ -204,7 +205,7 @@ def spelled(name: str) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first of the names, and how many more there are."""
+    """Return the first names as text, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
@@ -217,7 +218,7 @@ def _row_slices(shape: list[int]) -> Iterator[slice]:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    """The files of weights: the one of all, and those that an index names."""
+    """Return the files of weights: the single file, and those that an index names."""
     names = sorted(set(_index(folder).values()))
     if (folder / WHOLE).is_file():
         names = sorted({WHOLE, *names})
@@ -234,7 +235,7 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """Which file should have which tensor; nothing where there is no index."""
+    """Return the file of each tensor by the index; nothing if there is no index."""
     index = folder / INDEX
     if not index.is_file():
         return {}
@@ -251,7 +252,7 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def _is_file_name(found: Any) -> bool:
-    """Whether it may be the name of a file, by what most file systems allow."""
+    """Whether the value can be the name of a file on most file systems."""
     is_text = isinstance(found, str) and found.isprintable()
     return is_text and len(found.encode()) <= _LONGEST_NAME
 

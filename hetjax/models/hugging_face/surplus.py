@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder of Hugging Face stores besides the tensors that its config asks for.
+"""Checks the tensors of a Hugging Face folder that its config does not require.
 
-Owns what happens to each: constants (rotation frequencies, or what else a family knows
-of) are compared by value; towers for images are left out with a warning; all else is
-refused by name. Does not own heads that should be tied (`own_head.py`).
+Owns what happens to each. Constants (RoPE frequencies, or others that a family knows)
+are compared by value; vision towers are left out with a warning; all others are refused
+by name. Does not own heads that should be tied (`own_head.py`).
 """
 
 import re
@@ -21,15 +21,15 @@ from hetjax.models.positions import frequencies
 
 _FREQUENCIES = re.compile(r"^model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
 _TOWERS = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
-_ROUNDING = 1e-2  # of frequencies that were kept in bfloat16
+_ROUNDING = 1e-2  # relative, of frequencies that were stored in bfloat16
 
 
 def check_surplus(
     tensors: Tensors, family: Family, config: DecoderConfig, surplus: Iterable[str]
 ) -> None:
-    """BadInput for tensors that a model of this config would have to use.
+    """Raise BadInput for tensors that a model of this config would have to use.
 
-    Warns of those that it leaves out though they say something.
+    Warns of left-out tensors that are not constants.
     """
     refused, towers = [], []
     for name in sorted(surplus):
@@ -57,7 +57,7 @@ def check_surplus(
 def _is_constant(
     tensors: Tensors, family: Family, config: DecoderConfig, name: str
 ) -> bool:
-    """Whether the tensor follows from the config; warns where its values do not."""
+    """Whether the tensor is a constant of the config; warns if its values differ."""
     if family.is_constant is not None:
         return family.is_constant(name, lambda: tensors.read(name))
     if not _FREQUENCIES.match(name) or not isinstance(config, LlamaConfig):
@@ -73,7 +73,7 @@ def _is_constant(
 
 
 def _frequencies(config: LlamaConfig) -> Iterator[np.ndarray]:
-    """Those of its kinds of blocks, with and without scaling."""
+    """Yield the RoPE frequencies of each kind of block, with and without scaling."""
     for theta in {config.rope_theta, config.window_rope_theta or config.rope_theta}:
         for scaling in {None, config.rope_scaling}:
             yield np.asarray(frequencies(config.size_of_heads, theta, scaling))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of safetensors written one tensor at a time, each some rows at a time.
+"""Writes a file of safetensors one tensor at a time, each some rows at a time.
 
-`safetensors.save_file` wants all tensors of a file at once, and copies them. A header
-tells where each will be, so that it can be written as soon as it is made. Only the rows
-that are being written are there a second time, in the file's order and precision.
+`safetensors.save_file` needs all tensors of a file at once, and copies them. Here the
+header fixes the place of each tensor, which can be written as soon as it is made. Only
+the rows being written have a second copy, in the file's order and precision.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_ALIGNED_BYTES = 8  # of the header; spaces fill it up
+_ALIGNED_BYTES = 8  # alignment of the header, padded with spaces
 _ROWS_BYTES = 2**20  # converted at once, unless one row is larger
 
 
@@ -24,10 +24,10 @@ def write_tensors(
     dtype: np.dtype,
     values: Iterator[tuple[str, np.ndarray]],
 ) -> int:
-    """Write tensors in one dtype, whose values come in any order; return their bytes.
+    """Write tensors in one dtype; return how many bytes they take.
 
-    Values may have another dtype, and lie in any order (views of others). None is held
-    once the next is asked for.
+    `values` may come in any order, with another dtype and any memory layout (views of
+    other arrays). None is held once the next is requested.
     """
     places: dict[str, int] = {}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each parameter of ours is in a checkpoint of Hugging Face, and in which shape.
+"""Maps each parameter of ours to its place and shape in a Hugging Face checkpoint.
 
-Owns the shapes of theirs and ours, and how one becomes the other. Rows that pad our
-vocabulary are not theirs. Does not own which tensor is which parameter (`families/`)
-nor files (`tensors.py`).
+Owns their shapes and ours, and the conversion between them. Only our tables have rows
+that pad the vocabulary. Does not own which tensor is which parameter (`families/`) nor
+files (`tensors.py`).
 """
 
 import math
@@ -25,9 +25,9 @@ _OF_WORDS = ("embedding.table", "head.table")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPart:
-    """Where our parameter, or one expert of it, is: a tensor, or a third of it.
+    """The place of our parameter, or of one expert of it: a tensor, or a third of it.
 
-    `shape` is theirs, `ours` that of the part of our parameter.
+    `shape` is that of their tensor, `ours` that of the part of our parameter.
     """
 
     name: str
@@ -37,13 +37,13 @@ class TensorPart:
     expert: int | None = None
 
     def read(self, value: np.ndarray) -> np.ndarray:
-        """Give our part of their value, or of the third of it; a view."""
+        """Return our part, a view of their value (or of its third)."""
         if self.row.inputs is not None and self.row.transposed:
             value = value.T
         return value.reshape(self.ours)
 
     def write(self, value: np.ndarray) -> np.ndarray:
-        """Give their value of our part; of three side by side one third."""
+        """Return their value of our part: one third where three are side by side."""
         if self.row.inputs is None:
             third = self.row.third is not None
             return value.reshape(-1) if third else value.reshape(self.shape)
@@ -52,9 +52,9 @@ class TensorPart:
 
 
 def tensor_parts(config: DecoderConfig, model_type: str) -> dict[str, list[TensorPart]]:
-    """Return where each parameter of the model is, by its full path.
+    """Return the place of each parameter of the model, by its full path.
 
-    Experts of one parameter are several parts, in order.
+    A parameter of experts has one part for each expert, in order.
     """
     table = known_families()[model_type].tensors
     found: dict[str, list[TensorPart]] = {}
@@ -63,7 +63,7 @@ def tensor_parts(config: DecoderConfig, model_type: str) -> dict[str, list[Tenso
         for name, parameter in abstract_params(spec).items():
             path, shape = f"{spec.path}.{name}", parameter.shape
             if row := table.ends.get(path):
-                if path in _OF_WORDS:  # ours has rows of padding besides
+                if path in _OF_WORDS:  # ours also has rows of padding
                     shape = config.vocab_size, shape[1]
                 found[path] = [_part(row, row.theirs, shape)]
                 continue

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in a folder of Hugging Face as the parameters of our model.
+"""Reads the weights in a folder of Hugging Face as the parameters of our model.
 
-Owns that all that a model needs are there in the right shapes, and how they become
-parameters. Does not own what is stored besides (`surplus.py`), nor which tensors a
-parameter is made of (`tensor_names.py`).
+Owns the check that all tensors of the model are there in the right shapes, and their
+conversion to parameters. Does not own surplus tensors (`surplus.py`), nor which tensors
+make up a parameter (`tensor_names.py`).
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _DTYPES_IN_FILES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def check_tensors(tensors: Tensors, wanted: Mapping[str, TensorPart]) -> None:
-    """BadInput unless the folder has all tensors of the model, as they have to be."""
+    """Raise BadInput unless the folder has all tensors of the model, in right form."""
     there = tensors.places.keys()
     check_tensors_are_whole(
         tensors.folder, ((name, tensors.dtype(name)) for name in there)
@@ -56,11 +56,11 @@ def check_tensors(tensors: Tensors, wanted: Mapping[str, TensorPart]) -> None:
 
 
 class FolderWeights:
-    """The parameters of a model, each by its full path, in `dtype`, from such a folder.
+    """The parameters of a model in such a folder, each by its full path, in `dtype`.
 
-    Those of a folder of PEFT are its base's, with the adapters added.
-    Made, it has checked that all are there; it reads no more than what is asked for.
-    One that `lets_go` keeps no file in memory once a parameter is read.
+    For a folder of PEFT they are those of its base, with the adapters added.
+    The constructor checks that all are there. A call reads only the requested
+    parameter. With `lets_go`, no file stays in memory once a parameter is read.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FolderWeights:
         check_surplus(self.tensors, family, config, self.tensors.places.keys() - wanted)
 
     def check_model(self, model: Model) -> None:
-        """BadInput if the folder is of another model than this."""
+        """Raise BadInput if the folder is of another model than this."""
         wanted = {
             f"{spec.path}.{name}": parameter.shape
             for spec in model.modules
@@ -105,7 +105,7 @@ class FolderWeights:
         return *of_experts, *parts[0].ours
 
     def __call__(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Give the parameter in our shape; rows that pad the vocabulary are zero."""
+        """Return the parameter in our shape; rows that pad the vocabulary are zero."""
         found = self._read(self._parts[path], shape)
         if self.lets_go:
             self.tensors.let_go()
@@ -122,14 +122,14 @@ class FolderWeights:
         return found
 
     def _is_whole(self, part: TensorPart, shape: tuple[int, ...]) -> bool:
-        """Whether the tensor is the parameter as it is, so that no copy is made."""
+        """Whether the tensor is the unchanged parameter, so that no copy is needed."""
         is_alone = part.expert is None and part.row.third is None
         same = self.tensors.dtype(part.name) == _DTYPES_IN_FILES.get(self.dtype.name)
         return is_alone and part.ours == shape and same
 
 
 def _holds(path: str, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
-    """Whether our shape is theirs, or for a table of words theirs with more rows."""
+    """Whether our shape is theirs; a table of words may have more rows in ours."""
     is_table = path.endswith(".table") and ours[0] >= theirs[0]
     return ours == ((ours[0], *theirs[1:]) if is_table else theirs)
 

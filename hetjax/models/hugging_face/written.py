@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our models as folders that transformers loads: `config.json` and safetensors.
+"""Writes our models as folders that transformers loads: `config.json`, safetensors.
 
-Owns which file has which layers. Does not own which family tells a model of ours
+Owns which file has which layers. Does not own which family describes a model of ours
 (`known_families.py`), where values come from nor how a file is written
 (`tensor_file.py`).
 """
@@ -23,7 +23,7 @@ from hetjax.models.hugging_face.tensor_file import write_tensors
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.model import abstract_params
 
-FILE_BYTES = 4 * 2**30  # of a file, unless one layer is larger
+FILE_BYTES = 4 * 2**30  # limit of a file, unless one layer is larger
 DTYPES = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -42,10 +42,10 @@ def write_model(
     dtype: str,
     written: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
-    """Write a model's sizes and weights into a folder that is there.
+    """Write a model's sizes and weights into an existing folder.
 
-    `fields` are those of its `config.json`, `dtype` is that of the weights; `written`
-    is called for every file, with how many there are.
+    `fields` are those of its `config.json`, `dtype` is that of the weights. `written`
+    is called after each file, with its number and the number of files.
     """
     files = _files(config, fields["model_type"], DTYPES[dtype].itemsize)
     where: dict[str, str] = {}
@@ -68,7 +68,7 @@ def write_model(
 def _files(
     config: DecoderConfig, model_type: str, item_bytes: int
 ) -> list[dict[str, list[TensorPart]]]:
-    """Which parameters go into which file: whole layers, as many as fit."""
+    """Return the parameters of each file: whole layers, as many as fit."""
     found: list[dict[str, list[TensorPart]]] = []
     size_bytes = 0
     by_path = tensor_parts(config, model_type).items()
@@ -87,10 +87,10 @@ def _files(
 def _tensors(
     config: DecoderConfig, parts: Mapping[str, list[TensorPart]], read: Read
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Their tensors by name, views of some parameters of ours.
+    """Yield tensors of Hugging Face by name, as views of our parameters.
 
-    One parameter is in memory at a time, where its tensors are let go of: the last of
-    them is not held here while the next parameter is read.
+    If the caller lets go of tensors, one parameter is in memory at a time: its last
+    tensor is not held here while the next parameter is read.
     """
     shapes = {
         f"{spec.path}.{name}": parameter.shape

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-rank adapters of linear weights (LoRA, arXiv 2106.09685).
 
-A weight W that has one acts as W + scale A B, where A maps its inputs to `rank` numbers
-and B these to its outputs. The sum is never made, so a frozen W has no gradient to
-compute. B is zero at first. A is cut over devices where the inputs of W are, B where
-its outputs are.
+A weight W with an adapter acts as W + scale A B: A maps the inputs to `rank` numbers,
+and B maps these to the outputs. The sum is never made, so a frozen W needs no gradient.
+B is initially zero. A is cut over devices as the inputs of W are, B as its outputs are.
 
-Owns what an adapter is, its arrays' shapes and first values, and the product of a
-weight with its adapter. Does not own which weights have one (`finetuning.py`).
+Owns the definition of an adapter, the shapes and initial values of its arrays, and the
+product of a weight with its adapter. Does not own which weights have one
+(`finetuning.py`).
 """
 
 import math
@@ -26,8 +26,8 @@ A, B = "_lora_a", "_lora_b"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of a module's weight: how many numbers lie between A and B, and what
-    their product is multiplied by."""
+    """The adapter of a module's weight: the rank between A and B, and the factor of
+    their product."""
 
     weight: str
     rank: int
@@ -35,7 +35,7 @@ class Adapter:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of A and B, beside the weight's own."""
+        """The names of A and B: the weight's name with a suffix."""
         return self.weight + A, self.weight + B
 
 
@@ -50,7 +50,7 @@ class Factors:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Held:
-    """A weight that is held quantised; compared by identity, too."""
+    """A weight that is held quantised; also compared by identity."""
 
     weight: Quantised
 
@@ -58,14 +58,14 @@ class Held:
 def factor_dims(
     dims: tuple[Any, ...], num_inputs: int, between: Any
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What A and B have by dim, given what the weight has and what lies between."""
+    """Return what A and B have by dim (sizes, axes): the weight's and `between`."""
     return (*dims[:num_inputs], between), (between, *dims[num_inputs:])
 
 
 def first_factors(
     key: jax.Array, a_shape: tuple[int, ...], b_shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """First values: A uniform within 1 / sqrt(inputs), as PEFT draws it, and B zero."""
+    """Return initial values: A uniform within 1 / sqrt(inputs), as in PEFT, B zero."""
     limit = math.prod(a_shape[:-1]) ** -0.5
     a = jax.random.uniform(key, a_shape, jnp.float32, -limit, limit)
     return a, jnp.zeros(b_shape, jnp.float32)
@@ -74,7 +74,7 @@ def first_factors(
 def merged_weight(
     weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
 ) -> np.ndarray:
-    """W + scale A B; only the sum is there besides W."""
+    """Return W + scale A B; only the sum is allocated besides W."""
     merged = a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[0], -1)
     merged *= scale
     merged = merged.reshape(weight.shape)
@@ -83,7 +83,7 @@ def merged_weight(
 
 
 def linear(formula: str, x: jax.Array, weight: nnx.Param) -> jax.Array:
-    """Contract x with a linear weight by the formula, its adapter's part added."""
+    """Contract x with a linear weight by the formula, and add its adapter's part."""
     about = weight.get_metadata()
     held: Held | None = about.get("held")
     y: Any

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that are mapped over data ranks because what they are multiplied with is.
+"""Maps weights over data ranks (vmap) where the rows they multiply are mapped.
 
-JAX's `ragged_dot` has no rule for mapping (vmap) some of its operands alone. Does not
-own the mapping (`stage/microbatch.py`).
+JAX's `ragged_dot` has no vmap rule for the case that only some operands are mapped.
+Does not own the mapping (`stage/microbatch.py`).
 """
 
 import jax
@@ -10,9 +10,9 @@ import jax
 
 @jax.custom_vjp
 def mapped_like(rows_E: jax.Array, value: jax.Array) -> jax.Array:
-    """Give the value, mapped where the rows are, and its gradient as it comes.
+    """Return the value, mapped where the rows are; its gradient passes unchanged.
 
-    A choice between two that are the same: the compiler takes it away, and so do costs.
+    This selects between two equal values: the compiler and costs remove the choice.
     """
     return jax.lax.select_n(rows_E[0] >= 0, value, value)
 

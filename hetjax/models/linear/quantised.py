@@ -2,16 +2,16 @@
 """Frozen linear weights in few bits (QLoRA, arXiv 2305.14314), made whole where used.
 
 A weight is cut into blocks of 64 along the last dim of its inputs. Each block has one
-fp32 scale: its largest magnitude, which `nf4` codes are fractions of, or a 127th of it,
-which `int8` codes count. The 16 numbers of NF4 are those of the paper's appendix E; of
-codes two share a byte, the first of the pair in its low bits. The scales themselves are
-not quantised again.
+fp32 scale. For `nf4` the scale is the block's largest magnitude, and codes stand for
+fractions of it. For `int8` it is a 127th of that magnitude, and codes count it. The 16
+numbers of NF4 are those of the paper's appendix E. Two NF4 codes share a byte, the
+first in its low bits. The scales themselves are not quantised again.
 
-The product makes the weight in the precision of its input and lets go of it; the
-backward makes it again from the codes, whatever is otherwise kept for it.
+The product makes the weight whole in the precision of its input, and discards it. The
+backward makes it again from the codes, whatever else is kept for the backward.
 
-Owns the forms, how a weight comes into one, and its product. Does not own which weights
-are held so (`finetuning.py`).
+Owns the forms, the conversion of a weight to a form, and its product. Does not own
+which weights are quantised (`finetuning.py`).
 """
 
 import math
@@ -25,12 +25,12 @@ import numpy as np
 from hetjax.models.configs import FrozenForm
 from hetjax.models.linear.mapped import mapped_like
 
-SCALES = "_scales"  # what the name of the scales ends with, beside the codes'
+SCALES = "_scales"  # suffix of the scales' name; codes have the weight's name
 BLOCK = 64
 DTYPES: dict[FrozenForm, str] = {"int8": "int8", "nf4": "uint8"}
 _PER_BYTE: dict[FrozenForm, int] = {"int8": 1, "nf4": 2}
 _LARGEST = 127
-_ROUNDED_AT_ONCE = 2**17  # numbers, unless a row of blocks has more
+_ROUNDED_AT_ONCE = 2**17  # numbers, unless one block with all outputs has more
 NF4 = (
     -1.0,
     -0.6961928009986877,
@@ -54,26 +54,26 @@ Shape = tuple[int, ...]
 
 
 class Quantised(NamedTuple):
-    """A weight as it is held: arrays, or their shapes."""
+    """A quantised weight: arrays, or their shapes."""
 
     codes: Any
     scales: Any
 
 
 def quantised_shapes(form: FrozenForm, shape: Shape, num_inputs: int) -> Quantised:
-    """Shapes of codes and scales of a weight, whose dims stay in their places."""
+    """Return the shapes of a weight's codes and scales; dims stay in their places."""
     size, dim = shape[num_inputs - 1], num_inputs - 1
     codes, scales = size // _PER_BYTE[form], size // _block(size)
     return Quantised(*((*shape[:dim], n, *shape[dim + 1 :]) for n in (codes, scales)))
 
 
 def can_quantise(form: FrozenForm, shape: Shape, num_inputs: int) -> bool:
-    """Whether codes fill their bytes."""
+    """Whether the weight's codes fill their bytes."""
     return shape[num_inputs - 1] % _PER_BYTE[form] == 0
 
 
 def quantised(form: FrozenForm, weight: jax.Array, num_inputs: int) -> Quantised:
-    """Bring a weight (fp32) into the form: of each number the nearest code."""
+    """Quantise a weight (fp32): each number to the nearest code."""
     dim = num_inputs - 1
     blocks = _split(weight, dim, weight.shape[dim] // _block(weight.shape[dim]))
     largest = jnp.max(jnp.abs(blocks), axis=dim + 1, keepdims=True)
@@ -87,7 +87,7 @@ def quantised(form: FrozenForm, weight: jax.Array, num_inputs: int) -> Quantised
 
 
 def whole(held: Quantised, num_inputs: int, dtype: Any) -> jax.Array:
-    """Make the weight that is held so, in this precision."""
+    """Return the whole weight in this dtype."""
     dim = num_inputs - 1
     if held.codes.dtype == DTYPES["nf4"]:
         values = _looked_up(_unpacked(held.codes, dim))
@@ -125,7 +125,7 @@ product.defvjp(_product_forward, _product_backward)
 
 
 def _operand(formula: str, held: Quantised, dtype: Any) -> jax.Array:
-    """The weight, whose inputs end with the last dim that is summed over."""
+    """Return the whole weight; its inputs end with the last dim that is summed over."""
     _, of_weight, of_y = _dims(formula)
     last = max(at for at, dim in enumerate(of_weight) if dim not in of_y)
     return whole(held, last + 1, dtype)
@@ -139,7 +139,7 @@ def _dims(formula: str) -> tuple[str, str, str]:
 
 @jax.custom_vjp
 def ragged_product(x_RI: jax.Array, held: Quantised, rows_E: jax.Array) -> jax.Array:
-    """Multiply rows with the weight of their expert, as `ragged_dot` does.
+    """Multiply rows by the weight of their expert, as `ragged_dot` does.
 
     The weight (experts, inputs, outputs) has no gradient.
     """
@@ -168,16 +168,16 @@ ragged_product.defvjp(_ragged_forward, _ragged_backward)
 def quantised_on_host(
     form: FrozenForm, weight: np.ndarray, num_inputs: int
 ) -> Quantised:
-    """The same by the host's CPU, whatever devices there are: equal bits for all."""
+    """Quantise on the host's CPU: all hosts get equal bits, whatever their devices."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         held = _quantiser(form, num_inputs)(weight)
     return Quantised(*map(np.asarray, held))
 
 
 def rounded(form: FrozenForm, weight: np.ndarray, num_inputs: int) -> np.ndarray:
-    """What a weight (fp32) is, once it has been in the form.
+    """Return a weight (fp32) after it was quantised and made whole again.
 
-    Some blocks are brought into it at once: it takes several times their bytes.
+    Only some blocks are quantised at once, as that takes several times their bytes.
     """
     size = _block(weight.shape[num_inputs - 1])
     outputs = math.prod(weight.shape[num_inputs:])
@@ -203,7 +203,7 @@ def _restorer(num_inputs: int) -> Any:
 
 
 def _block(size: int) -> int:
-    """64, or the largest power of two below it that divides the size."""
+    """Return 64, or the largest power of two below it that divides the size."""
     return math.gcd(BLOCK, size)
 
 
@@ -213,7 +213,7 @@ def _split(value: jax.Array, dim: int, num_blocks: int) -> jax.Array:
 
 
 def _nearest(shares: jax.Array) -> jax.Array:
-    """The place of the nearest of the 16 numbers."""
+    """Return the index of the nearest of the 16 numbers."""
     between = [(low + high) / 2 for low, high in zip(NF4, NF4[1:], strict=False)]
     return sum(
         ((shares > middle).astype(jnp.uint8) for middle in between),
@@ -239,6 +239,6 @@ def _unpacked(codes: jax.Array, dim: int) -> jax.Array:
 
 
 def _looked_up(codes: jax.Array) -> jax.Array:
-    """The number of each code, by comparisons: no device has to gather for it."""
+    """Return the number of each code by comparisons: no device has to gather."""
     numbers = [jnp.full(codes.shape, value, jnp.float32) for value in NF4]
     return jax.lax.select_n(codes.astype(jnp.int32), *numbers)

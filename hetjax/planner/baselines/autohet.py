@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoHet's two stages (arXiv 2512.20953), as reconstructed from what is known of it.
+"""Finds AutoHet's plans (arXiv 2512.20953) by our reconstruction of its two stages.
 
 Owns the reconstruction; the paper's own equations are not public:
 
-1. device grouping: units (tensor groups of equal devices) form D data-parallel groups
-   that each hold one replica, the weakest as strong as can be; a group of P units does
-   K microbatches with effective power K / (K + P - 1) * sum of its units' powers. Units
-   of a class are alike, so a group is how many units of each class it has, a mix; the
-   largest least power is searched for with an integer program (CVXPY, HiGHS) at each;
-2. mapping and partition of each group: large memory first, layers by the least sum of
-   stages and hops plus K - 1 times the slowest stage, within memory.
+1. Device grouping: units (tensor groups of equal devices) form D data-parallel groups
+   that each hold one replica. The power of the weakest group is maximised. A group of P
+   units that computes K microbatches has effective power K / (K + P - 1) * sum of its
+   units' powers. Units of a class are alike, so a group is a mix: its number of units
+   of each class. The search over the least power solves an integer program (CVXPY,
+   HiGHS) at each value.
+2. Mapping and partition of each group: devices of large memory come first. Within
+   memory, cuts minimise the sum of stages and hops plus K - 1 times the slowest stage.
 
-All groups do as many microbatches; tensor degree (one for all layers, the paper's first
-observation), microbatch size, remat and D are tried from outside, the most promising
-by the powers. A unit's power is the sequences per second that it would do alone. Does
-not own cuts (`model/cuts.py`) nor costs.
+All groups have equally many microbatches. Tensor degree (one for all layers, the
+paper's first observation), microbatch size, remat and D are enumerated outside; those
+with the most promising powers are solved. A unit's power is the sequences per second
+that it would compute alone. Does not own cuts (`model/cuts.py`) nor costs.
 
 Letters of array names: N mixes of units, C device classes, S stages, A microbatches
 in flight from 0, I and J first layer and end of a range.
@@ -45,14 +46,14 @@ from hetjax.planner.model.seating import placed
 from hetjax.planner.model.solver import solve
 from hetjax.plans.plan import Plan
 
-_MOST_TRIED = 8  # groupings that are solved for
+_MOST_TRIED = 8  # groupings that are solved
 _MOST_MIXES = 1500
 _MOST_DEEP = 16  # units of a group
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mixes:
-    """Mixes that one replica fits on, with their effective powers."""
+    """Mixes on which a replica fits, with their effective powers."""
 
     units_NC: Ints
     power_N: Floats
@@ -60,16 +61,16 @@ class Mixes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grouping:
-    """Mixes and how many groups of each, and the power of the weakest."""
+    """Mixes with the number of groups of each, and the power of the weakest group."""
 
     groups: tuple[tuple[tuple[int, ...], int], ...]
     least_power: float
 
 
 def mixes(units_C: Sequence[int], most_units: int) -> Ints:
-    """Return every mix of up to so many units, without what would be too many.
+    """Return every mix of up to so many units, unless these are too many.
 
-    Groups are then at most less deep, or of fewer classes each.
+    If so, groups are limited to a smaller depth, or to fewer classes each.
     """
     num_classes, most = len(units_C), min(most_units, _MOST_DEEP, sum(units_C))
     kinds, deep = min(num_classes, 4), most
@@ -91,7 +92,7 @@ def _num_mixes(num_classes: int, kinds: int, deep: int) -> int:
 def _mixes_of(
     units_C: Sequence[int], chosen: Sequence[int], deep: int
 ) -> list[tuple[int, ...]]:
-    """Mixes with at least one unit of each of these classes and none of others."""
+    """Return the mixes with at least one unit of each chosen class and no others."""
     counts = [range(1, min(units_C[c], deep) + 1) for c in chosen]
     found = []
     for units in product(*counts):
@@ -104,7 +105,7 @@ def _mixes_of(
 
 
 def effective_power(units_NC: Ints, power_C: Floats, num_microbatches: int) -> Floats:
-    """Return K / (K + P - 1) times the sum of the units' powers: less its bubble."""
+    """Return K / (K + P - 1) times the sum of the units' powers: without the bubble."""
     depth_N = units_NC.sum(axis=1)
     return num_microbatches / (num_microbatches + depth_N - 1) * (units_NC @ power_C)
 
@@ -112,18 +113,18 @@ def effective_power(units_NC: Ints, power_C: Floats, num_microbatches: int) -> F
 def balanced_groups(
     there: Mixes, units_C: Sequence[int], num_groups: int, most_power: float = np.inf
 ) -> Grouping | None:
-    """Return so many groups whose weakest is as strong as can be.
+    """Return `num_groups` groups that maximise the power of the weakest.
 
-    `most_power` is a bound on that, if one is known; a good one saves solving.
+    `most_power` is an upper bound on that power, if known; a good one saves solving.
 
-    Units stay idle where that makes the weakest stronger; beyond that as much power as
-    can be is in use. None if there are too few units.
+    Units stay idle if that makes the weakest group stronger; otherwise as much power as
+    possible is used. None if there are too few units.
     """
     powers = np.unique(there.power_N)
     low, step = -1, 1
     high = int(np.searchsorted(powers, most_power * (1 + 1e-9))) - 1
     while low < high:
-        # the best is near the top of what is known to be too much: longer steps down
+        # the best is near the upper limit: begin there, with longer and longer steps
         middle = max((low + high + 1) // 2, high - step)
         if _most_groups(there, units_C, powers[middle]) >= num_groups:
             low = middle
@@ -142,7 +143,7 @@ def balanced_groups(
 
 
 def _most_groups(there: Mixes, units_C: Sequence[int], least_power: float) -> int:
-    """How many groups of at least that power there can be."""
+    """Return how many groups of at least that power there can be."""
     units_NC = _smallest(there.units_NC[there.power_N >= least_power])
     counts_N = cp.Variable(len(units_NC), integer=True)
     within = [counts_N >= 0, units_NC.T @ counts_N <= np.array(units_C)]
@@ -151,7 +152,7 @@ def _most_groups(there: Mixes, units_C: Sequence[int], least_power: float) -> in
 
 
 def _smallest(units_NC: Ints) -> Ints:
-    """The mixes that hold no other of the mixes."""
+    """Return the mixes that contain no other of the mixes."""
     holds_NN = (units_NC[:, None] >= units_NC).all(axis=2)
     return units_NC[holds_NN.sum(axis=1) == 1]
 
@@ -185,7 +186,8 @@ def _whole(counts_N: cp.Variable) -> Ints:
 
 
 def autohet(request: PlanRequest) -> list[Plan]:
-    """Return the best plans of grouping, then balance. NoFeasiblePlan if none fits."""
+    """Return the best plans by grouping, then cuts. Raises NoFeasiblePlan if none is
+    possible."""
     costs = stage_costs(request)
     tasks = sorted(_tasks(costs), key=lambda task: task.promised_s)
     candidates: list[Candidate] = []
@@ -200,8 +202,8 @@ def autohet(request: PlanRequest) -> list[Plan]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Task:
-    """One grouping to solve; no weakest group has more than `most_power`, whence a step
-    of about `promised_s`."""
+    """One grouping to solve. The weakest group has at most `most_power`, which means a
+    step of about `promised_s`."""
 
     b: int
     options_C: Ints
@@ -263,7 +265,7 @@ def _sync_s(
     units_C: tuple[int, ...],
     num_groups: int,
 ) -> float:
-    """About what a gradient sum takes: a stage's share of the model, groups alike."""
+    """Estimate a gradient sum: a stage's share of the model, with equal groups."""
     p, depth = costs.problem, max(sum(units_C) / num_groups, 1.0)
     options = options_C[options_C >= 0]
     whole_s = float(p.after_s_ABOU[0, b, options, p.range_IJ[0, -1]].max())
@@ -271,7 +273,8 @@ def _sync_s(
 
 
 def _stages_S(costs: StageCosts, units_C: Ints) -> Ints:
-    """The classes of a group's stages: large memory first, since that holds more."""
+    """Return the classes of a group's stages: large memory first, since early stages
+    hold more microbatches."""
     memory = [-spec.memory_gib for spec in costs.specs]
     order = np.array(sorted(range(len(memory)), key=memory.__getitem__))
     return np.repeat(order, units_C[order])
@@ -280,7 +283,7 @@ def _stages_S(costs: StageCosts, units_C: Ints) -> Ints:
 def _fits(
     costs: StageCosts, b: int, options_C: Ints, units_NC: Ints, num_microbatches: int
 ) -> NDArray[np.bool_]:
-    """Say of each mix whether its stages, filled from the first on, hold all layers."""
+    """Return for each mix whether its stages, filled in order, hold all layers."""
     num_layers = costs.problem.num_layers
     stages_N = [_stages_S(costs, units_C) for units_C in units_NC]
     deepest = max(map(len, stages_N), default=0)
@@ -297,7 +300,7 @@ def _fits(
 
 
 def _reach(costs: StageCosts, b: int, options_C: Ints, deepest: int) -> Ints:
-    """The last layer end that a stage from layer I can have with A in flight."""
+    """Return the last end of a stage that begins at layer I with A in flight."""
     p = costs.problem
     most_CIJ = p.most_in_flight_BOU[b, options_C][:, p.range_IJ]
     most_CIJ = np.where(p.range_IJ >= 0, most_CIJ, 0)
@@ -323,12 +326,12 @@ def _candidate(costs: StageCosts, task: _Task, grouping: Grouping) -> Candidate:
         )
         step_s = max(step_s, seconds)
         pipelines += [pipeline] * num
-    # stages of a group are beside each other where that can be
+    # a group's stages are next to each other where possible
     return Candidate(step_s=step_s, plan=partial(placed, costs.request, pipelines))
 
 
 def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> StageCuts | None:
-    """The partition by the closed form; hops do not depend on it."""
+    """Return the cuts with the least closed form; hops do not depend on them."""
     p, at = costs.problem, (task.b, task.options_C[classes_S])
     ahead_S = np.minimum(np.arange(len(classes_S), 0, -1), task.num_microbatches)
     stage_s_SU = np.where(

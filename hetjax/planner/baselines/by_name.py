@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All baselines by name, and how good they are: the simulator's word on each.
+"""Lists all baselines by name and compares their plans by simulation.
 
-Owns the names, the schedule that each is judged under, and the comparison. Does not own
-how a baseline plans (its own file) nor the evaluation (`model/evaluator.py`).
+Owns the names, the schedule under which each is simulated, and the comparison. Does not
+own how a baseline plans (its own file) nor the evaluation (`model/evaluator.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +21,14 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-_MOST_MEASURED = 6  # plans of a baseline that somebody would run before choosing
+_MOST_MEASURED = 6  # plans of a baseline that a user would run before choosing one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A planner as its authors call it, and where it is published.
+    """A planner, its authors' name for it, and its publication.
 
-    `schedule` is a name of `schedule/search.py`, under which its plans run.
+    Its plans run under `schedule`, a name of `schedule/search.py`.
     """
 
     plans: Callable[[PlanRequest], list[Plan]]
@@ -56,9 +56,9 @@ BASELINES: Mapping[str, Baseline] = {
 def compared(
     request: PlanRequest, names: Iterable[str] = tuple(BASELINES)
 ) -> dict[str, Predicted | NoFeasiblePlan]:
-    """Return the best plan of each baseline as simulated, or why it has none.
+    """Return each baseline's best plan by simulation, or the error why it has none.
 
-    BadInput for an unknown name.
+    Raises BadInput for an unknown name.
     """
     return {name: _best(request, name) for name in names}
 
@@ -76,7 +76,7 @@ def _best(request: PlanRequest, name: str) -> Predicted | NoFeasiblePlan:
         judged = map(evaluate, baseline.plans(request))
     except NoFeasiblePlan as error:
         return error
-    # what is over memory fails at once: it costs nothing to try
+    # a plan over memory fails at once, so trying it costs nothing
     fitting = list(islice((p for p in judged if p is not None), _MOST_MEASURED))
     if not fitting:
         return no_plan(name, request)

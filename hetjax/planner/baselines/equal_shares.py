@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of equal pipelines, each over the same share of every node class.
+"""Builds plans of equal pipelines, each over the same share of every node class.
 
-Where links between classes are slow, gradients that cross them cost more than
-activations do. Pipelines that all cross them at the same layer sum every gradient on
-one side. The templates' model takes sums as fast everywhere, so these plans are made
-apart: one pipeline over a share, by HARP's dynamic program, and as many as there are
-shares. Owns the shares. Does not own the program (`baselines/hapt.py`).
+Where links between classes are slow, gradients cost more to send over them than
+activations. If all pipelines cross them at the same layer, every gradient is summed on
+one side. The templates' model assumes that sums are equally fast everywhere, so these
+plans are built separately. HARP's dynamic program finds one pipeline over a share; the
+plan has one copy per share. Owns the shares. Does not own the program
+(`baselines/hapt.py`).
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,11 @@ from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import Seat
 from hetjax.plans.plan import Plan, Stage
 
-_MOST_DEVICES = 256  # of a share: more take longer than a search may
+_MOST_DEVICES = 256  # of a share; with more, planning takes too long for a search
 
 
 def equal_share_plans(request: PlanRequest) -> Iterator[Plan]:
-    """Yield plans of 1, 2, 4, ... equal pipelines, as far as shares come out even."""
+    """Yield plans of 1, 2, 4, ... equal pipelines, where classes divide evenly."""
     num = 1
     while num <= request.global_batch:
         shares = [_share(nodes, num) for nodes in request.classes]
@@ -39,7 +40,7 @@ class _Share:
     of: NodeClass
 
     def seat(self, node: str, devices: tuple[int, ...], n: int) -> Seat:
-        """Where a seat of the first share is in the n-th."""
+        """Return the seat in the n-th share that corresponds to a seat of the first."""
         at = [own.name for own in self.nodes].index(node)
         per_node = self.of.devices_per_node // self.nodes[0].count
         here = n * len(self.nodes) + at if per_node == 1 else n // per_node
@@ -48,7 +49,7 @@ class _Share:
 
 
 def _share(nodes: NodeClass, num: int) -> _Share | None:
-    """None if the class does not fall into so many equal shares."""
+    """Return the first share; None if the class has no `num` equal shares."""
     count = len(nodes.nodes)
     if count % num == 0:
         return _Share(nodes=nodes.nodes[: count // num], of=nodes)
@@ -58,7 +59,8 @@ def _share(nodes: NodeClass, num: int) -> _Share | None:
 
 
 def _part(node: Node, parts: int) -> Node | None:
-    """The first of so many parts of a node: whole hosts, or as much of one host."""
+    """Return the first of `parts` equal parts of a node: whole hosts, or a part of one
+    host; None if there are none."""
     devices, left = divmod(node.count, parts)
     hosts = max(node.hosts // parts, 1)
     alike = node.hosts % parts == 0 or parts % node.hosts == 0
@@ -96,6 +98,6 @@ def _plans(request: PlanRequest, num: int, shares: list[_Share]) -> Iterator[Pla
 
 
 def _moved(stage: Stage, share_of: dict[str, _Share], n: int) -> Stage:
-    """The stage in the n-th share."""
+    """Return the stage moved to the n-th share."""
     node, devices = share_of[stage.node].seat(stage.node, stage.devices, n)
     return replace(stage, node=node, devices=devices)

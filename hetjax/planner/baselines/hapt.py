@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HARP's plans (Hapt, arXiv 2509.24859): one pipeline over clusters in a fixed order.
+"""Finds HARP's plans (Hapt, arXiv 2509.24859): one pipeline over ordered clusters.
 
-Owns which clusters there are, in which orders they are tried (that of the file, and by
-zone), and how what the dynamic program finds becomes a plan. Clusters are our device
-classes, a microbatch size is taken for every search, and all devices are to be used:
-where counts do not divide, or layers are fewer than stages, at most 1, 2, 4, ... groups
-of a cluster stay idle, the least that has a plan. The launch-aheads of H-1F1B come with
-the evaluator's schedule. Of a cluster of more than 64 devices, devices are handed out
-two by two, four by four, up to whole nodes. Does not own the dynamic program
+Owns the clusters, the orders in which they are tried (that of the file, and by zone),
+and the conversion of the dynamic program's result to a plan. Clusters are our device
+classes. Each search has one microbatch size. All devices should be used. Where counts
+do not divide, or layers are fewer than stages, up to 1, 2, 4, ... groups of a cluster
+stay idle: the least number that has a plan. The evaluator's schedule supplies the
+launch-aheads of H-1F1B. In a cluster of more than 64 devices, a group is two devices,
+four, and so on up to whole nodes. Does not own the dynamic program
 (`hapt_program.py`).
 
 Letters of array names: C clusters, K launch-aheads, I and J first layer and end of a
@@ -39,12 +39,12 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.plans.plan import Plan
 
-_MOST_GROUPS = 64  # of devices of a cluster: more are handed out two by two, and so on
-_HOPELESS = 1.1  # times the best: microbatch sizes that cannot come nearer are left
+_MOST_GROUPS = 64  # groups of devices of a cluster; with more, groups are made larger
+_HOPELESS = 1.1  # times the best; tasks with a larger lower bound are pruned
 
 
 def hapt(request: PlanRequest) -> list[Plan]:
-    """Return the best single pipelines. NoFeasiblePlan if none is in memory."""
+    """Return the best single pipelines. Raises NoFeasiblePlan if none fits memory."""
     costs = stage_costs(request)
     tasks = [
         (b, order, task, limit_s)
@@ -65,7 +65,7 @@ def hapt(request: PlanRequest) -> list[Plan]:
 
 
 def _orders(costs: StageCosts) -> list[tuple[int, ...]]:
-    """Classes as in the file, and sorted by zone; those that have an option."""
+    """Return the classes with options in the order of the file, and sorted by zone."""
     in_file = sorted({option.device_class for option in costs.problem.options})
     classes = costs.request.classes
     by_zone = sorted(in_file, key=lambda c: classes[c].nodes[0].zone)
@@ -75,7 +75,7 @@ def _orders(costs: StageCosts) -> list[tuple[int, ...]]:
 def _possible_task(
     costs: StageCosts, b: int, order: Sequence[int]
 ) -> tuple[Task, float]:
-    """The task with the least idle devices, and the least limit that it has."""
+    """Return the feasible task with the least idle devices, and its least limit."""
     idle = 0
     while True:
         task = _task(costs, b, order, idle)
@@ -104,7 +104,7 @@ def _task(costs: StageCosts, b: int, order: Sequence[int], num_idle: int) -> Tas
 
 
 def _groups(costs: StageCosts, c: int) -> tuple[int, int]:
-    """How many groups of devices a cluster has, and of how many devices."""
+    """Return how many groups of devices a cluster has, and the devices per group."""
     nodes = costs.request.classes[c]
     each = 1
     while (
@@ -148,14 +148,15 @@ def _options(costs: StageCosts, c: int, num_devices: int) -> Ints:
 
 
 def _smallest(costs: StageCosts, c: int) -> int:
-    """The option that messages of a cluster are priced by: that on fewest devices."""
+    """Return the option that prices a cluster's messages: that on fewest devices."""
     options = costs.problem.options
     own = [o for o, option in enumerate(options) if option.device_class == c]
     return min(own, key=lambda o: options[o].num_devices)
 
 
 def _fitting_s(costs: StageCosts, b: int, options: Ints, ahead: int) -> Floats:
-    """Seconds of each option on each range of layers; infinity where it has no room."""
+    """Return the seconds of each option on each range of layers; infinity if it does
+    not fit."""
     p = costs.problem
     fits_OU = p.most_in_flight_BOU[b, options] >= max(ahead, 1)
     return np.where(fits_OU, p.busy_s_BOU[b, options], np.inf)
@@ -164,8 +165,8 @@ def _fitting_s(costs: StageCosts, b: int, options: Ints, ahead: int) -> Floats:
 def _stage_s(
     costs: StageCosts, b: int, c: int, num_devices: int, ahead_K: Ints
 ) -> Floats:
-    """Seconds of the fastest sharding that fits, by launch-ahead and layers."""
-    check_deadline()  # of a deep model this is half a GiB
+    """Return the seconds of the fastest fitting option, by launch-ahead and layers."""
+    check_deadline()  # for a deep model the arrays below take half a GiB
     options, range_IJ = _options(costs, c, num_devices), costs.problem.range_IJ
     least_s_KU = np.array(
         [_fitting_s(costs, b, options, int(k)).min(axis=0) for k in ahead_K]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HARP's dynamic program (arXiv 2509.24859): the cheapest pipeline over clusters.
+"""HARP's dynamic program (arXiv 2509.24859): finds the cheapest pipeline over clusters.
 
-Owns the rules of the space: a stage has a submesh inside one node, the next stage is on
-the same cluster or the next one, all devices are used but for idle ones that are
-allowed, launch-aheads follow HARP's thresholds. Owns the program: stages from the last
-to the first. Clusters are never gone back to and are used up, so that devices in use
-need counting on one cluster at a time only. The launch-ahead is part of the state (the
-released code carries that of the cheapest, and may miss pipelines that fit). The cost
+Owns the rules of the space. A stage has a submesh inside one node. The next stage is on
+the same cluster or the next one. All devices are used, except for the allowed idle
+ones. Launch-aheads follow HARP's thresholds. Owns the program, which goes from the last
+stage to the first. A pipeline uses up a cluster and never returns to it, so devices in
+use are counted on one cluster at a time. The launch-ahead is part of the state (the
+released code keeps only the cheapest one's, and may miss pipelines that fit). The cost
 is the released code's: sum of all stages and hops, each hop once, plus m - 1 times the
-slowest of both, within which limit the program is solved again and again. Does not own
-the search over limits (`model/cuts.py`) nor where times come from (`hapt.py`).
+slowest of both. The program is solved repeatedly, within a limit on this slowest. Does
+not own the search over limits (`model/cuts.py`) nor the times (`hapt.py`).
 
 Letters of array names: C clusters, K launch-aheads from 0, I and J first layer and end
 of a range, U groups of devices in use.
@@ -33,9 +33,9 @@ NEVER = 2**20  # a launch-ahead that no stage has
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Submesh:
-    """So many groups of devices of one node, and what a stage takes there.
+    """Some groups of devices of one node, and the seconds of a stage there.
 
-    `stage_s_KIJ` does not fall with K; infinite where it does not fit.
+    `stage_s_KIJ` does not fall with K; it is infinite where the stage does not fit.
     """
 
     num_groups: int
@@ -44,10 +44,10 @@ class Submesh:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SubCluster:
-    """Equal nodes; a group of devices is what is handed out at least.
+    """Equal nodes; a group of devices is the smallest unit of allocation.
 
-    All groups but `num_idle` at most are to be used. `straddles` if stages in sequence
-    could lie over the border of two nodes, which they may not.
+    At most `num_idle` groups may stay unused. `straddles` is set if consecutive stages
+    could put a stage across two nodes, which is not allowed.
     """
 
     num_groups: int
@@ -58,11 +58,11 @@ class SubCluster:
 
     @property
     def enough(self) -> slice:
-        """Numbers of groups in use that are enough to go on to another cluster."""
+        """The numbers of groups in use that allow moving on to another cluster."""
         return slice(max(self.num_groups - self.num_idle, 1), self.num_groups + 1)
 
     def fits_U(self, num_groups: int) -> np.ndarray:
-        """Whether a stage may be the last of U groups in use, from U = its own on."""
+        """Return whether a stage may take the last of U groups in use, U >= its own."""
         used = np.arange(num_groups, self.num_groups + 1)
         if not self.straddles:
             return np.ones(len(used), dtype=bool)
@@ -72,7 +72,7 @@ class SubCluster:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """Clusters in the order in which a pipeline goes over them.
+    """Clusters in the order in which a pipeline visits them.
 
     `hop_s_CCJ` is one message after layer J - 1, from a cluster to another or itself.
     """
@@ -91,7 +91,7 @@ class Task:
 
     @cached_property
     def limits(self) -> Floats:
-        """Every time that the slowest stage or hop can have."""
+        """All possible times of the slowest stage or hop."""
         tables = [m.stage_s_KIJ for c in self.clusters for m in c.submeshes]
         inner = self.hop_s_CCJ[:, :, 1:-1]
         found = np.concatenate([_distinct(table) for table in (*tables, inner)])
@@ -99,7 +99,8 @@ class Task:
         return found[np.diff(found, prepend=-np.inf) > 1e-9 * found]
 
     def following(self, cluster: int) -> range:
-        """The later clusters that stages may go on to: no others but idle ones."""
+        """Return the later clusters to which stages may move on, skipping only idle
+        ones."""
         last = cluster + 1
         while last < len(self.clusters) and self._spared(last):
             last += 1
@@ -115,8 +116,8 @@ class Task:
         return self.clusters[cluster].num_idle >= self.clusters[cluster].num_groups
 
     def deltas(self, limit_s: float) -> Ints:
-        """What is added to the launch-ahead before each hop, by (C, C, J); very much
-        for hops over the limit."""
+        """Return what each hop adds to the launch-ahead, by (C, C, J); NEVER for hops
+        over the limit."""
         seconds, which = np.unique(self.hop_s_CCJ, return_inverse=True)
         inside, crossing = (
             np.array([_delta(float(hop_s), limit_s, leaves) for hop_s in seconds])[
@@ -144,7 +145,7 @@ class ChosenStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cheapest:
-    """The cheapest pipeline, and its step as HARP prices it."""
+    """The cheapest pipeline, and its step by HARP's cost."""
 
     step_s: float
     stages: tuple[ChosenStage, ...]
@@ -156,7 +157,7 @@ def _distinct(table: Floats) -> Floats:
 
 
 def least_slowest_s(task: Task) -> float:
-    """Return the least limit that some pipeline keeps to; infinity if none fits."""
+    """Return the least limit within which a pipeline exists; infinity if none fits."""
     limits = task.limits
     low, high = 0, len(limits) - 1
     if not len(limits) or not _possible(task, limits[high]):
@@ -171,7 +172,7 @@ def least_slowest_s(task: Task) -> float:
 
 
 def cheapest_pipeline(task: Task, least_s: float) -> Cheapest:
-    """Return the cheapest pipeline, given the least possible limit."""
+    """Return the cheapest pipeline, given the least feasible limit."""
     found = best_limit(
         task.limits[task.limits >= least_s].tolist(),
         lambda limit_s: _followed(_filled(task, limit_s)),
@@ -181,9 +182,10 @@ def cheapest_pipeline(task: Task, least_s: float) -> Cheapest:
 
 
 def _possible(task: Task, limit_s: float) -> bool:
-    """Whether some pipeline keeps to the limit: the least launch-aheads decide.
+    """Return whether a pipeline exists within the limit, by the least launch-aheads.
 
-    `ahead_IU` is that of the first of the stages that hold layers I to the end.
+    `ahead_IU` is the launch-ahead of the first of the stages that hold layers I to the
+    end.
     """
     num_layers, num_clusters = task.num_layers, len(task.clusters)
     delta_CCJ = task.deltas(limit_s)
@@ -216,8 +218,9 @@ def _least_ahead(
     first: int,
     limit_s: float,
 ) -> Ints:
-    """Launch-aheads of a stage on a submesh from a layer on, by groups then in use."""
-    # launch-ahead 0 is in the tables too
+    """Return the least launch-aheads of a stage on a submesh that begins at layer
+    `first`, by groups then in use."""
+    # the tables include launch-ahead 0
     most_J = (mesh.stage_s_KIJ[:, first] <= limit_s).sum(axis=0) - 1
     same_JU = ahead_IU[:, : ahead_IU.shape[1] - mesh.num_groups] + delta_J[:, None]
     same_JU = np.concatenate([over_J[:, None], same_JU[:, 1:]], axis=1)
@@ -228,8 +231,8 @@ def _least_ahead(
 class _Fill:
     """Least seconds of stages and hops from layer I on, within a limit.
 
-    `fill_KIU` by cluster, for the first of these stages; `over_KJ` by cluster, for what
-    comes after a stage that is its last: other clusters, or nothing.
+    `fill_KIU` has, by cluster of the first of these stages, their seconds. `over_KJ`
+    has, by cluster, the seconds after its last stage: other clusters, or nothing.
     """
 
     task: Task
@@ -266,7 +269,7 @@ def _filled(task: Task, limit_s: float) -> _Fill:
 
 
 def _least_fill(found: _Fill, c: int, mesh: Submesh, first: int) -> Floats:
-    """Least seconds with a first stage on a submesh, by groups then in use."""
+    """Return the least seconds with a first stage on `mesh`, by groups then in use."""
     ends = slice(first + 1, None)
     stage_s_KJ = _within(mesh.stage_s_KIJ[:, first, ends], found.limit_s)
     fill_KJU = found.fill_KIU[c][:-1, ends, 1 : -mesh.num_groups or None]
@@ -280,8 +283,8 @@ def _least_fill(found: _Fill, c: int, mesh: Submesh, first: int) -> Floats:
 
 
 def _after_last(found: _Fill, c: int) -> Floats:
-    """Least seconds of a hop to later clusters and all that is there, by the
-    launch-ahead before the hop; or nothing after the last layer."""
+    """Return the least seconds of a hop to later clusters and all stages there, by the
+    launch-ahead before the hop; 0 after the last layer."""
     task, num_layers = found.task, found.task.num_layers
     over_KJ = np.full((task.num_ahead, num_layers + 1), np.inf)
     for k in task.following(c):
@@ -298,8 +301,8 @@ def _after_last(found: _Fill, c: int) -> Floats:
 
 
 class _State(NamedTuple):
-    """Before a stage: its cluster, launch-ahead and first layer, groups in use there
-    from it on; and the least seconds from there."""
+    """The state before a stage: its cluster, launch-ahead, first layer, the groups in
+    use there from this stage on, and the least seconds from there."""
 
     seconds: float
     cluster: int
@@ -309,7 +312,7 @@ class _State(NamedTuple):
 
 
 def _followed(found: _Fill) -> tuple[float, tuple[ChosenStage, ...]]:
-    """Return the least seconds of all layers, and the stages that take them."""
+    """Return the least seconds of all layers, and the stages that achieve them."""
     clusters = [c for c in range(len(found.fill_KIU)) if found.task.may_start(c)]
     state = start = min(_best_at(found, c, slice(None), 0) for c in clusters)
     stages = []
@@ -320,7 +323,7 @@ def _followed(found: _Fill) -> tuple[float, tuple[ChosenStage, ...]]:
 
 
 def _best_at(found: _Fill, c: int, aheads: slice, first: int) -> _State:
-    """The best state on a cluster whose devices are in use as they should be."""
+    """Return the best state on a cluster with enough groups in use."""
     enough = found.task.clusters[c].enough
     fill_KU = found.fill_KIU[c][aheads, first, enough]
     k, u = np.unravel_index(fill_KU.argmin(), fill_KU.shape)
@@ -329,7 +332,7 @@ def _best_at(found: _Fill, c: int, aheads: slice, first: int) -> _State:
 
 
 def _step(found: _Fill, at: _State) -> tuple[ChosenStage, _State | None]:
-    """The stage to take next, and the state after it."""
+    """Return the next stage, and the state after it."""
     c, cluster = at.cluster, found.task.clusters[at.cluster]
     options = []
     for m, mesh in enumerate(cluster.submeshes):

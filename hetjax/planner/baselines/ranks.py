@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks: devices in the order of the cluster file, and symmetric plans on them.
+"""Symmetric plans by rank: devices are taken in the order of the cluster file.
 
-Owns the shapes in which all stages have one mesh and all replicas as many stages, the
-seats that such stages can have, and plans that say who sits where. Does not own which
-shape a baseline takes, nor placement where order is not the point (`model/seating.py`).
+Owns the shapes in which all stages have one mesh and all replicas equally many stages,
+the seats of such stages, and the plans with given seats. Does not own which shape a
+baseline takes, nor placement without a given order (`model/seating.py`).
 
 Letters of array names: R replicas, S stages, N seats, C device classes.
 """
@@ -21,16 +21,16 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, UnplacedReplica, plan_of, seated
 from hetjax.plans.plan import Plan, Remat
 
-_MOST_KINDS = 4  # with more of them, all or the fastest 1, 2, 3
+_MOST_KINDS = 4  # with more kinds, all are tried, or the fastest 1, 2 or 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SymmetricShape:
-    """What all stages of a symmetric plan have in common, and the seats they can have,
-    with the class of each; `b` is the index of `size`.
+    """What all stages of a symmetric plan have in common, and their possible seats,
+    with the class of each. `b` is the index of `size`.
 
-    A step has `num_microbatches` in all. `options_C` gives the option by class, -1
-    where there is none.
+    A step has `num_microbatches` over all replicas. `options_C` is the option by class,
+    -1 if there is none.
     """
 
     seats: Sequence[Seat]
@@ -46,7 +46,7 @@ class SymmetricShape:
 
 
 def kinds_in_use(costs: StageCosts) -> list[frozenset[int]]:
-    """Return classes to use, as an engineer would try: all, or the fastest few only."""
+    """Return sets of classes that an engineer would try: all, or the fastest few."""
     rates = costs.problem.rates_C
     order = sorted(range(len(rates)), key=lambda c: -rates[c])
     nums = {*range(1, min(len(order), _MOST_KINDS)), len(order)}
@@ -56,8 +56,8 @@ def kinds_in_use(costs: StageCosts) -> list[frozenset[int]]:
 def shapes(
     costs: StageCosts, tensor: int, data: int, classes: Container[int]
 ) -> Iterator[SymmetricShape]:
-    """Yield every shape with these degrees that there are seats and layers for, the
-    seats in the order of the file."""
+    """Yield every shape with these degrees for which seats and layers suffice. Seats
+    are in the order of the file."""
     class_of = {
         node.name: c for c, k in enumerate(costs.request.classes) for node in k.nodes
     }
@@ -89,20 +89,20 @@ def shapes(
 
 
 def in_rank_order(num_replicas: int, num_stages: int) -> Ints:
-    """Return the seat of each (replica, stage) as Megatron ranks them.
+    """Return the seat of each (replica, stage) in Megatron's rank order.
 
-    Tensor fastest, then data, then pipeline: a stage's replicas are neighbours.
+    Tensor varies fastest, then data, then pipeline: a stage's replicas are neighbours.
     """
     return np.arange(num_replicas * num_stages).reshape(num_stages, -1).T
 
 
 def one_by_one(num_replicas: int, num_stages: int) -> Ints:
-    """Return the seat of each (replica, stage) where a replica's are neighbours."""
+    """Return the seat of each (replica, stage); a replica's stages are neighbours."""
     return np.arange(num_replicas * num_stages).reshape(num_replicas, -1)
 
 
 def alike(rows_RS: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct rows and, for every row, which of them it is."""
+    """Return the distinct rows, and the index of each row among them."""
     rows = [row.tobytes() for row in np.ascontiguousarray(rows_RS)]
     number = {row: q for q, row in enumerate(dict.fromkeys(rows))}
     firsts = [rows.index(row) for row in number]
@@ -116,8 +116,8 @@ def seated_plan(
     cuts_R: Sequence[StageCuts],
     num_microbatches_R: Sequence[int],
 ) -> Plan:
-    """Return the 1F1B plan of these replicas, `seats_RS` being indices of seats."""
-    # a seat's class is known by its node
+    """Return the 1F1B plan of these replicas; `seats_RS` are indices of seats."""
+    # the seat's node determines the class
     option = Option(
         device_class=0,
         tensor=shape.tensor,

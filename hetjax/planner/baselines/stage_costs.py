@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the baselines share: costs of stages and pipelines, and the best plans by them.
+"""Computes what baselines share: costs of stages and pipelines, and the best plans.
 
-Owns the look-up of options, the usual closed form for many pipelines at once (sum of
-all stages and hops there and back plus m - 1 times the slowest), how many plans a
-baseline gives and what is said where it has none. Does not own the costs
-(`model/terms/terms.py`), nor the forms that two of the papers have of their own.
+Owns the look-up of options, and the usual closed form for many pipelines at once (sum
+of all stages and hops there and back plus m - 1 times the slowest). Owns how many plans
+a baseline returns, and the error if it has none. Does not own the costs
+(`model/terms/terms.py`), nor the cost formulas specific to two of the papers.
 
 Letters of array names: as in `model/problem.py`, and Q pipelines, S stages, J the S + 1
 bounds of their layer ranges, R remats.
@@ -30,12 +30,12 @@ from hetjax.planner.model.templates import shown_s
 from hetjax.planner.model.terms.terms import search_problem
 from hetjax.plans.plan import Plan, Remat
 
-MOST_PLANS = 16  # enough to try a few that turn out to be within memory
+MOST_PLANS = 16  # enough that a few turn out to be within memory
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageCosts:
-    """A request and what its stages cost under every option."""
+    """A request, and the costs of its stages under every option."""
 
     request: PlanRequest
     problem: Problem
@@ -47,7 +47,7 @@ class StageCosts:
 
     @cached_property
     def specs(self) -> list[DeviceSpec]:
-        """What the devices of each class can do."""
+        """The device specification of each class."""
         return [device_spec(c.nodes[0]) for c in self.request.classes]
 
     @cached_property
@@ -58,13 +58,14 @@ class StageCosts:
 
     @cached_property
     def num_inner_layers(self) -> int:
-        """Layers between embedding and head: no more stages than these, and one."""
+        """The number of layers between embedding and head, at least 1. There are no
+        more stages than that."""
         return max(self.problem.num_layers - 2, 1)
 
     @cached_property
     def tensor_meshes(self) -> list[tuple[int, int]]:
-        """Every tensor degree, with the least data degree: devices that share a stage's
-        batch are replicas of their own."""
+        """Every tensor degree, with the least data degree, for planners that express
+        data parallelism as separate replicas."""
         least = min((data for _, data in self.meshes), default=1)
         return [(tensor, data) for tensor, data in self.meshes if data == least]
 
@@ -76,8 +77,7 @@ class StageCosts:
         )
 
     def remats_C(self, tensor: int, data: int) -> list[tuple[Remat, Ints]]:
-        """Return every remat with the option of each class; -1 where its nodes have no
-        room for it."""
+        """Return every remat with the option of each class; -1 if there is none."""
         classes, index = range(len(self.problem.classes)), self._index
         return [
             (r, np.array([index.get((c, tensor, data, r), -1) for c in classes]))
@@ -93,9 +93,9 @@ class StageCosts:
         }
 
 
-@lru_cache(maxsize=2)  # all baselines of a comparison ask for the same
+@lru_cache(maxsize=2)  # all baselines of a comparison use the same costs
 def stage_costs(request: PlanRequest) -> StageCosts:
-    """Return the costs of the request's options, of all its tensor degrees."""
+    """Return the costs of the request's options, for all its tensor degrees."""
     problem = search_problem(request, request.degrees, packing=False)
     return StageCosts(request=request, problem=problem)
 
@@ -103,7 +103,7 @@ def stage_costs(request: PlanRequest) -> StageCosts:
 def in_memory(
     p: Problem, b: int, options_QS: Ints, cuts_QJ: Ints, num_microbatches: Ints
 ) -> NDArray[np.bool_]:
-    """Say of each pipeline whether 1F1B's microbatches in flight fit every stage."""
+    """Return for each pipeline whether all stages fit 1F1B's microbatches in flight."""
     rows_QS = p.range_IJ[cuts_QJ[:, :-1], cuts_QJ[:, 1:]]
     num_stages = options_QS.shape[1]
     to_end_S = np.arange(num_stages, 0, -1)
@@ -119,9 +119,9 @@ def closed_s(
     num_microbatches: Ints,
     num_replicas: int,
 ) -> Floats:
-    """Return each pipeline's step by the closed form, its gradient sum included.
+    """Return each pipeline's step by the closed form, including the gradient sum.
 
-    Infinity where an option does not exist at the microbatch size.
+    Infinity if an option does not exist at the microbatch size.
     """
     rows_QS = p.range_IJ[cuts_QJ[:, :-1], cuts_QJ[:, 1:]]
     stage_s_QS = p.busy_s_BOU[b, options_QS, rows_QS]
@@ -142,7 +142,7 @@ def priced(
     num_microbatches: int,
     num_replicas: int,
 ) -> tuple[UnplacedReplica, float]:
-    """Return a pipeline without a place, and its step by the closed form."""
+    """Return an unplaced pipeline, and its step by the closed form."""
     p, counts_Q = costs.problem, np.array([num_microbatches])
     rows = np.array([options_S]), np.array([cuts])
     pipeline = UnplacedReplica(
@@ -159,8 +159,8 @@ def priced(
 def after_s(
     p: Problem, b: int, options_QS: Ints, rows_QS: Ints, num_replicas: int
 ) -> Floats:
-    """Return what comes after each pipeline has drained: gradient sum and update."""
-    # the terms tell the sum for very many replicas: 2 (R - 1) / R of the bytes each
+    """Return the terms after each pipeline has drained: gradient sum and update."""
+    # `p` prices sums of very many replicas: each sends 2 (R - 1) / R of the bytes
     shares = (1 - 1 / num_replicas, 1.0)
     after_s_AQS = p.after_s_ABOU[:, b, options_QS, rows_QS]
     after_s_AQS = after_s_AQS * np.reshape(shares, (-1, 1, 1))
@@ -168,7 +168,7 @@ def after_s(
 
 
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
-    """Split a count in proportion to weights; at least 1 each, by largest remainder.
+    """Split a count in proportion to weights, at least 1 each, by largest remainder.
 
     `total` must be at least the number of weights.
     """
@@ -186,7 +186,7 @@ def shared_out(total: int, weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A plan that is made when it is wanted, None if it has no place after all."""
+    """A plan built on demand; `plan` returns None if the nodes cannot hold it."""
 
     step_s: float
     plan: Callable[[], Plan | None]
@@ -195,7 +195,7 @@ class Candidate:
 def best_first(
     name: str, request: PlanRequest, candidates: Iterable[Candidate]
 ) -> list[Plan]:
-    """Return the best distinct plans. NoFeasiblePlan if there is none."""
+    """Return the best distinct plans. Raises NoFeasiblePlan if there is none."""
     found: list[Plan] = []
     possible = filter(_is_possible, candidates)
     for candidate in sorted(possible, key=lambda c: c.step_s):
@@ -216,7 +216,7 @@ def _is_possible(candidate: Candidate) -> bool:
 
 
 def no_plan(name: str, request: PlanRequest) -> NoFeasiblePlan:
-    """Return the error that says what binds."""
+    """Return the error that says which limit binds."""
     batch, sizes = request.global_batch, request.microbatch_sizes
     if all(batch % size for size in sizes):
         return NoFeasiblePlan(

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Even plans: Megatron-LM's symmetric 3D parallelism, and Varuna's pipelines.
+"""Finds even plans: Megatron-LM's symmetric 3D parallelism, and Varuna's pipelines.
 
-Owns both searches, which try everything. All replicas are equal, with the same number
-of blocks in every stage and as many microbatches each.
+Owns both exhaustive searches. All replicas are equal: the same number of blocks in
+every stage, and equally many microbatches.
 
-* Megatron-LM (arXiv 2104.04473) has tensor, data and pipeline degrees, microbatch sizes
-  and remats, on all devices, or the most that the batch divides by; or without the
-  slowest kinds of devices, as a good engineer would try. Ranks go over the nodes as the
-  file has them, tensor fastest, then data, then pipeline. Devices of a data degree
-  above 1 share the optimizer state, as its distributed optimizer does. It ranks by the
-  closed form, the slowest replica counting.
-* Varuna (arXiv 2111.04007) has no tensor parallelism and any pipeline depth and number
-  of replicas, and takes every device to be as slow as the slowest; a pipeline's devices
-  are neighbours in the file. Memory is that of the real devices.
+* Megatron-LM (arXiv 2104.04473) tries all tensor, data and pipeline degrees, microbatch
+  sizes and remats. It uses all devices, or the most by which the batch divides; it also
+  tries to leave out the slowest kinds, as a good engineer would. Ranks follow the nodes
+  in the order of the file, tensor fastest, then data, then pipeline. With a data degree
+  above 1, devices share the optimizer state, as its distributed optimizer does. Plans
+  are ranked by the closed form of the slowest replica.
+* Varuna (arXiv 2111.04007) has no tensor parallelism, and any pipeline depth and number
+  of replicas. It assumes that every device is as slow as the slowest. A pipeline's
+  devices are neighbours in the file. Memory is that of the real devices.
 
-Does not own costs (`stage_costs.py`) nor what varuna does when machines vanish.
+Does not own costs (`stage_costs.py`) nor Varuna's reaction to vanishing machines.
 
 Letters of array names: R replicas, S stages, Q distinct rows of R.
 """
@@ -42,12 +42,12 @@ from hetjax.plans.plan import Plan
 
 
 def megatron(request: PlanRequest) -> list[Plan]:
-    """Return the best symmetric plans. NoFeasiblePlan if none is in memory."""
+    """Return the best symmetric plans. Raises NoFeasiblePlan if none fits memory."""
     return best_first("megatron", request, _megatron(stage_costs(request)))
 
 
 def varuna(request: PlanRequest) -> list[Plan]:
-    """Return the best plans of stages of one device. NoFeasiblePlan if none is in
+    """Return the best plans of stages of one device. Raises NoFeasiblePlan if none fits
     memory."""
     costs = stage_costs(request)
     if (1, 1) not in costs.meshes:
@@ -83,7 +83,8 @@ def _candidate(
     *,
     blind: bool = False,
 ) -> Candidate:
-    """Even cuts and shares; if `blind`, every device is as slow as the slowest."""
+    """Return the candidate with even cuts and shares. If `blind`, every device counts
+    as slow as the slowest."""
     p, (num_replicas, num_stages) = costs.problem, seats_RS.shape
     cuts = even_cuts(p.num_layers, num_stages)
     count = shape.num_microbatches // num_replicas

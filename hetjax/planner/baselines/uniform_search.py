@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best plan with even cuts and equal microbatches: the space that Sailor searches.
+"""Finds the best plan with even cuts and equal microbatches, in Sailor's search space.
 
-Owns that space and its search (Sailor, SOSP 2025, in our reading): all replicas have
-the same number of stages, even blocks and as many microbatches; a stage is of one
-device class and one tensor degree in all replicas, classes follow one another along the
-pipeline in any order, each with one tensor degree; remat is whichever fits and is
-fastest, stage by stage. Pipelines of up to three classes are tried where there are
-three, of two where there are more, of the eight strongest classes. Does not own costs:
-it ranks by the closed form.
+Owns that space and its search (Sailor, SOSP 2025, in our reading). All replicas have
+the same number of stages, even blocks and equally many microbatches. A stage has the
+same device class and tensor degree in all replicas. Classes follow one another along
+the pipeline in any order, each with one tensor degree. Each stage has the fastest remat
+that fits. If there are up to three classes, a pipeline may use all of them; if there
+are more, at most two of the eight strongest. Does not own costs: plans are ranked by
+the closed form.
 
 Letters of array names: N pipelines, T tensor degrees, S stages, X and Y first stage
 and end of a range of stages, U ranges of layers.
@@ -37,12 +37,12 @@ from hetjax.plans.plan import Plan
 
 _MOST_CLASSES = 8
 _MOST_STAGES = 16
-_MOST_PRICED = 64  # the best, that are priced again with links that are held
-_HOPELESS = 1.2  # times the best: what cannot come nearer is left out
+_MOST_PRICED = 64  # the best plans, which are priced again, including held links
+_HOPELESS = 1.2  # times the best; shapes with a larger lower bound are pruned
 
 
 def uniform_search(request: PlanRequest) -> list[Plan]:
-    """Return the best uniform plans. NoFeasiblePlan if none is in memory."""
+    """Return the best uniform plans. Raises NoFeasiblePlan if none fits memory."""
     costs = stage_costs(request)
     found = sorted(_found(costs), key=lambda f: f.step_s)[:_MOST_PRICED]
     return best_first("uniform-search", request, [_candidate(costs, f) for f in found])
@@ -50,7 +50,7 @@ def uniform_search(request: PlanRequest) -> list[Plan]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shape:
-    """What all pipelines of a try have in common."""
+    """What all pipelines of one attempt have in common."""
 
     b: int
     num_stages: int
@@ -60,7 +60,7 @@ class _Shape:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Found:
-    """The best pipeline of a shape with given classes: a tensor degree for each."""
+    """The best pipeline of a shape with given classes, each with one tensor degree."""
 
     shape: _Shape
     step_s: float
@@ -69,8 +69,8 @@ class _Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Parts:
-    """What stages X to Y of one class take: all together, and the slowest, by tensor
-    degree; infinite where devices or memory do not suffice."""
+    """Seconds of stages X to Y on one class: their sum and the slowest, by tensor
+    degree. Infinite if devices or memory do not suffice."""
 
     option_TS: Ints
     stage_s_TS: Floats
@@ -80,8 +80,8 @@ class _Parts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Labels:
-    """Beginnings of pipelines, up to stage `end_N`: seconds of their stages and hops,
-    of the slowest stage, and the options of all stages so far (S, with -1 after)."""
+    """Partial pipelines up to stage `end_N`: seconds of their stages and hops, of the
+    slowest stage, and the options of all stages so far (-1 for later stages)."""
 
     fill_s_N: Floats
     most_s_N: Floats
@@ -109,7 +109,7 @@ def _found(costs: StageCosts) -> Iterator[_Found]:
 
 
 def _sequences(costs: StageCosts) -> list[tuple[int, ...]]:
-    """Orders of classes along a pipeline."""
+    """Return the orders of classes along a pipeline."""
     strength = [
         spec.peak_tflops * nodes.num_devices
         for spec, nodes in zip(costs.specs, costs.request.classes, strict=True)
@@ -161,7 +161,7 @@ def _parts(costs: StageCosts, shape: _Shape, c: int) -> _Parts:
 def _fastest(
     costs: StageCosts, shape: _Shape, c: int, tensor: int, data: int
 ) -> tuple[Ints, Floats]:
-    """The remat of each stage, as options, and its seconds."""
+    """Return the option with the fastest remat of each stage, and its seconds."""
     p, num_stages = costs.problem, shape.num_stages
     cuts = even_cuts(p.num_layers, num_stages)
     rows_S = p.range_IJ[cuts[:-1], cuts[1:]]
@@ -177,7 +177,7 @@ def _fastest(
 
 
 def _least_s(shape: _Shape, parts: Sequence[_Parts]) -> float:
-    """No pipeline of the shape has a step of less, hops apart."""
+    """Return a lower bound on the step of the shape's pipelines, without hops."""
     least_S = np.min([part.stage_s_TS.min(axis=0) for part in parts], axis=0)
     if np.isinf(least_S).any():
         return np.inf
@@ -209,7 +209,7 @@ def _best_of(
 def _longer(
     costs: StageCosts, shape: _Shape, labels: _Labels, part: _Parts, *, last: bool
 ) -> _Labels:
-    """Go on with stages of one class: to the end if it is the last, else not so far."""
+    """Append stages of one class: up to the end if it is `last`, else to before it."""
     num_stages = shape.num_stages
     fill_s_TNY = labels.fill_s_N[:, None] + part.fill_s_TXY[:, labels.end_N]
     ends = np.arange(num_stages + 1)
@@ -230,7 +230,7 @@ def _longer(
 def _hops_s(
     costs: StageCosts, shape: _Shape, options_NS: Ints, first: Ints, end: Ints
 ) -> Floats:
-    """Seconds of the hops into stages first to end."""
+    """Return the seconds of the hops into stages `first` to `end`."""
     p = costs.problem
     cuts = even_cuts(p.num_layers, shape.num_stages)
     kinds = p.kind_J[list(cuts[1:-1])]
@@ -252,6 +252,6 @@ def _candidate(costs: StageCosts, found: _Found) -> Candidate:
         shape.num_replicas,
     )
     pipelines = [pipeline] * shape.num_replicas
-    # a stage's replicas are beside each other where that can be
+    # a stage's replicas are next to each other where possible
     plan = partial(placed, costs.request, pipelines, ORDERS[::-1])
     return Candidate(step_s=step_s, plan=plan)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whale's plans for unlike devices: work in proportion to FLOP/s.
+"""Finds Whale's plans for unlike devices: work in proportion to FLOP/s.
 
-Owns the search (Whale, ATC 2022): Megatron's degrees; a replica's number of
-microbatches in proportion to the FLOP/s that it can use; either even blocks or layers
-in proportion to the stages' FLOP/s, stages of large memory first, layers moving on from
-stages whose device is full; a replica's devices side by side in the file or in
-Megatron's ranks; all kinds of devices or the fastest only. Speeds are the catalogue's
-peaks, as Whale knows nothing else. Does not own costs (`stage_costs.py`): it ranks by
-the closed form, as megatron here does.
+Owns the search (Whale, ATC 2022). It tries Megatron's degrees. A replica's number of
+microbatches is proportional to the FLOP/s that it can use. Blocks are even, or layers
+are proportional to the stages' FLOP/s, with the stages of large memory first; layers
+move on from stages whose device is full. A replica's devices are neighbours in the
+file, or in Megatron's rank order. All kinds of devices are used, or only the fastest.
+Speeds are the catalogue's peaks, as Whale knows nothing else. Does not own costs
+(`stage_costs.py`): plans are ranked by the closed form, as for `megatron`.
 
 Letters of array names: R replicas, S stages, Q distinct rows of R, I and J first layer
 and end of a range, C device classes.
@@ -38,13 +38,13 @@ from hetjax.plans.plan import Plan
 
 
 def whale(request: PlanRequest) -> list[Plan]:
-    """Return the best FLOP-proportional plans. NoFeasiblePlan if none is in memory."""
+    """Return the best FLOP-proportional plans. Raises NoFeasiblePlan if none fits."""
     return best_first("whale", request, _candidates(_speeds(stage_costs(request))))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Speeds:
-    """What Whale knows: FLOPs of layers 0 to J, FLOP/s and memory of a device."""
+    """Whale's inputs: FLOPs of layers 0 to J, FLOP/s and memory of a device."""
 
     costs: StageCosts
     flops_J: Floats
@@ -85,7 +85,7 @@ def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
 
 
 def _ideal_s(costs: StageCosts, shape: ranks.SymmetricShape) -> float:
-    """Seconds of a step in which every seat computes all the time."""
+    """Return the seconds of a step in which every seat computes all the time."""
     p, num_C = costs.problem, np.bincount(shape.class_N)
     used = np.flatnonzero(num_C)
     busy_s_C = p.busy_s_BOU[shape.b, shape.options_C[used], p.range_IJ[0, -1]]
@@ -121,7 +121,7 @@ def _candidate(
 def _cuts(
     speeds: _Speeds, shape: ranks.SymmetricShape, classes_S: Ints, proportional: bool
 ) -> StageCuts | None:
-    """Even cuts, or those with loads nearest to the speeds that memory allows."""
+    """Return even cuts, or the cuts within memory that minimise the largest load."""
     p, num_stages = speeds.costs.problem, len(classes_S)
     if not proportional:
         return even_cuts(p.num_layers, num_stages)
@@ -136,7 +136,8 @@ def _cuts(
 
 
 def _usable_flops_per_s(speeds: _Speeds, classes_QS: Ints, cuts_QJ: Ints) -> Floats:
-    """The model's FLOPs over the time of the most loaded stage, per device of one."""
+    """Return the model's FLOPs over the time of the most loaded stage, counting one
+    device per stage."""
     flops_QS = np.diff(speeds.flops_J[cuts_QJ], axis=1)
     slowest_s_Q = (flops_QS / speeds.flops_per_s_C[classes_QS]).max(axis=1)
     return speeds.flops_J[-1] / slowest_s_Q

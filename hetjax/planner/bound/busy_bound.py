@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step time in which devices that never wait could do the batch.
+"""Lower bound on the step time, from devices that never wait.
 
-Owns the linear program that shares layers and sequences out among devices, without
-regard to pipelines, and the bound that its duals prove. Does not own what a limit on
-work stands for (`cut_bound.py`).
+Owns the linear program that distributes layers and sequences among devices, ignoring
+pipelines, and the bound that its duals prove. Does not own the meaning of a limit on
+work (`cut_bound.py`).
 
     y_P       share of the batch, of the layers of one kind under one option
     busy_PC   seconds of a device of each class in a step, if y_P is 1
@@ -15,13 +15,13 @@ work stands for (`cut_bound.py`).
                 weight_P @ y_P  <= most                 (price of work)
                 sum of y_P over each kind's options = 1
 
-No plan is faster: y_P are its shares, and its devices compute for busy_PC.T @ y_P in
-all. Prices with price_C @ room_C = 1 prove
+No plan is faster: a plan has such shares y_P, and its devices compute for
+busy_PC.T @ y_P in total. Prices with price_C @ room_C = 1 prove
 
     t >= sum over kinds of the least (busy_PC @ price_C + weight_P * price)
          - most * price
 
-which is evaluated as it stands, so that nothing depends on the solver.
+The code evaluates this formula, so the bound does not depend on the solver.
 """
 
 from dataclasses import dataclass
@@ -40,15 +40,16 @@ _TOLERANCE = 1e-3  # relative, of a bound within a limit on work
 
 
 def busy_bound_s(p: Problem, enough_s: float = inf) -> float:
-    """Return a step time that no plan is faster than, within the limit on work if there
-    is one; inf if some layer fits nowhere. No more than `enough_s` is looked for."""
+    """Return a lower bound on the step of all plans, within the limit on work if there
+    is one; inf if some layer fits nowhere. Larger bounds than `enough_s` are not
+    sought."""
     work = _work(p)
     if not work.fits:
         return inf
     low_s = work.least_s(inf) * (1 - STRICT)
     if p.work_limit is None:
         return low_s
-    # the least step falls with the work that there may be, which grows with the step
+    # `least_s` falls as the limit on work rises, and the limit rises with the step
     most = p.work_limit.most_sequences
     high_s = min(enough_s, work.least_s(most(low_s)) * (1 - STRICT))
     while high_s > low_s * (1 + _TOLERANCE):
@@ -62,7 +63,7 @@ def busy_bound_s(p: Problem, enough_s: float = inf) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What is computed where; inf where an option has no memory for a kind."""
+    """Work by pair P of kind and option; pairs without enough memory are left out."""
 
     kind_P: Ints
     busy_PC: Floats
@@ -71,11 +72,11 @@ class _Work:
 
     @property
     def fits(self) -> bool:
-        """Whether each kind has an option."""
+        """Whether every kind has an option."""
         return len(np.unique(self.kind_P)) == 1 + self.kind_P.max(initial=-1)
 
     def least_s(self, most: float) -> float:
-        """What the prices prove that are best where there is so much work."""
+        """Return the bound that the best prices prove with limit `most` on work."""
         if self._least_of_kinds(self.weight_P) > most:
             return inf
         problem, limit, by_class, by_work = self._program
@@ -86,7 +87,7 @@ class _Work:
         whole = float(price_C @ self.room_C)
         if not whole > 0:
             return 0.0
-        # the program counts in units, and prices of work are per unit, too
+        # the program's unit of time is `_unit_s`, so prices of work are per unit, too
         price_C, price = price_C / whole, price / whole * self._unit_s
         cost_P = self.busy_PC @ price_C + self.weight_P * price
         return self._least_of_kinds(cost_P) - limit.value * price
@@ -98,7 +99,7 @@ class _Work:
 
     @property
     def _unit_s(self) -> float:
-        """So many seconds of the program are 1, for its figures to be of one size."""
+        """The seconds that are 1 in the program, so that its numbers are similar."""
         return float(self.busy_PC.max())
 
     @cached_property

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificate of a search: no plan of the request's space simulates faster.
+"""Certifies a search: no plan of the request's space simulates faster than the bound.
 
-Owns who is in the space, that a bound is held against every plan that the search
-simulated, and that one which some plan contradicts is reported as an error. Does not
-own how bounds are proved (`column_generation.py`), nor whether a plan is valid
+Owns the definition of the space, the comparison of the bound with every plan that the
+search simulated, and the error if a plan contradicts the bound. Does not own how bounds
+are proved (`column_generation.py`), nor whether a plan is valid
 (`plans/validation.py`) and fits into memory (`model/evaluator.py`).
 """
 
@@ -28,8 +28,8 @@ from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import Op, parse_program
 from hetjax.schedule.simulation.result import shares_devices
 
-# Backward passes are whole, or may be split; stages may share devices besides. Each has
-# those before it inside.
+# whole: backward passes are whole; split: they may be split; interleaved: stages may
+# also share devices. Each space contains those before it.
 Space = Literal["whole", "split", "interleaved"]
 _SPACES: tuple[Space, ...] = get_args(Space)
 
@@ -37,13 +37,13 @@ _WHAT = "a plan of the search"
 
 
 def space_of(request: PlanRequest, plan: Plan) -> Space | None:
-    """Return the smallest space that a valid plan is in; None if a bound of this
-    request is not about it.
+    """Return the smallest space that contains a valid plan; None if the bounds of this
+    request do not cover the plan.
 
-    It does the request's batch, in any order, with what the request leaves open: tensor
-    and data degrees, remat choices, what is on hosts, and microbatch sizes. Stages and
-    replicas may differ in all of them, and lie on any devices of a node in any order;
-    they compute in the precision of the request, and attention in its form.
+    A plan of a space computes the request's batch, in any order. It uses the choices
+    that the request leaves open: tensor and data degrees, remats, offloads and
+    microbatch sizes. Stages and replicas may differ in all of these, and lie on any
+    devices of a node in any order. Precision and attention form are the request's.
     """
     if not _is_open(request, plan):
         return None
@@ -53,7 +53,7 @@ def space_of(request: PlanRequest, plan: Plan) -> Space | None:
 
 
 def _is_split(plan: Plan) -> bool:
-    """Whether some backward pass may be in two halves."""
+    """Return whether some backward pass may be in two halves."""
     if not plan.programs:
         return SCHEDULES[plan.schedule].splits
     programs = map(parse_program, plan.programs.values())
@@ -61,7 +61,7 @@ def _is_split(plan: Plan) -> bool:
 
 
 def _is_open(request: PlanRequest, plan: Plan) -> bool:
-    """Whether the request leaves the plan's choices open."""
+    """Return whether the request leaves the plan's choices open."""
     return (
         plan.seq_len == request.seq_len
         and plan.global_batch == request.global_batch
@@ -82,10 +82,10 @@ def _is_open(request: PlanRequest, plan: Plan) -> bool:
 def certified_bound(
     request: PlanRequest, simulated: Iterable[Predicted], space: Space = "whole"
 ) -> LowerBound:
-    """Return what no plan of the space simulates faster than, as far as is known.
+    """Return the lower bound on the simulated step of all plans of the space.
 
-    Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far
-    where the time is up (`model/deadline.py`).
+    It covers stages of all tensor degrees (`Found` in `search/find.py`). When the time
+    is up (`model/deadline.py`), it is what was proven until then.
     """
     least_s = _least_s(request, simulated, space)
     try:
@@ -103,14 +103,14 @@ def held(
     simulated: Iterable[Predicted],
     space: Space = "whole",
 ) -> LowerBound:
-    """Return the bound, held against what was simulated since it was proved."""
+    """Return the bound, compared with plans simulated since it was proved."""
     return bound.held_against(_least_s(request, simulated, space), _WHAT)
 
 
 def _least_s(
     request: PlanRequest, simulated: Iterable[Predicted], space: Space
 ) -> float:
-    """The least step of the space among them."""
+    """Return the least simulated step of plans in the space; inf if there are none."""
     spaces = _SPACES[: _SPACES.index(space) + 1]
     inside = (found for found in simulated if space_of(request, found.plan) in spaces)
     return min((found.simulation.step_time_s for found in inside), default=math.inf)
@@ -119,10 +119,11 @@ def _least_s(
 def proved(
     request: PlanRequest, longest_s: float = 0.0, space: Space = "whole"
 ) -> LowerBound:
-    """Return the bound alone. Where stages share devices it is that of devices that
-    compute all the time.
+    """Return the bound, not compared with any plan. For the interleaved space it
+    assumes devices that compute all the time.
 
-    NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.
+    Raises NoFeasiblePlan if no plan fits into memory, or computes the batch within
+    `longest_s`.
     """
     if space != "whole":
         p, early_s, parts = split_bound_problem(request, request.degrees)
@@ -136,7 +137,7 @@ def proved(
     for num_replicas in ("several", "one"):
         p = bound_problem(request, request.degrees, num_replicas=num_replicas)
         try:
-            least_s = min(found, default=math.inf)  # of both the lesser counts
+            least_s = min(found, default=math.inf)  # the lesser of the two counts
             busy_s = _busy_s(request, p)
             found.append(_least_step_s(request, p, busy_s, longest_s, enough_s=least_s))
         except NoFeasiblePlan as problem:
@@ -163,12 +164,12 @@ def _least_step_s(
 
 
 def _busy_s(request: PlanRequest, p: Problem, parts: int = 1) -> float:
-    """The bound of devices that never wait, whatever pipelines there are."""
+    """Return the bound of devices that never wait, whatever the pipelines."""
     return bound_by_cuts(request, p, busy_bound_s(p), busy_bound_s, parts=parts)
 
 
 def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:
-    """Nothing of the space does it: the search's plans are outside, or we are wrong."""
+    """Return the bound of a space proved empty; if `is_false`, a plan contradicts."""
     if not is_false:
         return LowerBound(why=f"no plan of these choices exists: {error.got}")
     why = (

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lower bound on the step time, by column generation.
+"""Computes the lower bound on the step time by column generation.
 
 Owns `lower_bound`. At a fixed step time the restricted master (`restricted_master.py`)
-asks how many sequences fractions of copies of known templates, the columns, do. Any
-duals of the devices prove that a step time is too short if no template does as many
-sequences per price as all devices together would have to. So the step time is bisected:
-at duals that no known column contradicts, pricing (`pricing.py`) looks for a template
-of positive reduced cost. Either it finds one, which becomes a column, or the step time
-is proven too short. Does not own integer copies (`search/integer_master.py`).
+maximises the sequences that fractions of copies of known templates, the columns,
+compute. Any duals of the devices prove that a step time is too short if no template
+computes as many sequences per price as all devices together would have to. So the step
+time is bisected: at duals that no known column contradicts, pricing (`pricing.py`)
+searches for a template of positive reduced cost. Either it finds one, which becomes a
+column, or the step time is proven too short. Does not own integer copies
+(`search/integer_master.py`).
 """
 
 from collections.abc import Sequence
@@ -36,22 +37,22 @@ from hetjax.planner.model.templates import Column, Form, column, stacked
 _MAX_ROUNDS = 300
 _NUM_BISECTIONS = 3
 _PRECISION = 1e-4  # relative, of the least step time that columns reach
-_LONGEST = 1e4  # times the compute bound: only memory can still be in the way
+_LONGEST = 1e4  # times the compute bound; in longer steps only memory can be the limit
 _GROWTH = 1.15
-_LEAP = 2.0  # where no template fits into the time
-_DECISIVE_LABELS = 500_000  # to say that nothing fits; with many more memory ends
+_LEAP = 2.0  # the growth where no template fits into the time
+_DECISIVE_LABELS = 500_000  # to prove infeasibility; many more exhaust memory
 _OUTLOOK_TOLERANCE = 0.02
-_NEAR = 0.1  # relative: a last step, not half the way
+_NEAR = 0.1  # relative: this close, price at the target, not halfway to it
 
 PricingOutcome = Literal["columns", "proven", "open"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Effort:
-    """How close to the relaxation the bound is to come.
+    """How close to the relaxation the bound should come.
 
-    Not tried after `only_below` labels; a step time that `most_labels` do not decide
-    is left open.
+    Not used if `only_below` labels or more were needed before. A step time that
+    `most_labels` do not decide stays open.
     """
 
     tolerance: float
@@ -71,12 +72,12 @@ _QUICK: dict[Form, _Effort] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound:
-    """A step time below which the global batch cannot be done, and how we know.
+    """A lower bound on the step time, and its proof.
 
-    At `duals_R`, of devices of each class and then of fragments of nodes, nothing does
-    as much in `step_s` as it costs. `columns` are the templates seen on the way:
-    fractions of copies of them reach `relaxed_s`. The heuristic pricing finds nothing
-    at `heuristic_bound_s`, which proves nothing.
+    At `duals_R` (of devices of each class, then of fragments of nodes) no template
+    computes as much in `step_s` as its price requires. `columns` are the templates
+    found on the way; fractions of copies of them reach `relaxed_s`. At
+    `heuristic_bound_s` heuristic pricing finds nothing, which proves nothing.
     """
 
     step_s: float
@@ -98,12 +99,12 @@ def lower_bound(
 ) -> Bound:
     """Return a certified bound, close to the relaxation's optimum or to `enough_s`.
 
-    Within 0.05 % of it where that is little work, else within 0.4 %, or 1 to 2 % if it
-    is to be `quick`; or further below where that cannot be decided with a fair amount
-    of work. What was `seen` before makes the search shorter. NoFeasiblePlan if not even
-    fractions of pipelines do the global batch, in the time of any sensible plan or in
-    `longest_s`. Where the time is up (`model/deadline.py`) what is proven of it by
-    then, in the prefix form.
+    It is within 0.05 % of that where this takes little work, else within 0.4 %, or
+    within 1 to 2 % if `quick`. It is further below where a fair amount of work cannot
+    decide this. A bound `seen` before shortens the search. Raises NoFeasiblePlan if not
+    even fractions of pipelines compute the global batch, in the time of any sensible
+    plan or in `longest_s`. In the prefix form, when the time is up
+    (`model/deadline.py`), the bound is what was proven until then.
     """
     found = seen
     if found is None:
@@ -120,7 +121,7 @@ def lower_bound(
     if found.relaxed_s == np.inf:
         return found
     if quick and form == "closed":
-        # the exact pricing is asked only once
+        # exact pricing runs only once
         effort = _QUICK[form]
         close_s = found.relaxed_s * (1 - effort.tolerance)
         found, _ = _price_at(p, form, found, close_s, effort.most_labels)
@@ -131,9 +132,10 @@ def lower_bound(
 
 
 def seen_in(p: Problem, bound: Bound) -> Bound:
-    """Return a bound as what was seen before of the same problem with one more limit.
+    """Return the bound as the `seen` of `p`, the same problem with a limit on work.
 
-    NoFeasiblePlan if no pipelines do the global batch within it. TimeUp.
+    Raises NoFeasiblePlan if no pipelines compute the global batch within the limit, and
+    TimeUp.
     """
     columns = tuple(column(p, c.template, "prefix") for c in bound.columns)
     duals_R = np.append(bound.duals_R, 0.0)
@@ -144,21 +146,21 @@ def seen_in(p: Problem, bound: Bound) -> Bound:
 
 
 def _with_paid(p: Problem, found: Bound) -> Floats:
-    """The duals halfway to what the columns pay: any price of the limit on work would
-    prove something, and none is known yet."""
+    """Return duals halfway between `found`'s and the columns' own. So the limit on work
+    gets a price: any price could prove a bound, and none is known yet."""
     step_s, devices = found.relaxed_s * (1 - _PRECISION), len(p.room_R)
     paid_R = solve_restricted_master(p, stacked(found.columns), step_s).duals_R
     usual_R, room_R = found.duals_R, p.room_at(step_s)
-    if not paid_R.any():  # none of the columns does anything in the time
+    if not paid_R.any():  # no column computes anything in the time
         return usual_R
     usual_R = usual_R * float(paid_R @ room_R) / float(usual_R @ room_R)
     return np.append((usual_R + paid_R)[:devices] / 2, paid_R[devices:])
 
 
 def heuristic_bound(p: Problem, form: Form, below_s: float = np.inf) -> Bound | None:
-    """Return about the least step time of fractions of heuristically priced columns.
+    """Estimate the least step time of fractions of heuristically priced columns.
 
-    A first look, that proves nothing. None if no templates were found that reach
+    This is a first look and proves nothing. None if no templates were found that reach
     `below_s`.
     """
     if not fits(p):
@@ -181,7 +183,7 @@ def heuristic_bound(p: Problem, form: Form, below_s: float = np.inf) -> Bound | 
 
 
 def columns_within(p: Problem, form: Form, step_s: float) -> tuple[Column, ...]:
-    """Return columns of which fractions reach the step time; none if none are found."""
+    """Return columns whose fractions reach the step time; () if none are found."""
     found = _initial(p)
     while not reaches(p, stacked(found.columns), step_s):
         found, outcome = _price_at(p, form, found, step_s, 0)
@@ -191,10 +193,10 @@ def columns_within(p: Problem, form: Form, step_s: float) -> tuple[Column, ...]:
 
 
 def compute_bound_s(p: Problem) -> float:
-    """Return a step time in which devices that compute all the time cannot do it.
+    """Return a lower bound on the step time, from devices that compute all the time.
 
-    At any duals a sequence takes, for its layers wherever each is cheapest, so much
-    price times seconds; the devices have no more of it than their price in the step.
+    At any duals, a sequence costs at least the sum over its layers of the cheapest
+    price times seconds. In a step, devices offer only their price times its seconds.
     Infinity if some layer fits nowhere.
     """
     duals_R = _rates(p)
@@ -204,20 +206,20 @@ def compute_bound_s(p: Problem) -> float:
 
 
 def _rates(p: Problem) -> Floats:
-    """Prices of devices by what they compute; all else is free."""
+    """Return prices of devices by what they compute; all other limits are free."""
     free = len(p.fragments) + (p.work_limit is not None)
     return np.concatenate([p.rates_C, np.zeros(free)])
 
 
 def _initial(p: Problem) -> Bound:
-    """What is known without a search."""
+    """Return the bound that is known without a search."""
     proven_s = compute_bound_s(p) * (1 - STRICT)
     return Bound(step_s=proven_s, heuristic_bound_s=proven_s, duals_R=_rates(p))
 
 
 def _begun(p: Problem, form: Form) -> Bound | None:
-    """What is known with plain columns; None if there are none, or if there are few
-    devices: pricing alone then sees more unlike columns."""
+    """Return the initial bound with plain columns; None if there are none. Also None
+    for few devices, where pricing alone finds more varied columns."""
     start = plain_start(p, form) if p.devices_C.sum() > LARGE else None
     if start is None:
         return None
@@ -229,8 +231,8 @@ def _begun(p: Problem, form: Form) -> Bound | None:
 def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> Bound:
     """Add columns until they reach some step time, if they do not yet.
 
-    NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
-    found with a great deal of work.
+    Raises NoFeasiblePlan if there are none. In the closed form, which proves nothing,
+    also raises it if much work finds none.
     """
     if found.relaxed_s < np.inf:
         return found
@@ -241,7 +243,7 @@ def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> B
         most = _DECISIVE_LABELS if decisive else 0
         found, outcome = _price_at(p, form, found, step_s, most)
         if decisive and outcome == "open" and form == "prefix":
-            return found  # with so much work neither a plan nor that there is none
+            return found  # much work has found neither a plan nor a proof
         if decisive and outcome != "columns":
             raise no_pipelines_do(p)
         if outcome != "columns":
@@ -252,10 +254,10 @@ def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> B
 def _close_gap(
     p: Problem, form: Form, found: Bound, effort: _Effort, enough_s: float
 ) -> Bound:
-    """Bring the columns' step time, or `enough_s`, and a proof as close together as the
-    effort says.
+    """Bring the proven step time as close to the columns' step time, or to `enough_s`,
+    as the effort says.
 
-    In the prefix form, what is proven so far where the time is up.
+    In the prefix form, when the time is up, return what was proven until then.
     """
     with _proven_so_far(form):
         for _ in range(_MAX_ROUNDS):
@@ -270,14 +272,14 @@ def _close_gap(
 
 
 def _proven_so_far(form: Form) -> AbstractContextManager[None]:
-    """Where a bound is all that is wanted, one that is not close will do."""
+    """Return a context that, in the prefix form, keeps the bound so far on TimeUp."""
     return suppress(TimeUp) if form == "prefix" else nullcontext()
 
 
 def _close_heuristically(
     p: Problem, form: Form, found: Bound, tolerance: float, enough_s: float = np.inf
 ) -> Bound:
-    """Go on as long as the heuristic pricing finds columns, up to `enough_s`."""
+    """Add columns as long as heuristic pricing finds some, up to `enough_s`."""
     for _ in range(_MAX_ROUNDS):
         close_s = min(found.relaxed_s * (1 - tolerance), enough_s)
         if max(found.heuristic_bound_s, found.step_s) >= close_s:
@@ -292,7 +294,7 @@ def _close_heuristically(
 def _bisected(
     p: Problem, form: Form, found: Bound, effort: _Effort, open_s: float
 ) -> Bound:
-    """Prove what can be proven below a step time that was left open."""
+    """Prove the best bound possible below a step time that stayed open."""
     with _proven_so_far(form):
         for _ in range(_NUM_BISECTIONS):
             if open_s * (1 - effort.tolerance) <= found.step_s:
@@ -312,7 +314,7 @@ def _price_at(
     step_s: float,
     most_labels: int | None,
 ) -> tuple[Bound, PricingOutcome]:
-    """Price at duals that the known columns do not contradict."""
+    """Run pricing at duals that the known columns do not contradict."""
     check_deadline()
     duals_R = stabilised_duals(p, stacked(found.columns), step_s, found.duals_R)
     threshold = p.global_batch / float(duals_R @ p.room_at(step_s))
@@ -326,14 +328,14 @@ def _price_at(
         return replace(found, columns=columns, relaxed_s=relaxed_s), "columns"
     heuristic_bound_s = max(found.heuristic_bound_s, step_s)
     found = replace(found, heuristic_bound_s=heuristic_bound_s)
-    # known columns contradict these duals, too
+    # columns that are already known contradict these duals, too
     if not priced.is_complete or priced.columns:
         return found, "open"
     return replace(found, step_s=step_s, duals_R=duals_R), "proven"
 
 
 def _least_step_s(p: Problem, columns: Sequence[Column], high_s: float) -> float:
-    """Return the least step time that columns reach, from one that they do."""
+    """Return the least step time that columns reach, given one that they reach."""
     rows, width = stacked(columns), 4 * _PRECISION
     while reaches(p, rows, high_s * (1 - width)):
         high_s, width = high_s * (1 - width), min(2 * width, 0.5)

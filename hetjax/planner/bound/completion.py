@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion bounds: what the rest of a pipeline must at least cost, to prune labels.
+"""Completion bounds: the least cost of the rest of a pipeline, for pruning labels.
 
-Owns the slack, the time that a stage can have in a step whatever stands before and
-after it, and from it the least cost of the layers before a stage. All are optimistic:
-no column is pruned. Does not own the exact search (`partial_pipelines.py`).
+Owns the slack: the time that a stage can have in a step, whatever stands before and
+after it. Owns the least cost of the layers before a stage, which follows from the
+slack. Both are optimistic, so no column is pruned. Does not own the exact search
+(`partial_pipelines.py`).
 
 Letters of array names as in `model/problem.py`; V different places of a stage, S
 options by rank, X queries.
@@ -16,22 +17,22 @@ import numpy as np
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.templates import ROUNDING, Form
 
-_CHUNK = 100_000  # numbers in a table: what a processor's cache holds
+_CHUNK = 100_000  # numbers in a table, so that it stays in a processor's cache
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slack:
-    """What stages could do in a step if all others were the fastest there are.
+    """The time of each stage in a step if all other stages were the fastest possible.
 
-    `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The rest
-    is by place, `place_IJ` (-1: no layers), where stages are distinguished only if they
-    differ, and there by rank S of options, those that hold more microbatches first:
-    `option_BSV`, the time that is left, `left_s_BSV`, what one microbatch takes at
-    least, `each_s_BSV` (inf: out of memory), and `more_s_BSV`, what the stage adds
-    besides to the time of the pipeline: the hop to it, or what comes after the pipeline
-    because it is the first, and its share in what comes after because of the worst
-    stage. `num_holding_BFV` options hold F + 1 microbatches. `weight_BSV` is what a
-    sequence takes of the limit on work, if there is one.
+    `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The
+    other tables are by place V, `place_IJ` (-1: no layers): stages with equal costs
+    share a place. Within a place they are by rank S of options, those that hold more
+    microbatches first. `option_BSV` is the option, `left_s_BSV` the time for its
+    microbatches, and `each_s_BSV` the least time of one microbatch (inf: out of
+    memory). `more_s_BSV` is what the stage adds otherwise to the pipeline's time: the
+    hop to it, or for the first stage its terms after the pipeline, plus its share of
+    the worst stage's terms. `num_holding_BFV` options hold F + 1 microbatches.
+    `weight_BSV` is what a sequence takes of the limit on work, if there is one.
     """
 
     step_s: float
@@ -52,9 +53,9 @@ class Slack:
 
 
 def slack_at(p: Problem, form: Form, step_s: float) -> Slack:
-    """Return what is left of the step for every stage."""
+    """Return the slack of every stage in the step."""
     before_s_BI = p.fastest_s_BJ
-    with np.errstate(invalid="ignore"):  # sizes at which nothing fits: inf - inf
+    with np.errstate(invalid="ignore"):  # inf - inf at sizes where nothing fits
         left_s_BOIJ = step_s - _after_s(p) - before_s_BI[:, None, :, None]
         if form == "closed":
             left_s_BOIJ -= (before_s_BI[:, -1:] - before_s_BI)[:, None, None, :]
@@ -88,9 +89,9 @@ def slack_at(p: Problem, form: Form, step_s: float) -> Slack:
 
 
 def _ranks(p: Problem, held_BOV: Ints, row_V: Ints) -> Ints:
-    """The options by place, those that hold more first.
+    """Return the options by place, those that hold more first.
 
-    Only one of each mesh where all hold either all that is asked for or nothing.
+    If memory never limits the microbatches in flight, there is one option per mesh.
     """
     if not p.holds_all:
         order_BSV = np.argsort(-held_BOV, axis=1, kind="stable")
@@ -102,7 +103,7 @@ def _ranks(p: Problem, held_BOV: Ints, row_V: Ints) -> Ints:
 
 
 def _each_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
-    """What a microbatch takes at each place, at least, under each option."""
+    """Return the least time of a microbatch at each place under each option."""
     row_V = p.range_IJ[start_V, end_V]
     each_s_BOV = np.nan_to_num(p.busy_s_BOU[..., row_V], nan=np.inf)
     if p.has_sends:
@@ -114,7 +115,7 @@ def _each_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
 
 
 def _more_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
-    """What a stage adds besides to the time of the pipeline."""
+    """Return what a stage adds to the pipeline's time besides its microbatches."""
     after_s_ABOV = p.after_s_ABOU[..., p.range_IJ[start_V, end_V]]
     share_AV = p.share_AJ[:, end_V] - p.share_AJ[:, start_V]
     mean_s_BOV = (after_s_ABOV * share_AV[:, None, None]).sum(axis=0)
@@ -126,7 +127,8 @@ def _more_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
 
 
 def _after_s(p: Problem) -> Floats:
-    """What comes after the pipeline because of any stage, the first being the best."""
+    """Return the least terms after a pipeline with a given stage, by that stage; if it
+    is not the first, the first stage is the best possible."""
     first_s_BOU = p.after_s_ABOU[p.sure_of_first_A].sum(axis=0)
     after_s_BOIJ = (p.after_s_ABOU.sum(axis=0) - first_s_BOU)[..., p.range_IJ]
     after_s_BOIJ[:, :, 0] += first_s_BOU[..., p.range_IJ[0]]
@@ -136,9 +138,10 @@ def _after_s(p: Problem) -> Floats:
 
 
 def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
-    """Number the ranges of layers by all that matters; the first of each number.
+    """Number the ranges of layers by all that matters; return the numbers, and the
+    first range with each number.
 
-    In the prefix form the layers before count one by one.
+    In the prefix form the number of layers before a range matters, too.
     """
     starts, ends = np.triu_indices(p.num_layers + 1, k=1)
     before = starts if form == "prefix" else np.where(starts, p.kind_J[starts], -1)
@@ -153,7 +156,7 @@ def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
 
 
 def least_work(p: Problem, duals_R: Floats) -> Floats:
-    """Return cost times seconds of a microbatch, at least, by microbatch size.
+    """Return the least cost times seconds of a microbatch, by microbatch size.
 
     inf at a size at which some layer fits nowhere.
     """
@@ -165,11 +168,11 @@ def least_work(p: Problem, duals_R: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompletionQueries:
-    """What is asked of the layers before a stage.
+    """Queries X for the least cost of the layers before a stage.
 
-    The least cost of `lo` microbatches at a size where no stage takes more than
-    `most_s` for each, and a second of getting through costs `per_s` more, as does
-    `per_weight` what they take of the limit on work.
+    Each asks for the least cost of `lo` microbatches of size `b`, where no stage takes
+    more than `most_s` for each. A second of passing through the layers costs `per_s`,
+    and a unit of the limit on work costs `per_weight`.
     """
 
     b_X: Ints
@@ -185,16 +188,16 @@ class CompletionQueries:
 
 
 def least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Floats:
-    """Return the least cost of layers 0 to J for every question.
+    """Return the least cost of layers 0 to J for every query.
 
-    Shape (X, J, F). F + 1 microbatches are in flight in the stage that ends at J; the
-    last of F is "more than any stage can hold", without limits F = 0 stands for all.
-    If the layers have a second less to do it, they cost at least `per_s` more.
+    Shape (X, J, F). F + 1 microbatches are in flight in the stage that ends at J. The
+    last F is "more than any stage can hold". If memory is no limit, F = 0 stands for
+    all. With a second less for the layers, they cost at least `per_s` more.
     """
     num_held, num_ends = slack.num_holding_BFV.shape[1], len(slack.place_IJ)
     num_ahead = num_held + (num_held > 1)
     cost_XJF = np.full((len(asked.b_X), num_ends, num_ahead), np.inf)
-    # those alike in depth and length of stages together
+    # process queries with similar depth and stage times together
     order = np.lexsort((asked.most_s_X, np.minimum(asked.lo_X, num_held), asked.b_X))
     num_rows = max(_CHUNK // slack.option_BSV[0].size, 16)
     for of_b in np.split(order, np.flatnonzero(np.diff(asked.b_X[order])) + 1):
@@ -209,7 +212,8 @@ def least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Floats
 
 
 def _least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Floats:
-    """The same for one microbatch size, F up to the most in flight; shape (X, F, J)."""
+    """Return `least_cost` for one microbatch size, F up to the most in flight; shape
+    (X, F, J)."""
     b, lo_X = int(asked.b_X[0]), asked.lo_X
     num_held, num_ends = slack.num_holding_BFV.shape[1], len(slack.place_IJ)
     most = min(int(lo_X.max()), num_held)  # no more are in flight than there are
@@ -218,7 +222,7 @@ def _least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Float
     new_V = np.full(slack.each_s_BSV.shape[2] + 1, -1)
     new_V[places] = np.arange(len(places))
     place_IJ = new_V[slack.place_IJ]
-    # beyond the most in flight: too many, or no more than there are
+    # the last F: more than any stage can hold, or no more than there are microbatches
     too_many = num_held > 1 and most == num_held
     cost_XFJ = np.full((len(lo_X), most + 1, num_ends), np.inf)
     cost_XFJ[:, :, 0] = 0.0
@@ -227,7 +231,7 @@ def _least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Float
         if not len(starts):
             continue
         first, end = starts[0], starts[-1] + 1
-        # the last place's costs are inf: where no stage is in reach
+        # the last place has cost inf, for ranges where no stage is fast enough
         total_XFI = stage_XFV[:, :, place_IJ[first:end, j]]
         # the stage before has one more in flight
         total_XFI += cost_XFJ[:, 1:, first:end]
@@ -240,7 +244,8 @@ def _least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Float
 def _stage_cost(
     slack: Slack, cost_O: Floats, asked: CompletionQueries, most: int, places: Ints
 ) -> Floats:
-    """The least cost of a stage at each of the places; shape (X, F, V + 1), and inf."""
+    """Return the least cost of a stage at each of the places, and inf as the last;
+    shape (X, F, V + 1)."""
     b = int(asked.b_X[0])
     each_s_SV, left_s_SV = (
         slack.each_s_BSV[b][:, places],
@@ -272,7 +277,7 @@ def _stage_cost(
 
 
 def _in_reach(slack: Slack, b: int, lo: int, most_s: float) -> Ints:
-    """The places where some stage is fast enough."""
+    """Return the places where some stage is fast enough."""
     most_s_SV = np.minimum(slack.left_s_BSV[b] / lo, most_s)
     return np.flatnonzero((slack.each_s_BSV[b] <= most_s_SV).any(axis=0))
 

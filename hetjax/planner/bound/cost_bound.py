@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least that a million tokens can cost, by computing alone.
+"""Lower bound on the cost of a million tokens, from computing alone.
 
-Owns the bound on cost and its proof. Does not own prices (`cluster/prices.py`), nor who
-is in the space that it is about (`certificate.py`).
+Owns the bound on cost and its proof. Does not own prices (`cluster/prices.py`), nor the
+space of plans that it covers (`certificate.py`).
 """
 
 import numpy as np
@@ -13,28 +13,28 @@ from hetjax.planner.model.problem import Floats, Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms.terms import bound_problem, forward_and_split_s_BOK
 
-_UNPRICED = 1e3  # times the dearest device: whatever it is, the bound holds
+_UNPRICED = 1e3  # times the dearest device; the bound holds for any value
 
 
 def least_usd_per_million_tokens(request: PlanRequest) -> float | None:
-    """Return what no plan of known price in the request's space costs less than.
+    """Return a lower bound on the cost of plans of known price in the request's space.
 
-    None where that says nothing: no device has a price, some have one of 0 and can do
+    None if there is no useful bound: no device has a price, devices with price 0 can do
     all the work, or some layer fits nowhere.
 
     Proof. A step of T seconds on a set of nodes costs T times the sum of their prices
-    per second, which is at least T times the sum of price_d over the devices d in use,
-    a node's price being that of its devices. No device is busy for longer than the
-    step, so that this is at least the sum over d of price_d times the seconds for which
-    d computes. Every microbatch of B sequences goes through every layer in some stage,
-    which takes all devices of the stage for at least the layer's least time there, its
-    backward pass whole or split: over
-    all layers it costs at least W_B, the sum over layers of the least of (seconds times
-    price of the devices) over all ways to run the layer. The microbatches hold G
-    sequences, so that a step costs at least G times the least of W_B / B over the sizes
-    B, and has G times `seq_len` tokens. Hops, waiting, sums of gradients, updates and
-    idle devices only add to that. Ways to run a layer on devices without a price are no
-    part of such plans, so that any price for these leaves the bound true.
+    per second. A node's price is that of its devices, so this is at least T times the
+    sum of price_d over the devices d in use. No device is busy for longer than the
+    step, so this is at least the sum over d of price_d times the seconds for which d
+    computes. Every microbatch of B sequences passes every layer in some stage. That
+    takes all devices of the stage for at least the layer's least time there, whether
+    its backward pass is whole or split. So over all layers it costs at least W_B, the
+    sum over layers of the least of (seconds times price of the devices) over all ways
+    to run the layer. The microbatches hold G sequences, so a step costs at least G
+    times the least of W_B / B over the sizes B. It has G times `seq_len` tokens. Hops,
+    waiting, sums of gradients, updates and idle devices only add to that. Plans of
+    known price use no devices without a price, so the bound holds whatever price those
+    are given.
     """
     prices = [
         device_price_per_hour(nodes.nodes[0], request.usd_per_kwh)
@@ -53,6 +53,6 @@ def least_usd_per_million_tokens(request: PlanRequest) -> float | None:
 
 
 def _usd_per_sequence(p: Problem, price_C: Floats) -> float:
-    """W_B / B of the proof, with these USD per hour of a device of each class."""
+    """Return the least W_B / B of the proof, for USD per device-hour of each class."""
     price_R = np.concatenate([price_C / 3600, np.zeros(len(p.fragments))])
     return float((least_work(p, price_R) / np.array(p.microbatch_sizes)).min())

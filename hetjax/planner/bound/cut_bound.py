@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower bounds on the step time that count what crosses a cut of the network.
+"""Lower bounds on the step time that count the traffic across a cut of the network.
 
-Owns how a bound gets better by a cut: the least of what plans take whose sequences all
-cross it, and of those that have either side for a home (`model/network_cuts.py`). Does
-not own the proof at a step time (`column_generation.py`).
+Owns how a cut improves a bound. The result is the least of three bounds: for plans
+whose sequences all cross the cut, and for plans with either side as home
+(`model/network_cuts.py`). Does not own the proof at a step time
+(`column_generation.py`).
 """
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from hetjax.planner.model.network_cuts import Cut, WorkLimit, cuts_of, trained_e
 from hetjax.planner.model.problem import Floats, Problem, merged_ranges
 from hetjax.planner.model.request import PlanRequest
 
-_MOST_CUTS = 2  # of those that take long to cross
-_WORTH = 1.01  # times the bound so far: what a cut has to promise
+_MOST_CUTS = 2  # the cuts that are slowest to cross
+_WORTH = 1.01  # times the bound so far; cuts that cannot reach this are skipped
 
 
 def bound_by_cuts(
@@ -33,11 +34,11 @@ def bound_by_cuts(
     parts: int = 1,
     enough_s: float = inf,
 ) -> float:
-    """Return the bound in seconds, made better by cuts of the network, up to
-    `enough_s`.
+    """Return the bound `best_s`, improved by cuts of the network, up to `enough_s`.
 
-    `within` gives that of the problem with a limit on work, up to what is enough. Of a
-    problem whose microbatches are `parts` of real ones, as are its sequences.
+    `within` returns the bound of a problem with a limit on work; larger bounds than its
+    second argument are not needed. The problem has `parts` microbatches, and `parts`
+    sequences, for each real one.
     """
     for cut in cuts_of(request)[:_MOST_CUTS]:
         if cut.crossing_s < best_s * _WORTH or best_s >= enough_s:
@@ -52,8 +53,8 @@ def bound_by_cuts(
 
 
 def bound_within(bound: Bound, p: Problem, enough_s: float) -> float:
-    """Return the bound by columns within the limit on work of the problem; what was
-    proven without it where the time is up."""
+    """Return the bound by columns within the problem's limit on work. When the time is
+    up, return the bound without the limit."""
     try:
         with suppress(TimeUp):
             seen = seen_in(p, bound)
@@ -66,7 +67,7 @@ def bound_within(bound: Bound, p: Problem, enough_s: float) -> float:
 def _limit(
     request: PlanRequest, p: Problem, cut: Cut, home: frozenset[int], parts: int
 ) -> WorkLimit:
-    """What the side that is not home can do."""
+    """Return the limit on the work of the side that is not home."""
     away_O1 = np.array([[o.device_class not in home] for o in p.options])
     return WorkLimit(
         weight_OU=away_O1 * _share_U(request, p),
@@ -75,7 +76,7 @@ def _limit(
 
 
 def _share_U(request: PlanRequest, p: Problem) -> Floats:
-    """The share of a model's trained elements in every range of layers."""
+    """Return the share of the model's trained elements in every range of layers."""
     elements_L = trained_elements(request.model)
     kinds = tuple(int(kind) for kind in p.kind_J[1:])
     _, counts_KU = merged_ranges(kinds)

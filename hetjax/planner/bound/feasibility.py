@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether pipelines fit into memory on the devices that are there, times apart.
+"""Decides whether pipelines fit into memory on the available devices, ignoring times.
 
-Owns the count of devices that holding all layers takes. Stages are added from the last
-one on: with so many devices and stages, the more layers they hold the better, since
-layers take more memory together than some of them. Does not own how long pipelines take
-(`pricing.py`) nor what would help (`search/infeasible.py`).
+Owns the count of devices that are needed to hold all layers. Stages are added from the
+last to the first. With given devices and stages, holding more layers is always better,
+since layers need more memory than a part of them. Does not own the times of pipelines
+(`pricing.py`) nor advice on what would help (`search/infeasible.py`).
 
-Letters of array names as in `model/problem.py`; T different things that a stage can
-take.
+Letters of array names as in `model/problem.py`; T different amounts of the limits that
+a stage can take.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,15 @@ import numpy as np
 
 from hetjax.planner.model.problem import Ints, Problem
 
-_MOST_STATES = 300_000  # numbers of devices; where there are more, none are counted
+_MOST_STATES = 300_000  # combinations of devices; with more, devices are not counted
 
 
 def fits(p: Problem) -> bool:
-    """Say whether memory has room for the pipelines of any plan.
+    """Return whether memory has room for the pipelines of any plan.
 
-    If not, there is no plan. Of the copies of a plan some do no less than the mean:
-    one that does as much must fit. Where there are too many devices to count, more do.
+    If not, there is no plan. In every plan some replica computes at least the mean, so
+    a pipeline that computes that much must fit. With too many devices to count, the
+    test is weaker.
     """
     if one_fits_all(p):
         return True
@@ -42,9 +43,9 @@ def fits(p: Problem) -> bool:
 
 
 def one_fits_all(p: Problem) -> bool:
-    """Say whether one pipeline that does the whole global batch fits.
+    """Return whether one pipeline that computes the whole global batch fits.
 
-    If so, there is a plan. Where there are too many devices to count: no.
+    If so, there is a plan. False if there are too many devices to count.
     """
     return _is_counted(p) and any(
         _holds(p, b, p.global_batch // size)
@@ -54,7 +55,8 @@ def one_fits_all(p: Problem) -> bool:
 
 
 def _most_copies(p: Problem) -> int:
-    """No more copies than these fit into memory, of however few microbatches."""
+    """Return the most copies that can fit into memory, however few microbatches they
+    have."""
     num_devices = int(p.devices_C.sum())
     if not _is_counted(p):
         return num_devices
@@ -68,14 +70,14 @@ def _most_copies(p: Problem) -> int:
 
 
 def _holds(p: Problem, b: int, num_microbatches: int) -> bool:
-    """Whether pipelines of some depth hold all layers, at this microbatch size."""
+    """Return whether pipelines of some depth hold all layers at this size."""
     return any(not first_G.all() for first_G in _first_held(p, b, num_microbatches))
 
 
 def _first_held(p: Problem, b: int, num_microbatches: int) -> Iterator[Ints]:
-    """The first layer that pipelines hold from, for more and more stages.
+    """Yield, for 1, 2, ... stages, the earliest layer from which they hold all layers.
 
-    By how much they may take of each limit.
+    The arrays are indexed by how much a pipeline may take of each limit.
     """
     room_R, taken_TR, kind_O = _stages(p)
     first_G = np.full(room_R + 1, p.num_layers)
@@ -92,7 +94,8 @@ def _first_held(p: Problem, b: int, num_microbatches: int) -> Iterator[Ints]:
 
 
 def _first_layers(p: Problem, b: int, held: int, kind_O: Ints) -> Ints:
-    """The first layer of the longest stage that ends at J, by what it takes; (T, J).
+    """Return the first layer of the longest stage that ends at J, by what the stage
+    takes; (T, J).
 
     J itself if not even one layer fits with so many microbatches in flight.
     """
@@ -105,8 +108,8 @@ def _first_layers(p: Problem, b: int, held: int, kind_O: Ints) -> Ints:
 
 
 def _stages(p: Problem) -> tuple[Ints, Ints, Ints]:
-    """What there is of each limit, at most what a pipeline can take; what stages can
-    take, and which of that each option takes."""
+    """Return the room of each limit (at most what a pipeline can take), the different
+    amounts that stages can take, and the index of each option's amounts."""
     taken_OR, room_R = p.taken_OR.astype(np.int64), _room(p)
     if not _is_counted(p):
         taken_OR, room_R = 0 * taken_OR[:, :1], 0 * room_R[:1]
@@ -119,7 +122,7 @@ def _is_counted(p: Problem) -> bool:
 
 
 def _room(p: Problem) -> Ints:
-    """Devices of each limit, at most as many as the deepest pipeline takes."""
+    """Return the room of each limit, at most what the deepest pipeline takes."""
     return np.minimum(p.room_R, _deepest(p) * p.taken_OR.max(axis=0)).astype(np.int64)
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dynamic program tells apart: microbatch intervals, and DP labels in them.
+"""Microbatch intervals, and the dynamic program's labels in them.
 
-Owns how pipelines are divided to be priced together, as if all of an interval were as
-good as the best: by microbatch size and count, and in the closed form, whose time is a
-fill and then the slowest stage's time for every microbatch, by the latter. Owns what is
-known of a partial pipeline, and dominance. Does not own what an interval's pipelines
-cost at least (`completion.py`) nor how labels grow (`partial_pipelines.py`).
+Owns the division of pipelines into intervals. Pipelines of an interval are priced
+together, as if all were as good as the best. Intervals differ in microbatch size and
+count. The time of the closed form is a fill, then the slowest stage's time for every
+microbatch; there intervals also differ in the slowest stage's time. Owns the data of a
+partial pipeline, and dominance. Does not own the least cost of an interval's pipelines
+(`completion.py`) nor the growth of labels (`partial_pipelines.py`).
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.templates import Form
 
 _PARTS = 4
-_NARROWEST = 1e-6  # relative: as far as times of slowest stages are distinguished
-_NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of the rest
+_NARROWEST = 1e-6  # relative: closer times of slowest stages are not distinguished
+_NEIGHBOURS = (4, 16)  # compared with each label, first few; then more with the rest
 
 
 class Interval(NamedTuple):
@@ -40,11 +41,11 @@ class Interval(NamedTuple):
 def initial_intervals(
     p: Problem, form: Form, most_B: Ints, left_s_B: Floats, work_s_B: Floats
 ) -> Iterator[Interval]:
-    """Yield intervals that hold all pipelines of at most so many microbatches.
+    """Yield intervals that contain all pipelines of at most `most_B` microbatches.
 
-    In the closed form every count has its own, as long as memory may not hold as many
-    in flight as the pipeline is deep. Microbatches after the first have `left_s_B`, at
-    most; count times the slowest stage's time is `work_s_B`, at least.
+    In the closed form every count below `max_launch_ahead` has its own interval, since
+    it limits the microbatches in flight. `left_s_B` is the most time for microbatches
+    after the first. `work_s_B` is the least of count times the slowest stage's time.
     """
     slowest_s_B = p.layer_s_BOL.min(axis=1).max(axis=1)
     if p.one_replica:
@@ -67,7 +68,7 @@ def initial_intervals(
 def _of_all(
     p: Problem, form: Form, most_B: Ints, left_s_B: Floats, slowest_s_B: Floats
 ) -> Iterator[Interval]:
-    """Yield intervals of pipelines that do the whole global batch."""
+    """Yield intervals of pipelines that compute the whole global batch."""
     for b, size in enumerate(p.microbatch_sizes):
         count, rest = divmod(p.global_batch, size)
         if rest or count > most_B[b]:
@@ -81,7 +82,7 @@ def _of_all(
 
 
 def refined(interval: Interval, form: Form, ratio: float) -> Iterator[Interval]:
-    """Cut an interval into some that are about `ratio` wide."""
+    """Yield parts of an interval that are about `ratio` wide."""
     if form == "prefix":
         lo = interval.lo
         while lo <= interval.hi:
@@ -100,7 +101,7 @@ def refined(interval: Interval, form: Form, ratio: float) -> Iterator[Interval]:
 
 
 def halved(interval: Interval, form: Form) -> list[Interval]:
-    """Cut an interval in parts; none if there is nothing more to tell."""
+    """Return parts of an interval; none if it need not be split further."""
     if form == "prefix":
         middle = (interval.lo + interval.hi) // 2
         parts = [interval._replace(hi=middle), interval._replace(lo=middle + 1)]
@@ -114,14 +115,14 @@ def halved(interval: Interval, form: Form) -> list[Interval]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labels:
-    """Suffixes of pipelines, one in a row.
+    """Suffixes of pipelines, one per row.
 
-    The partial pipeline starts at `start` with a stage on `mesh` (-1 if empty), seen
-    from the stage before it, which will be in group `before` of meshes: `fill_s` is its
-    time by the form, with the hop, `owed_s` what sending to it costs that stage,
-    `ahead` that stage's launch-ahead. `used_XR` is what it takes of scarce limits, 0
-    where no way to go on exceeds them. `parent` is the row of that one without its
-    first stage, in the pool.
+    The partial pipeline starts at `start` with a stage on `mesh` (-1 if empty). The
+    other fields are as seen from the stage before it, which will be in group `before`
+    of meshes. `fill_s` is the suffix's time by the form, with the hop. `owed_s` is that
+    stage's time for sending to it, `ahead` that stage's launch-ahead. `used_XR` is what
+    the suffix takes of scarce limits, 0 where no continuation can exceed them. `parent`
+    is the row, in the pool, of the suffix without its first stage.
     """
 
     interval: Ints
@@ -153,9 +154,9 @@ def joined(parts: list[Labels]) -> Labels:
 
 
 def undominated(labels: Labels, num_groups: int, *, ahead_matters: bool) -> Labels:
-    """Drop labels that another one equals or beats in all that counts.
+    """Drop labels that another label equals or beats in every measure.
 
-    Not all of them where more counts than time and cost.
+    With further measures than time and cost, some dominated labels may remain.
     """
     group = labels.interval * num_groups + labels.before
     others = [labels.owed_s, *labels.after_s_XA.T, *labels.used_XR.T]
@@ -173,17 +174,18 @@ def undominated(labels: Labels, num_groups: int, *, ahead_matters: bool) -> Labe
 
 
 def _frontier(segment: Ints, fill_s: Floats) -> Ints:
-    """The rows, sorted by cost in each segment, that take less than all before them."""
+    """Return the rows that are faster than all earlier rows of their segment; rows are
+    sorted by cost in each segment."""
     if not len(fill_s):
         return segment
-    # later segments lie below all earlier ones, so the running minimum starts anew
+    # later segments are shifted below earlier ones, so the running minimum restarts
     value = fill_s - segment * (np.ptp(fill_s) + 1.0)
     least = np.minimum.accumulate(value)
     return np.flatnonzero(np.concatenate([[True], value[1:] < least[:-1]]))
 
 
 def _unbeaten(labels: Labels, group: Ints, others: list[Floats], rows: Ints) -> Ints:
-    """Hold labels against those that cost a little less."""
+    """Drop labels that some label of slightly lower cost dominates."""
     measures_MX = np.stack([labels.cost, labels.fill_s, *others])
     rows = rows[np.lexsort((labels.fill_s[rows], labels.cost[rows], group[rows]))]
     for most in _NEIGHBOURS:

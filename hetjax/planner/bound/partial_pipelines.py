@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dynamic program over partial pipelines, from the last stage to the first.
 
-Owns how labels grow. The last stage comes first, since a stage's launch-ahead, and so
-its memory, follows from the stages after it. A label is a partial pipeline, the last
-stages of one, with the kind of stage before them already chosen; dominated labels are
+Owns the growth of labels. The last stage comes first, since a stage's launch-ahead, and
+so its memory, follows from the stages after it. A label is a partial pipeline: the last
+stages, with the kind of the stage before them already chosen. Dominated labels are
 dropped. Time is counted for the lowest microbatch count of a label's interval,
-sequences for the highest: no pipeline that reaches the threshold is dropped, unless
-only some labels may be kept. Does not own intervals (`labels.py`), completion bounds
-(`completion.py`), dominance (`labels.py`), nor what comes of it (`pricing.py`).
+sequences for the highest. So no pipeline that reaches the threshold is dropped, unless
+the number of labels is limited. Does not own intervals and dominance (`labels.py`),
+completion bounds (`completion.py`), nor the use of results (`pricing.py`).
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,10 @@ _NEVER_S = 1e30  # too long for any step
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PricingProgram:
-    """What one pass of the dynamic program is given, and what pipelines that reach the
-    threshold could cost in every interval N, for every trade Q of seconds against cost,
-    relative to what is usual: they take `left_s_N` at most, and have less than
-    `budget_NQ` of cost + time * `per_s_NQ`.
+    """The input of one pass of the dynamic program, and limits on its pipelines.
+
+    A pipeline of interval N that reaches the threshold takes at most `left_s_N`. For
+    every trade Q, relative to the usual one, cost + time * `per_s_NQ` < `budget_NQ`.
     """
 
     p: Problem
@@ -57,65 +57,65 @@ class PricingProgram:
 
     @cached_property
     def cost_M(self) -> Floats:
-        """What the devices of a stage on each mesh cost."""
+        """The price of a stage's devices, by mesh."""
         return self.cost_O[self.p.meshes.first_M]
 
     @cached_property
     def cost_O(self) -> Floats:
-        """The same by option."""
+        """The price of a stage's devices, by option."""
         return self.p.taken_OR @ self.duals_R[: len(self.p.room_R)]
 
     @cached_property
     def per_weight_N(self) -> Floats:
-        """What the work of `lo` microbatches costs, by its share of a model's."""
+        """The price of the work of `lo` microbatches, per whole model."""
         sizes_N = np.array(self.p.microbatch_sizes, dtype=np.float64)[self.b_N]
         return self.duals_R[len(self.p.room_R) :].sum() * self.lo_N * sizes_N
 
     @cached_property
     def b_N(self) -> Ints:
-        """The microbatch size, by index."""
+        """The index of the microbatch size."""
         return np.array([interval.b for interval in self.intervals])
 
     @cached_property
     def lo_N(self) -> Ints:
-        """The fewest microbatches: time is counted for them."""
+        """The fewest microbatches, for which time is counted."""
         return np.array([interval.lo for interval in self.intervals])
 
     @cached_property
     def hi_N(self) -> Ints:
-        """The most microbatches: sequences are counted for them."""
+        """The most microbatches, for which sequences are counted."""
         return np.array([interval.hi for interval in self.intervals])
 
     @cached_property
     def least_s_N(self) -> Floats:
-        """Seconds of a microbatch in the slowest stage, at least."""
+        """The least seconds of a microbatch in the slowest stage."""
         return np.array([interval.least_s for interval in self.intervals])
 
     @cached_property
     def most_s_N(self) -> Floats:
-        """Seconds of a microbatch in the slowest stage, at most."""
+        """The most seconds of a microbatch in the slowest stage."""
         return np.array([i.most_s for i in self.intervals]) * (1 + ROUNDING)
 
     @cached_property
     def each_N(self) -> Floats:
-        """What a microbatch may cost."""
+        """The most that a microbatch may cost."""
         sizes_N = np.array(self.p.microbatch_sizes, dtype=np.float64)[self.b_N]
         return sizes_N / self.threshold * (1 + ROUNDING)
 
     @cached_property
     def left_s_N(self) -> Floats:
-        """Seconds but for those of the slowest stage after the first microbatch."""
+        """The step's seconds, less the slowest stage's after the first microbatch."""
         return self.slack.step_s * (1 + ROUNDING) - (self.lo_N - 1) * self.least_s_N
 
     @cached_property
     def _many_N(self) -> NDArray[np.bool_]:
-        """Where microbatches beyond `lo` each take as long as the slowest stage."""
+        """Whether microbatches beyond `lo` each take the slowest stage's time."""
         return (self.least_s_N > 0) & (self.lo_N < self.hi_N)
 
     @cached_property
     def per_s_NQ(self) -> Floats:
-        """Usually `hi` microbatches may cost so much in all in the step, or each in the
-        slowest stage's time, where that is known."""
+        """The price of a second. Usual is what `hi` microbatches may cost per second of
+        the step, or a microbatch per second of the slowest stage, if that is known."""
         usual_N = self.each_N * self.hi_N / self.slack.step_s
         known = self.least_s_N > 0
         usual_N[known] = self.each_N[known] / self.least_s_N[known]
@@ -125,13 +125,13 @@ class PricingProgram:
 
     @cached_property
     def budget_NQ(self) -> Floats:
-        """What a pipeline may cost, its seconds priced."""
+        """The most that a pipeline may cost, including its priced seconds."""
         fixed_N = self.each_N * np.where(self._many_N, self.lo_N, self.hi_N)
         return fixed_N[:, None] + self.per_s_NQ * self.left_s_N[:, None]
 
     @cached_property
     def rest_NQJF(self) -> Floats:
-        """What layers 0 to J have of the budget at least (`least_cost`)."""
+        """The least that layers 0 to J take of the budget (`least_cost`)."""
         num_trades = len(self.trades)
         asked = CompletionQueries(
             b_X=np.repeat(self.b_N, num_trades),
@@ -145,7 +145,7 @@ class PricingProgram:
 
 
 def interval_bound_ratios(s: PricingProgram) -> Floats:
-    """What the best of each interval is of its budget; ruled out from 1 on."""
+    """Return intervals' least cost over budget; intervals from 1 on are ruled out."""
     after_s_N = s.p.least_after_s_AB.sum(axis=0)[s.b_N]
     first_s_N = s.p.least_after_s_AB[s.p.sure_of_first_A].sum(axis=0)[s.b_N]
     spent_NQ = s.rest_NQJF[:, :, -1, 0] + s.per_s_NQ * first_s_N[:, None]
@@ -163,8 +163,8 @@ def grown_labels(
 ) -> tuple[Labels, Labels] | None:
     """Return all labels of these intervals, and those that are complete pipelines.
 
-    Only the `beam` labels of least bound ratio from every layer if given. None if there
-    are more than `most` labels.
+    With `beam`, keep only so many labels per first layer, those of least bound ratio.
+    None if there are more than `most` labels.
     """
     first_NJ = longest_stages(s.slack, s.b_N, s.lo_N, s.most_s_N)
     active = _empty(s, intervals_N)
@@ -192,7 +192,7 @@ def grown_labels(
 
 
 def _empty(s: PricingProgram, intervals_N: Ints) -> Labels:
-    """The empty pipeline, before every group of meshes."""
+    """Return the empty pipeline, once for every group of meshes before it."""
     num_groups = len(s.p.members_GM)
     interval = np.repeat(intervals_N, num_groups)
     zeros = np.zeros(len(interval))
@@ -213,7 +213,7 @@ def _empty(s: PricingProgram, intervals_N: Ints) -> Labels:
 
 
 def _extended(s: PricingProgram, pool: Labels, pool_rows: Ints, start: int) -> Labels:
-    """Put a stage from `start` on before every partial pipeline that may still do."""
+    """Prepend a stage from `start` on, where the threshold may still be reached."""
     labels, stage_s = _staged(s, pool, pool_rows, start)
     none = np.zeros(len(labels))
     alone = _seen(s, labels, stage_s, none, none)
@@ -229,9 +229,9 @@ def _extended(s: PricingProgram, pool: Labels, pool_rows: Ints, start: int) -> L
 def _staged(
     s: PricingProgram, pool: Labels, pool_rows: Ints, start: int
 ) -> tuple[Labels, Floats]:
-    """The labels with a stage more and its seconds, seen from no stage before yet.
+    """Return the labels with one more stage, and its seconds.
 
-    Their `fill_s` is the time to get through.
+    `fill_s` is its time for a microbatch plus the time behind it, without a hop before.
     """
     p = s.p
     rows, m = _with_meshes(p, pool.before)
@@ -262,7 +262,7 @@ def _staged(
 
 
 def _work_cost(s: PricingProgram, old: Labels, o: Ints, start: int) -> Floats | float:
-    """What a stage more costs by the limit on work."""
+    """Return what one more stage costs by the limit on work."""
     if s.p.work_limit is None:
         return 0.0
     weight = s.p.work_limit.weight_OU[o, s.p.range_IJ[start, old.start]]
@@ -270,7 +270,7 @@ def _work_cost(s: PricingProgram, old: Labels, o: Ints, start: int) -> Floats | 
 
 
 def _after(s: PricingProgram, old: Labels, m: Ints, held: Ints, start: int) -> Floats:
-    """What comes after with a stage more; what it hides of later stages' is gone."""
+    """Return the terms after the pipeline with one more stage, less what it hides."""
     p, b = s.p, s.b_N[old.interval]
     rows = p.range_IJ[start, old.start]
     own_s_XA = p.after_s_ABOU[:, b, p.meshes.first_M[m], rows].T
@@ -287,7 +287,7 @@ def _after(s: PricingProgram, old: Labels, m: Ints, held: Ints, start: int) -> F
 
 
 def _hopped(s: PricingProgram, labels: Labels, stage_s: Floats, start: int) -> Labels:
-    """The labels as every group of meshes before them sees them."""
+    """Return the labels as seen from every group of meshes before them."""
     p = s.p
     before_G = p.meshes.first_M[[members[0] for members in p.members_GM]]
     num_groups = len(before_G)
@@ -298,7 +298,7 @@ def _hopped(s: PricingProgram, labels: Labels, stage_s: Floats, start: int) -> L
     at = s.b_N[labels.interval], p.kind_J[start], before_G[before], o
     labels = replace(labels, before=before)
     if p.has_sends:
-        factor = np.where(labels.ahead == 1, p.last_factor, 1.0)  # of the last stage
+        factor = np.where(labels.ahead == 1, p.last_factor, 1.0)  # 1: the last stage
         returned_s = p.return_s_BKOO[at] * factor
         stage_s = stage_s + returned_s
         fill_s = labels.fill_s + returned_s
@@ -309,13 +309,13 @@ def _hopped(s: PricingProgram, labels: Labels, stage_s: Floats, start: int) -> L
 def _seen(
     s: PricingProgram, labels: Labels, stage_s: Floats, hop_s: Floats, link_s: Floats
 ) -> Labels:
-    """The labels as the stage before a hop sees them."""
+    """Return the labels as seen from the stage before the hop."""
     n = labels.interval
     lo, most_s = s.lo_N[n], s.most_s_N[n]
     slowest_s = np.minimum(s.slack.step_s / lo, most_s) if s.serves_hops else np.inf
     ahead = labels.ahead + exact_deltas(hop_s, slowest_s)
     if s.form == "closed":
-        # further microbatches of the slowest stage are counted by the interval
+        # the interval counts further microbatches of the slowest stage
         slow = np.maximum(stage_s, link_s) > most_s
         fill_s = np.where(slow, _NEVER_S, labels.fill_s + 2 * hop_s)
         return replace(labels, fill_s=fill_s, ahead=ahead)
@@ -324,12 +324,12 @@ def _seen(
 
 
 def _held(s: PricingProgram, ahead: Ints, lo: Ints) -> Ints:
-    """Where tables tell of a stage that holds so many of so many microbatches."""
+    """Return the index F of a stage with `ahead` of `lo` microbatches in flight."""
     return np.minimum(np.minimum(ahead, lo), s.p.meshes.busy_s_BMFU.shape[2]) - 1
 
 
 def _with_meshes(p: Problem, before: Ints) -> tuple[Ints, Ints]:
-    """Return rows and meshes: each row once with every mesh of its group."""
+    """Return rows and meshes: each row once with every mesh of its group `before`."""
     sizes_G = np.array([len(members) for members in p.members_GM])
     rows = np.repeat(np.arange(len(before)), sizes_G[before])
     firsts = np.cumsum(sizes_G[before]) - sizes_G[before]
@@ -339,7 +339,7 @@ def _with_meshes(p: Problem, before: Ints) -> tuple[Ints, Ints]:
 
 
 def _used(s: PricingProgram, labels: Labels) -> Floats:
-    """Forget what is taken of limits where what is still to come cannot exceed them."""
+    """Return what labels take of scarce limits; 0 if no continuation exceeds them."""
     n, scarce = labels.interval, s.p.scarce
     time_s = labels.fill_s + _sure_after_s_XA(s, labels).sum(axis=1)
     left_XQ = s.budget_NQ[n] - s.per_s_NQ[n] * time_s[:, None]
@@ -351,30 +351,30 @@ def _used(s: PricingProgram, labels: Labels) -> Floats:
 
 
 def bound_ratios(s: PricingProgram, labels: Labels) -> Floats:
-    """What a pipeline that ends so is of its budget; inf if it is too slow."""
+    """Return the least cost of labels' completions over the budget; inf if too slow."""
     n, start = labels.interval, labels.start
     place = np.minimum(labels.ahead, s.rest_NQJF.shape[3]) - 1
     spent_XQ = labels.cost[:, None] + s.rest_NQJF[n, :, start, place]
-    # layers to come show their share of what comes after
+    # remaining layers account for their share of the terms after the pipeline
     after_s_XA = _sure_after_s_XA(s, labels)
     sure_s = labels.fill_s + ((1 - s.p.share_AJ[:, start].T) * after_s_XA).sum(axis=1)
     spent_XQ += s.per_s_NQ[n] * sure_s[:, None]
     least_s = after_s_XA.sum(axis=1) + s.p.fastest_s_BJ[s.b_N[n], start]
-    # layers to come take longer than they hide
+    # remaining layers take longer than what they hide
     least_s = np.maximum(least_s, labels.after_s_XA.sum(axis=1))
     late = labels.fill_s + least_s > s.left_s_N[n]
     return np.where(late, np.inf, (spent_XQ / s.budget_NQ[n]).max(axis=1))
 
 
 def _sure_after_s_XA(s: PricingProgram, labels: Labels) -> Floats:
-    """What comes after whatever stages come before: these may hide the sums."""
+    """Return the terms after the pipeline that no earlier stages can hide."""
     hidden_XA = np.outer(labels.start > 0, s.p.is_drained_A)
     least_s_XA = s.p.least_after_s_AB.T[s.b_N[labels.interval]]
     return np.where(hidden_XA, least_s_XA, labels.after_s_XA)
 
 
 def _reaches_threshold(s: PricingProgram, found: Labels) -> NDArray[np.bool_]:
-    """Whether pipelines do enough whole microbatches for their cost."""
+    """Return whether pipelines compute enough whole microbatches for their cost."""
     n = found.interval
     count = s.hi_N[n]
     if s.form == "closed":
@@ -386,7 +386,7 @@ def _reaches_threshold(s: PricingProgram, found: Labels) -> NDArray[np.bool_]:
 
 
 def template_of(s: PricingProgram, pool: Labels, found: Labels, row: int) -> Template:
-    """Return the template that a label stands for."""
+    """Return the template of a complete label."""
     p, n = s.p, int(found.interval[row])
     b, stages, start, labels, at = int(s.b_N[n]), [], 0, found, row
     while start < p.num_layers:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that anybody would think of first: pipelines of one kind of device, all
-stages under the same option, cut so that the slowest stage is as fast as can be.
+"""Builds plain columns: pipelines of one kind of device, with the same option in all
+stages, cut so that the slowest stage is as fast as possible.
 
-Owns these, for every option and number of stages, and which of them are worth a place
-in the first master problem. They are no more than a good begin, but large clusters,
-where pricing is cut short, often end with them. Does not own pricing (`pricing.py`).
+Owns these columns for every option and number of stages, and the choice of those for
+the first master problem. They are only a good start, but on large clusters, where
+pricing is cut short, they are often the final columns. Does not own pricing
+(`pricing.py`).
 
 Letters of array names as in `model/problem.py`; N pipelines, of S stages each.
 """
@@ -27,14 +28,14 @@ from hetjax.planner.model.templates import (
     stacked,
 )
 
-_HALVINGS = 10  # of what the slowest stage, and a step, may take
+_HALVINGS = 10  # bisection steps for the time of the slowest stage, and of a step
 _MOST_OF_CLASS = 12  # columns of each class of devices
 _SLACKS = (1.0, 1.03, 1.06, 1.12, 1.25)  # times the step without hops
 
 
 def plain_start(p: Problem, form: Form) -> tuple[tuple[Column, ...], float] | None:
-    """Return plain columns, and a step time in which fractions of copies of them do the
-    global batch; None if there are none."""
+    """Return plain columns, and a step time in which fractions of copies of them
+    compute the global batch; None if there are none."""
     pipelines = _Pipelines.from_problem(p)
     if pipelines is None or not pipelines.do(np.inf):
         return None
@@ -48,8 +49,8 @@ def plain_start(p: Problem, form: Form) -> tuple[tuple[Column, ...], float] | No
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pipelines:
-    """Pipelines by row: option o, microbatch size b, cuts; and, but for hops, the
-    seconds of the slowest stage, of all, and of what comes after."""
+    """Pipelines by row: microbatch size b, option o and cuts. Times without hops: the
+    slowest stage, the sum of stages, and the terms after the pipeline."""
 
     p: Problem
     b_N: Ints
@@ -76,8 +77,8 @@ class _Pipelines:
         )
 
     def columns(self, form: Form, step_s: float) -> list[Column]:
-        """Return the columns of each class that do most for their devices in a step: of
-        each number of devices the best."""
+        """Return, for each class, the columns with the most sequences per device in a
+        step: the best for each number of devices."""
         found: list[Column] = []
         class_N, worth_N = self._class_N, self._worth(step_s)
         for c in range(len(self.p.classes)):
@@ -89,7 +90,8 @@ class _Pipelines:
         return [c for c in found if c.memory_microbatches and c.serves_hops]
 
     def least_step_s(self) -> float:
-        """Return about the least step in which they do the batch, which they can."""
+        """Return about the least step in which they compute the batch. There must be
+        one."""
         low_s, high_s = 0.0, float((self.fill_s_N + self.after_s_N).max())
         while not self.do(high_s):
             low_s, high_s = high_s, 2 * high_s
@@ -102,7 +104,7 @@ class _Pipelines:
         return high_s
 
     def do(self, step_s: float) -> bool:
-        """Say whether fractions of copies do the batch in such a step."""
+        """Return whether fractions of copies compute the batch in such a step."""
         worth_C = np.zeros(len(self.p.classes))
         np.maximum.at(worth_C, self._class_N, self._worth(step_s))
         return float(worth_C @ self.p.devices_C) >= self.p.global_batch
@@ -117,7 +119,7 @@ class _Pipelines:
         return np.array([o.device_class for o in self.p.options])[self.o_N]
 
     def _worth(self, step_s: float) -> Floats:
-        """Sequences that each does in a step, by device."""
+        """Return the sequences of each pipeline in a step, per device."""
         left_s_N = step_s - self.after_s_N - self.fill_s_N
         sizes_N = np.array(self.p.microbatch_sizes)[self.b_N]
         most_N = np.floor(left_s_N / self.slowest_s_N) + 1
@@ -161,8 +163,8 @@ def _cut_evenly(p: Problem) -> Iterator[tuple[Ints, Ints, Ints]]:
 
 
 def _cut(p: Problem, b_N: Ints, o_N: Ints, num_stages: int, most_s_N: Floats) -> Ints:
-    """Give each stage in turn as many layers as fit into the time and memory, but leave
-    one for each that follows; (N, S + 1)."""
+    """Return cuts that give each stage in turn as many layers as time and memory allow,
+    but leave one for each later stage; (N, S + 1)."""
     cuts = [np.zeros(len(b_N), dtype=np.int64)]
     for after in reversed(range(num_stages)):
         rows_NJ = p.range_IJ[cuts[-1], : p.num_layers - after + 1]
@@ -177,7 +179,8 @@ def _cut(p: Problem, b_N: Ints, o_N: Ints, num_stages: int, most_s_N: Floats) ->
 def _timed(
     p: Problem, b_N: Ints, o_N: Ints, cuts_NJ: Ints
 ) -> tuple[Ints, Ints, Ints, Floats, Floats, Floats]:
-    """Add the seconds of the slowest stage, of all, and of what comes after."""
+    """Return the arguments, with the seconds of the slowest stage, of all stages, and
+    of the terms after the pipeline."""
     at = b_N[:, None], o_N[:, None], p.range_IJ[cuts_NJ[:, :-1], cuts_NJ[:, 1:]]
     busy_s_NS, after_s_ANS = p.busy_s_BOU[at], p.after_s_ABOU[(slice(None), *at)]
     after_s_N = shown_s(p, after_s_ANS, p.drain_s_BOU[at]).sum(axis=0)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pricing problem: templates whose reduced cost is positive, or that there are
-none.
+"""Solves the pricing problem: finds templates of positive reduced cost, or proves that
+there are none.
 
-Owns what is asked of the dynamic program (`partial_pipelines.py`) at a fixed step time
-and duals. A template that does n sequences and takes t_R of the limits has reduced cost
-n - threshold * (duals_R @ t_R). Many microbatch counts are priced at once, as
-intervals, for which the program is optimistic; an interval that its optimism alone
-keeps is split. A heuristic pass keeps the best labels only; where it finds nothing an
-exact pass keeps all of them, so that no column is missed.
+Owns the use of the dynamic program (`partial_pipelines.py`) at a fixed step time and
+duals. A template that computes n sequences and takes t_R of the limits has reduced cost
+n - threshold * (duals_R @ t_R). Many microbatch counts are priced at once, as an
+interval, for which the program is optimistic. An interval that only this optimism keeps
+is split. A heuristic pass keeps only the best labels. If it finds nothing, an exact
+pass keeps all of them, so that no column is missed.
 
 Does not own the duals (`column_generation.py`).
 """
@@ -36,14 +36,14 @@ from hetjax.planner.model.templates import (
     stacked,
 )
 
-# widths of intervals, and trades of time against cost by which they may be ruled out
+# per pass: the width of intervals, and the trades of time against cost that prune them
 _PASSES = (
     (0.6, (0.75,)),
     (0.15, (0.75,)),
     (0.04, (0.75,)),
     (0.04, (0.0, 0.6, 1.2)),
 )
-# labels and intervals that a heuristic pass keeps: more where a bound is certified
+# labels and intervals that a heuristic pass keeps; more for certified bounds
 _BEAM: dict[Form, int] = {"closed": 60, "prefix": 100}
 _MOST_INTERVALS: dict[Form, int] = {"closed": 40, "prefix": 100}
 _MOST_COLUMNS = 100
@@ -53,10 +53,10 @@ _LESS_WORTH, _NUM_LESS = 0.5, 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricingResult:
-    """Columns of positive reduced cost, those of most sequences per price first.
+    """Columns of positive reduced cost, ordered by sequences per price, most first.
 
-    None of them means that there are none at all only if `is_all`. `num_labels` is the
-    work that it took.
+    If there are none here, this proves that none exist only if `is_complete`.
+    `num_labels` is the work that was needed.
     """
 
     columns: tuple[Column, ...] = ()
@@ -73,10 +73,11 @@ def solve_pricing(
     *,
     most_labels: int | None = None,
 ) -> PricingResult:
-    """Return columns that do `threshold` sequences or more per unit of price.
+    """Return some of the best columns with at least `threshold` sequences per unit of
+    price within the step time.
 
-    Some of the best of those that do it within the step time; if not all are known
-    after `most_labels` labels, that is it (0: after the heuristic pass).
+    The exact pass gives up after `most_labels` labels (0: there is only the heuristic
+    pass).
     """
     few = _MOST_INTERVALS[form] if most_labels == 0 else None
     program = _program(p, form, step_s, duals_R, threshold, most_intervals=few)
@@ -89,7 +90,7 @@ def solve_pricing(
 
 
 def _heuristic(program: PricingProgram) -> PricingResult:
-    """Keep only the labels of least bound ratio."""
+    """Price while keeping only the labels of least bound ratio."""
     found = grown_labels(
         program,
         _alive(program, _MOST_INTERVALS[program.form]),
@@ -102,7 +103,7 @@ def _heuristic(program: PricingProgram) -> PricingResult:
 
 
 def _exact(program: PricingProgram, most_labels: int | None) -> PricingResult:
-    """Keep all labels, and split the intervals that only optimism keeps."""
+    """Price while keeping all labels, and split intervals that only optimism keeps."""
     num_labels = 0
     while True:
         found = grown_labels(program, _alive(program), most=most_labels)
@@ -129,8 +130,9 @@ def enumerate_columns(
 ) -> list[Column]:
     """Return many columns for the integer master to choose from.
 
-    Of at least `threshold`, and of less as long as there are few. In the closed form,
-    only those whose memory holds what slow hops ask for.
+    They have at least `threshold` sequences per price; lower values are tried as long
+    as there are few columns. In the closed form, memory must hold the launch-ahead that
+    slow hops need.
     """
     columns: list[Column] = []
     for n in range(_NUM_LESS):
@@ -168,7 +170,7 @@ def _program(
 ) -> PricingProgram | None:
     """Return the program of the intervals not ruled out; None if all are.
 
-    Of those of least bound ratio only, if there are to be `most_intervals`.
+    With `most_intervals` it has only so many, those of least bound ratio.
     """
     slack = slack_at(p, form, step_s)
     sizes_B = np.array(p.microbatch_sizes)
@@ -198,7 +200,7 @@ def _program(
 
 
 def _alive(program: PricingProgram, most_intervals: int | None = None) -> Ints:
-    """The intervals that are not ruled out: the best of each count first."""
+    """Return the intervals that are not ruled out: the best of each count first."""
     share_N = interval_bound_ratios(program)
     alive_N = np.flatnonzero(share_N < 1)
     count_N = program.lo_N * len(program.p.microbatch_sizes) + program.b_N
@@ -206,7 +208,8 @@ def _alive(program: PricingProgram, most_intervals: int | None = None) -> Ints:
 
 
 def _best_of_each(kind_N: Ints, value_N: Floats, most: int | None) -> Ints:
-    """The rows of least value: the best of each kind, then the seconds, and so on."""
+    """Return the rows of least value: the best of each kind, then the second best, and
+    so on."""
     order = np.lexsort((value_N, kind_N))
     is_first_N = np.diff(kind_N[order], prepend=-1) != 0
     firsts = np.flatnonzero(is_first_N)
@@ -222,7 +225,7 @@ def _columns(s: PricingProgram, pool: Labels, found: Labels, most: int) -> list[
 
 
 def _better(s: PricingProgram, pool: Labels, found: Labels) -> tuple[Column, ...]:
-    """Return the best columns that do reach the threshold, the best first."""
+    """Return the columns that reach the threshold, the best first."""
     columns = _columns(s, pool, found, _MOST_COLUMNS)
     if not columns:
         return ()
@@ -236,6 +239,6 @@ def _better(s: PricingProgram, pool: Labels, found: Labels) -> tuple[Column, ...
 
 
 def _prices(s: PricingProgram, columns: Columns, sequences_N: Ints) -> Floats:
-    """What a copy of each column costs that does so many sequences."""
+    """Return the price of a copy of each column that computes so many sequences."""
     devices_R, work_R = np.split(s.duals_R, [len(s.p.room_R)])
     return columns.taken_NR @ devices_R + sequences_N * columns.weight_N * work_R.sum()

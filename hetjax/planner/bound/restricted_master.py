@@ -5,17 +5,17 @@ Owns its linear programs at a fixed step time, which all share these letters (as
 `model/problem.py`; N columns):
 
     x_N         copies of each column                             (variable, >= 0)
-    sequences_N what a copy does within the step time, at most the global batch G
+    sequences_N what a copy computes in the step time, at most the global batch G
     taken_NR    what a copy takes of each limit R, on devices and on work
-    room_R      what there is of each limit
-    duals_R     prices of one more of each limit
+    room_R      the capacity of each limit
+    duals_R     prices of one more unit of each limit
 
-Programs are parametrised (disciplined parametrised programming) and kept by size, so
-that CVXPY compiles each size once and HiGHS gets only numbers; columns that fill a size
-up take and do nothing. Against `scipy.linprog` that is 1.5 % of a search's CPU time
-more (a search of two kinds in 16 devices: 900 programs in 2.25 s and 1.89 s of 23 s,
-medians of three). Does not own which columns there are (`column_generation.py`), nor
-whole copies (`search/integer_master.py`).
+Programs are parametrised (disciplined parametrised programming) and cached by size, so
+CVXPY compiles each size once and HiGHS gets only numbers. Programs are padded to their
+size with columns that take and compute nothing. Compared with `scipy.linprog` this
+costs 1.5 % of a search's CPU time (a search of two kinds in 16 devices: 900 programs in
+2.25 s and 1.89 s of 23 s, medians of three). Does not own which columns there are
+(`column_generation.py`), nor whole copies (`search/integer_master.py`).
 """
 
 from dataclasses import dataclass
@@ -30,16 +30,16 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.solver import solve
 from hetjax.planner.model.templates import Columns, most_microbatches
 
-STRICT = 1e-6  # relative: beyond what the linear programs' solver takes for equal
-_LEAST_COLUMNS = 32  # of a program: smaller ones are filled up to it
-_LEAST_PRICE = 1e-3  # of what a device could compute: free devices are hard to price
-# the utility of a price, by what it is of the centre's: the least of slope * x + offset
+STRICT = 1e-6  # relative: beyond the tolerance of the linear programs' solver
+_LEAST_COLUMNS = 32  # of a program; smaller programs are padded
+_LEAST_PRICE = 1e-3  # share of the centre's price; devices without price slow pricing
+# utility of a price, x being its ratio to the centre's: the least slope * x + offset
 _UTILITY = ((8.0, 0.0), (4.0, 0.4), (2.0, 1.0), (1.0, 1.6), (0.0, 2.6))
 _SOLVING = Lock()  # programs are shared, and searches may run in threads
 
 
 def most_sequences(p: Problem, columns: Columns, step_s: float) -> Ints:
-    """Return what each column does in the step; no more than the global batch has."""
+    """Return the sequences of each column in the step, at most the global batch."""
     sizes_N = columns.sizes_N
     counts_N = most_microbatches(columns, step_s)
     sequences_N = sizes_N * np.minimum(counts_N, p.global_batch // sizes_N)
@@ -50,8 +50,8 @@ def most_sequences(p: Problem, columns: Columns, step_s: float) -> Ints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MasterSolution:
-    """The most sequences that fractions of copies do, whether these are the global
-    batch, and how many more one more of each limit would bring."""
+    """The most sequences that fractions of copies compute, whether these are the global
+    batch, and how many more one more unit of each limit would bring."""
 
     sequences: float
     is_enough: bool
@@ -61,7 +61,7 @@ class MasterSolution:
 def solve_restricted_master(
     p: Problem, columns: Columns, step_s: float
 ) -> MasterSolution:
-    """Do as much as the devices can within the step time.
+    """Maximise what the devices compute within the step time.
 
     maximize    sequences_N @ x_N
     subject to  taken_NR.T @ x_N <= room_R      (duals_R)
@@ -83,14 +83,14 @@ def solve_restricted_master(
 
 
 def reaches(p: Problem, columns: Columns, step_s: float) -> bool:
-    """Say whether fractions of copies do the global batch within the step time."""
+    """Return whether fractions of copies compute the batch within the step time."""
     return solve_restricted_master(p, columns, step_s).is_enough
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MinCost:
-    """`duals_R` of devices, what they cost and what others would save with them; the
-    sequences per unit of price that a template must do to save anything."""
+    """`duals_R`: each device's cost plus what other columns would save with it.
+    `threshold`: the sequences per unit of price from which a template saves cost."""
 
     duals_R: Floats
     threshold: float
@@ -99,7 +99,7 @@ class MinCost:
 def min_cost_master(
     p: Problem, columns: Columns, step_s: float, cost_R: Floats
 ) -> MinCost:
-    """Do the global batch at the least cost. The columns must reach the step time.
+    """Compute the global batch at the least cost. The columns must reach the step time.
 
     minimize    (taken_NR @ cost_R) @ x_N
     subject to  taken_NR.T @ x_N <= room_R      (what others would save)
@@ -123,16 +123,16 @@ def min_cost_master(
 def stabilised_duals(
     p: Problem, columns: Columns, step_s: float, centre_R: Floats
 ) -> Floats:
-    """Return duals that no column contradicts, near the given ones.
+    """Return duals that no column contradicts, near `centre_R`.
 
-    There are such as long as the columns do not reach the step time. Of them, those
-    whose shares of the centre's, scaled to the same worth, are of most utility u, which
-    is concave: no price far below the centre's is made up for by one far above.
+    They exist as long as the columns do not reach the step time. The program maximises
+    the utility u of their ratios to the centre's duals, both scaled to the same worth.
+    u is concave, so a price far above the centre's cannot make up for one far below.
 
         maximize    sum over R of u(duals_R / centre_R)
         subject to  taken_NR @ duals_R >= sequences_N / G
                     room_R @ duals_R == 1
-                    duals_R >= a small part of centre_R, if there is room for it
+                    duals_R >= a small part of centre_R, if that is feasible
     """
     room_R, sequences_N = p.room_at(step_s), most_sequences(p, columns, step_s)
     centre_R = centre_R / float(centre_R @ room_R)
@@ -156,13 +156,13 @@ def stabilised_duals(
 class _Solved(NamedTuple):
     value: float
     variable: Floats
-    duals: list[Any]  # of the constraints, in order
+    duals: list[Any]  # one per constraint, in order
 
 
 def _solved(program: cp.Problem, **values: Floats | Ints | float) -> _Solved | None:
-    """Solve it for these values of all parameters; None if there is no solution.
+    """Solve the program for these parameter values; None if there is no solution.
 
-    Values of fewer columns than the program has are filled up with zeros.
+    Values for fewer columns than the program has are padded with zeros.
     """
     with _SOLVING:
         for parameter in program.parameters():
@@ -221,13 +221,14 @@ def _parameter(name: str, *shape: int) -> cp.Parameter:
 
 
 def _size(columns: Columns) -> int:
-    """Columns of a program: a power of two, so that few sizes are compiled."""
+    """Return the number of columns of a program: a power of two, so that few sizes are
+    compiled."""
     num = 1 << max(len(columns) - 1, 0).bit_length()
     return max(num, _LEAST_COLUMNS)
 
 
 def _taken_NR(p: Problem, columns: Columns, sequences_N: Ints) -> Floats:
-    """What a copy of each takes of each limit; of the one on work by its sequences."""
+    """Return what a copy takes of each limit; of work, in proportion to sequences."""
     if p.work_limit is None:
         return columns.taken_NR
     return np.column_stack([columns.taken_NR, columns.weight_N * sequences_N])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a plan's costs before it is simulated: times, data type, memory.
+"""Checks and describes a plan's costs before simulation: times, data type, memory.
 
-Owns what is said of where times come from, which of them cannot be simulated, and
-whether a plan that somebody else made fits into memory that is known. Does not own the
-costs (`costs/`) nor what a plan needs (`schedule/simulation/memory.py`).
+Owns the text on where times come from, the limits of times that can be simulated, and
+the check whether a given plan fits into known memory. Does not own the costs
+(`costs/`) nor a plan's memory needs (`schedule/simulation/memory.py`).
 """
 
 import math
@@ -40,16 +40,16 @@ from hetjax.schedule.simulation.memory import check_memory, memory_uses
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 
-LEAST_S, MOST_S = 1e-12, 1e12  # outside, sums would be 0 or infinite
+LEAST_S, MOST_S = 1e-12, 1e12  # beyond these, sums would be 0 or infinite
 
 
 def compute_dtype(
     given: Dtype | None, profile: Profile | None, otherwise: Dtype
 ) -> Dtype:
-    """Return what is asked for: as `given` by --dtype, as measured, or otherwise.
+    """Return the dtype: `given` by --dtype, else the profile's, else `otherwise`.
 
-    "best" is no claim: devices that the profile knows go by what was measured.
-    BadInput if --dtype is not what was measured in.
+    "best" requires nothing: devices in the profile use the dtype that was measured.
+    Raises BadInput if --dtype is not the profile's dtype.
     """
     if profile is None:
         return given or otherwise
@@ -64,7 +64,7 @@ def compute_dtype(
 
 
 def check_measured(profile: Profile, devices: set[str], what: str) -> None:
-    """Raise BadInput for a profile that knows none of these devices of a plan, say."""
+    """Raise BadInput if the profile has none of the devices; `what` owns them."""
     if not devices & profile.devices:
         raise BadInput(
             got=f"a profile of {', '.join(sorted(profile.devices)) or 'no devices'}",
@@ -82,9 +82,10 @@ def all_kinds(cluster: Cluster) -> set[str]:
 def known_degrees(
     degrees: tuple[int, ...], cluster: Cluster, profile: Profile | None
 ) -> tuple[int, ...]:
-    """Return the tensor degrees with times; all of them if none has any.
+    """Return the tensor degrees that the profile measured; all of them if none.
 
-    Devices that the profile does not know are estimated at every degree.
+    Also all of them if the profile lacks a device kind: that one is estimated at every
+    degree.
     """
     kinds = all_kinds(cluster)
     if profile is None or not kinds <= profile.devices:
@@ -102,7 +103,7 @@ def times_from(
     tied: Tied,
     calibration: StepCalibration = UNCALIBRATED,
 ) -> str:
-    """Say for people where the plan's times come from; `path` is the profile's."""
+    """Return text on where the plan's times come from; `path` is the profile's."""
     source = _times_from(plan, cluster, dtype, profile, path, tied)
     num_steps = calibration.num_steps
     if not device_kinds(plan, cluster) & calibration.kinds():
@@ -126,7 +127,7 @@ def _times_from(
 
 
 def memory_from(source: str, costs: Costs) -> str:
-    """Add to where times come from which workspaces the compiler has measured."""
+    """Return `source` with a note on which workspaces the compiler has measured."""
     known, stages = len(costs.compiled), len(costs.memory)
     if not known:
         return source
@@ -137,7 +138,7 @@ def memory_from(source: str, costs: Costs) -> str:
 def _estimated_in(
     plan: Plan, cluster: Cluster, measured: Set[str], dtype: Dtype | None
 ) -> str:
-    """Spell what stages on devices of other kinds than those compute in."""
+    """Return the precisions of stages on devices not in `measured`, as text."""
     nodes = {node.name: node for node in cluster.nodes}
     used = [(stage, nodes[stage.node]) for _, _, stage in plan.stages()]
     found = {
@@ -149,7 +150,7 @@ def _estimated_in(
 
 
 def _sources(plan: Plan, cluster: Cluster) -> str:
-    """Say for people who describes the devices of the plan."""
+    """Return text on where the figures of the plan's devices come from."""
     used = {cluster.node(stage.node) for _, _, stage in plan.stages()}
     own = any(getattr(node, f) is not None for node in used for f in DEVICE_FIGURES)
     return f"the device catalogue{' and the cluster file' if own else ''}"
@@ -162,7 +163,7 @@ def _not_measured(
     dtype: Dtype | None,
     programs: Programs,
 ) -> str:
-    """Say for people which times are not of the profile."""
+    """Return text on which times are not from the profile."""
     missing = sorted(device_kinds(plan, cluster) - profile.devices)
     missing_kinds = ""
     if missing:
@@ -200,9 +201,9 @@ def checked_costs(
     gradient_wire: GradientWire = "float32",
     compiled: CompiledBytes = NOTHING,
 ) -> Costs:
-    """Return the costs to simulate a plan with, under its schedule or another one.
+    """Return the costs to simulate a plan with, under its schedule or `schedule`.
 
-    BadInput for devices without figures, and for times that cannot be simulated.
+    Raises BadInput for devices without figures, and for times that cannot be simulated.
     """
     costs = costs_of(
         plan,
@@ -212,7 +213,7 @@ def checked_costs(
         dtype=dtype,
         attention=attention,
         optimizer=optimizer,
-        # programs written by hand may split backwards under any schedule
+        # hand-written programs may split backward passes under any schedule
         halves=may_split(schedule or plan.schedule) or bool(plan.programs),
         transport=transport,
         gradient_wire=gradient_wire,
@@ -223,7 +224,7 @@ def checked_costs(
 
 
 def check_times(costs: Costs) -> None:
-    """Raise BadInput for times that cannot be simulated: none at all, or for ever."""
+    """Raise BadInput for times that are too short or too long to simulate."""
     for (r, s), times in costs.times.items():
         _check_s(times.fused_s, f"F and B of replicas[{r}].stages[{s}]", LEAST_S)
         _check_s(times.update_s, f"the update of replicas[{r}].stages[{s}]")
@@ -255,7 +256,7 @@ def check_plan_fits(
 ) -> None:
     """Raise NoFeasiblePlan if a device of known memory has less than the plan needs.
 
-    BadInput for attention that cannot run on a stage's device.
+    Raises BadInput for attention that cannot run on a stage's device.
     """
     precisions: dict[StageKey, Precision] = {
         (r, s): stage_precision(stage, cluster.node(stage.node), dtype)
@@ -296,9 +297,9 @@ def check_plan_fits(
 
 
 def known_memory_bytes(node: Node) -> float:
-    """Return what a plan may fill of each device, infinity if nobody tells.
+    """Return the memory of each device that a plan may fill; infinity if unknown.
 
-    The catalogue's figure for "cpu" is for comparing plans, not a limit.
+    The catalogue's figure for "cpu" serves to compare plans, it is not a limit.
     """
     name = canonical_name(node.device)
     if node.memory_gib is not None:

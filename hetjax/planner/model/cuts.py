@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where to cut the layers of one pipeline into its stages.
+"""Cuts the layers of one pipeline into its stages.
 
-Owns three ways, all exact: the same number of blocks in every stage; the least load of
-the most loaded stage; the least closed form, by a search over limits on the slowest
-stage as in Alpa's and HARP's t_max (arXiv 2509.24859). Does not own what a stage's load
-is, nor which stages there are.
+Owns three exact methods. The first gives every stage the same number of blocks. The
+second minimises the load of the most loaded stage. The third minimises the closed form,
+by a search over limits on the slowest stage, as in Alpa's and HARP's t_max (arXiv
+2509.24859). Does not own the loads of stages, nor which stages there are.
 
 Letters of array names: S stages, I and J first layer and end of a range.
 """
@@ -23,7 +23,7 @@ StageCuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limited(Generic[T]):
-    """The best solution, and its fill plus weight times its limit, in seconds."""
+    """The best solution, and its seconds: its fill plus weight times its limit."""
 
     total_s: float
     solution: T
@@ -32,10 +32,10 @@ class Limited(Generic[T]):
 def best_limit(
     limits: Sequence[float], fill: Callable[[float], tuple[float, T]], weight: float
 ) -> Limited[T]:
-    """Return the exact best over ascending limits, few of which are tried.
+    """Return the exact best over ascending limits; only few of them are tried.
 
-    `fill` gives (seconds, solution) within a limit, and there must be one within each;
-    the seconds must not rise with the limit.
+    `fill` returns (seconds, solution) within a limit. Every limit must have a solution,
+    and the seconds must not rise with the limit.
     """
     last = len(limits) - 1
     tried = {n: fill(limits[n]) for n in {0, last}}
@@ -47,7 +47,7 @@ def best_limit(
     best = min(tried, key=total_s)
     while spans:
         before, after = spans.pop()
-        # between them, none fills faster than the higher or repeats as the lower
+        # between them no fill is below that of `after`, no limit below `before + 1`
         least_s = tried[after][0] + weight * limits[min(before + 1, last)]
         if after - before < 2 or least_s >= total_s(best):
             continue
@@ -59,10 +59,11 @@ def best_limit(
 
 
 def even_cuts(num_layers: int, num_stages: int) -> StageCuts:
-    """Spread the blocks evenly; embedding goes with the first, head with the last.
+    """Return cuts that spread the blocks evenly over the stages.
 
-    Where blocks do not divide, inner stages take one more before the last and the
-    first do, since those have work besides.
+    The embedding joins the first stage, the head the last. If the number of blocks does
+    not divide, inner stages get one more before the first and the last stage do, since
+    these two have additional work.
     """
     if num_stages == 1:
         return (0, num_layers)
@@ -75,9 +76,9 @@ def even_cuts(num_layers: int, num_stages: int) -> StageCuts:
 
 
 def balanced_cuts(load_SIJ: Floats) -> StageCuts | None:
-    """Return the cuts with the least largest load; None if each has an infinite one.
+    """Return the cuts that minimise the largest load; None if all have infinite loads.
 
-    `load_SIJ` is the load of stage s on layers i to j, infinite where it may not be.
+    `load_SIJ` is the load of stage s on layers i to j, infinite where not allowed.
     """
     num_stages, width, _ = load_SIJ.shape
     least_J = np.where(np.arange(width) == 0, 0.0, np.inf)
@@ -92,7 +93,7 @@ def balanced_cuts(load_SIJ: Floats) -> StageCuts | None:
 def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> StageCuts | None:
     """Return the cuts with the least sum of stages plus m - 1 times the slowest.
 
-    Seconds are infinite where a stage may not be; None if there are no such cuts.
+    Seconds are infinite where a stage is not allowed. None if there are no cuts.
     """
     first = balanced_cuts(stage_s_SIJ)
     if first is None:

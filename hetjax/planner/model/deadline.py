@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a search may go on: until a time, until it has done so much work, or until
-somebody asks it to end.
+"""Limits a search by time, by an amount of work, or by a request to stop.
 
-Owns the deadline of what runs inside `deadline`, and the check that long loops make. A
-deadline inside another ends with that one at the latest. The work of a search is the
-number of its checks: a search of the same request whose deadlines end at the same
+Owns the deadline of the code inside `deadline`, and the check that long loops make. A
+nested deadline ends with the outer one at the latest. The work of a search is the
+number of its checks. A search of the same request whose deadlines end at the same
 checks (`SearchWork`) does the same, however fast the machine is. Does not own what
-becomes of what was found by then (`search/find.py`).
+happens to the results found by then (`search/find.py`).
 """
 
 import math
@@ -18,15 +17,15 @@ from dataclasses import dataclass, field
 
 
 class TimeUp(Exception):
-    """The search may not go on."""
+    """The search has to end."""
 
 
 @dataclass(slots=True)
 class SearchWork:
-    """The checks of a search: how many there were, and at which a deadline ended.
+    """The checks of a search: how many it made, and at which ones a deadline ended.
 
-    With `planned` deadlines end by it and not by time: each but the last of these is
-    the check that ends the innermost deadline, after the last one all are over.
+    With `planned`, deadlines end at these checks and not by time. Each of them but the
+    last ends the innermost deadline; after the last, all deadlines are over.
     """
 
     planned: tuple[int, ...] = ()
@@ -35,32 +34,31 @@ class SearchWork:
 
     @property
     def done(self) -> tuple[int, ...]:
-        """What to plan for a search that does the same."""
+        """The `planned` of a search that repeats this one."""
         return *self.ended, self.checks
 
     def is_due(self) -> bool:
-        """Say whether this check ends the innermost deadline, as planned."""
+        """Return whether this check ends the innermost deadline, as planned."""
         return self.checks > self.planned[-1] or self.checks in self.planned[:-1]
 
 
 @dataclass(slots=True)
 class Deadline:
-    """When to end, by `time.monotonic` or by work, and whether somebody asked for it
-    before."""
+    """When to end, by `time.monotonic` or by work, and whether a stop was requested."""
 
     until_s: float
     work: SearchWork
     outer: "Deadline | None" = None
     is_stopped: bool = False
-    is_noticed: bool = False  # a check has found it over
+    is_noticed: bool = False  # a check has seen that it is over
     counts_time: bool = True
 
     def stop(self) -> None:
-        """End what runs before the deadline at its next check."""
+        """Request that the code under this deadline ends at its next check."""
         self.is_stopped = True
 
     def check(self) -> float:
-        """Return the seconds until the end, and count that it was asked."""
+        """Count this check and return the seconds until the end."""
         self.work.checks += 1
         if self.work.planned and self.work.is_due():
             self.is_noticed = True
@@ -82,7 +80,7 @@ class Deadline:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody asked for the end of this one or of one around it."""
+        """Whether this deadline or an outer one was asked to stop."""
         return self.is_stopped or (self.outer is not None and self.outer.was_stopped)
 
 
@@ -94,8 +92,8 @@ _DEADLINE: ContextVar[Deadline] = ContextVar("deadline", default=_NONE)
 def deadline(
     seconds: float = math.inf, planned: tuple[int, ...] = ()
 ) -> Iterator[Deadline]:
-    """Let what runs inside go on for so long, or for the work that is `planned`, or
-    until it is stopped. The outermost one counts work from 0."""
+    """Limit the enclosed code to `seconds`, or to the `planned` work, or until it is
+    stopped. The outermost deadline counts work from 0."""
     outer = _DEADLINE.get()
     work = SearchWork(planned=planned) if outer is _NONE else outer.work
     found = Deadline(until_s=time.monotonic() + seconds, work=work, outer=outer)
@@ -108,7 +106,7 @@ def deadline(
 
 @contextmanager
 def overtime() -> Iterator[None]:
-    """Let what runs inside go on when the time is over, until it is stopped."""
+    """Let the enclosed code run past the time limit, until it is stopped."""
     outer = _DEADLINE.get()
     inner = Deadline(until_s=math.inf, work=outer.work, outer=outer, counts_time=False)
     token = _DEADLINE.set(inner)
@@ -119,23 +117,23 @@ def overtime() -> Iterator[None]:
 
 
 def left_s() -> float:
-    """Return how long the search may still go on: 0 to infinity."""
+    """Return how many seconds the search may still run: 0 to infinity."""
     return _DEADLINE.get().check()
 
 
 def is_over() -> bool:
-    """Say whether the search has to end."""
+    """Return whether the search has to end."""
     return left_s() == 0.0
 
 
 def check_deadline() -> None:
-    """Raise TimeUp where the search has to end."""
+    """Raise TimeUp if the search has to end."""
     if is_over():
         raise TimeUp
 
 
 def check_stopped() -> None:
-    """Raise TimeUp where somebody asked for the end: for long work that is done even
-    where the time is up."""
+    """Raise TimeUp if a stop was requested. For long work that runs even after the time
+    is up."""
     if _DEADLINE.get().was_stopped:
         raise TimeUp

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan takes: the simulator, on real nodes, within memory.
+"""Evaluates plans with the simulator, on real nodes, within memory.
 
-Owns that a plan is priced as `simulate` does, under launch-aheads that suit it. Does
-not own the simulation (`schedule/`) nor which plans there are to simulate.
+Owns the pricing of a plan just as `simulate` does it, with launch-aheads that suit the
+plan. Does not own the simulation (`schedule/`) nor the choice of plans to simulate.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ def evaluate_plan(
     forms: Forms = "all",
 ) -> Predicted:
     """Simulate the plan under a schedule (a name of `schedule/search.py`, which also
-    tells what `climbs` and `forms` are).
+    explains `climbs` and `forms`).
 
-    Stages that do not say their precision or attention get those of the request.
-    NoFeasiblePlan if it needs more memory than there is.
+    Stages without precision or attention get those of the request. Raises
+    NoFeasiblePlan if the plan needs more memory than there is.
     """
     plan = request.said(plan)
     costs = _costs(request, plan, halves=may_split(schedule))
@@ -50,13 +50,13 @@ def forms_for(request: PlanRequest, plan: Plan, most: int) -> tuple[int, ...]:
 
 
 def as_planned(request: PlanRequest, plan: Plan) -> Predicted:
-    """Simulate a plan of a search in its own order."""
+    """Simulate a plan that a search found, in the order of actions that it has."""
     costs = _costs(request, plan, halves=True)
     return predict(plan, costs, tied_holders(plan, request.model))
 
 
 def how_sure(request: PlanRequest, predicted: Predicted) -> Certainty:
-    """Return how sure the prediction of a plan of the request is."""
+    """Return the certainty of the prediction for a plan of the request."""
     plan = predicted.plan
     halves = may_split(plan.schedule) or bool(plan.programs)
 
@@ -89,15 +89,15 @@ def _costs(request: PlanRequest, plan: Plan, *, halves: bool) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluator:
-    """Evaluates plans, each once; those whose stages share devices, which the schedule
-    may not allow, under the usual forms of such schedules."""
+    """Evaluates each plan once. `schedule` may not allow stages that share devices;
+    such plans get the usual forms of schedules that do."""
 
     request: PlanRequest
     schedule: str = "h1f1b"
     seen: dict[Plan, Predicted | None] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> Predicted | None:
-        """Return the simulated plan, None if it is over memory."""
+        """Return the simulated plan; None if it exceeds memory."""
         plan = self.request.said(plan)
         if plan not in self.seen:
             shares = shares_devices(plan)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways between stages that have no place yet: hops of a pipeline, gradient sums.
+"""Costs of hops and gradient sums between stages whose nodes are not yet chosen.
 
-Owns which nodes two neighbouring stages might be on: nodes of a class are alike, but
-the links between them need not be, so every kind of way between any two of them counts.
-Does not own what a message between two nodes takes (`costs/network/nearest.py`).
+Owns which pairs of nodes two neighbouring stages might be on. Nodes of a class are
+alike, but the links between them may differ, so every kind of way between two nodes
+counts. Does not own the cost of a message between two given nodes
+(`costs/network/nearest.py`).
 
 Letters of array names: see `problem.py`.
 """
@@ -26,7 +27,7 @@ from hetjax.costs.stage_memory import hidden_size
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import NodeClass, PlanRequest
 
-_NEVER_S = 1e6  # from a stage to another that has no place
+_NEVER_S = 1e6  # a hop between two stages that no nodes have room for
 _NodePair = tuple[Node, Node]
 _ClassPair = tuple[int, int]
 Holders = Literal["alike", "any"]
@@ -36,7 +37,8 @@ HOLDERS: tuple[Holders, ...] = ("alike", "any")
 def hop_tables(
     request: PlanRequest, options: Sequence[Option], num_kinds: int
 ) -> tuple[Floats, Floats]:
-    """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
+    """Return hop_s_BKOO and link_s_BKOO: a message's time, and how long it holds
+    links."""
     ways = _Ways.from_request(request)
     elements = request.seq_len * hidden_size(request.model)
     of_one = {
@@ -62,12 +64,13 @@ def hop_tables(
 def sync_bytes_per_s(
     request: PlanRequest, options: Sequence[Option], holders: Holders = "any"
 ) -> Floats:
-    """What a stage's gradient sums get of the slowest way to others that hold layers.
+    """Return each option's bytes per second of gradient sums over the slowest way.
 
-    These are on any nodes, or on nodes of its class as in many of the best plans (of a
-    class of one node it is then the fastest way from there). Its node is taken to be
-    full of such stages, which share that way. In a cluster of one node sums stay
-    inside. Bytes count as those of float32, whatever is sent.
+    `holders` "any": the slowest way between any nodes. "alike", as in many of the best
+    plans: the slowest between nodes of its class; if the class has one node, the
+    fastest to another class. The stage's node is assumed to be full of such stages,
+    which share the way. In a cluster of one node sums stay inside it. Rates count bytes
+    as float32, whatever is sent.
     """
     ways, classes = _Ways.from_request(request), request.classes
     rate_of = {
@@ -93,11 +96,12 @@ def sync_bytes_per_s(
 
 
 def most_sum_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
-    """What a stage's gradient sum with any others gets at most, as bytes of float32.
+    """Return each option's most float32 bytes per second of gradient sums.
 
-    A layer whose holders are all in one worker passes the stage's ports, and any other
-    leaves the node at least once (`costs/network/wire_bytes.py`). A stage's layers may
-    do both at once: by its ports, and by all cards and links of its node.
+    A layer whose holders are all in one worker passes the stage's ports. Any other
+    layer leaves the node at least once (`costs/network/wire_bytes.py`). A stage's
+    layers may do both at once: over its ports, and over all cards and links of its
+    node.
     """
     network, smaller = (
         request.network,
@@ -123,9 +127,9 @@ def _lone(node: Node) -> LinkEnd:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ways:
-    """Nodes between which there are ways of every kind, by their classes.
+    """Example nodes for every kind of way between two classes.
 
-    `network` has no other nodes.
+    `network` has only these nodes and the first node of each class.
     """
 
     classes: Sequence[NodeClass]
@@ -149,15 +153,16 @@ class _Ways:
         )
 
     def nearest(self, source: LinkEnd, target: LinkEnd):
-        """Return the least of a message; None if there is no place for both."""
+        """Return the least cost of a message; None if the two ends have no room."""
         return nearest(self.network, self.rates, source, target)
 
 
 def _hop(
     ways: _Ways, of_one: Mapping[str, float], a: Option, b: Option
 ) -> tuple[float, float, float]:
-    """(latency, mean seconds per sequence there and back, the lesser of both), at
-    least; `of_one` are the bytes of a sequence that a node sends, by its name."""
+    """Return lower bounds: (latency, mean seconds per sequence over both directions,
+    seconds of the faster direction). `of_one` gives the bytes that each node sends per
+    sequence, by node name."""
     latency_s, mean_s, least_s = np.inf, np.inf, np.inf
     for one, other in _nodes(ways, a.device_class, b.device_class):
         first = LinkEnd(node=one, num_devices=a.num_devices, tensor=a.tensor)
@@ -178,7 +183,7 @@ def _hop(
 
 
 def _nodes(ways: _Ways, c: int, d: int) -> Iterator[_NodePair]:
-    """Where two neighbouring stages might be: on one node, on two."""
+    """Yield where two neighbouring stages might be: on one node, or on two."""
     if c == d:
         node = ways.classes[c].nodes[0]
         yield node, node
@@ -188,7 +193,7 @@ def _nodes(ways: _Ways, c: int, d: int) -> Iterator[_NodePair]:
 def _linked(
     classes: Sequence[NodeClass], links: Sequence[Link]
 ) -> Mapping[_ClassPair, list[tuple[Link, _NodePair]]]:
-    """The links between two nodes, in both directions."""
+    """Return the links between two nodes, by their classes, in both directions."""
     home = {node.name: (c, node) for c, own in enumerate(classes) for node in own.nodes}
     found: dict[_ClassPair, list[tuple[Link, _NodePair]]] = defaultdict(list)
     for link in links:
@@ -202,8 +207,8 @@ def _linked(
 def _pairs(
     first: NodeClass, second: NodeClass, linked: Sequence[tuple[Link, _NodePair]]
 ) -> Iterator[_NodePair]:
-    """Two nodes for every kind of way: without a link of their own, and of those with
-    one the fastest, the slowest and the nearest."""
+    """Yield two nodes for every kind of way: a pair without its own link, and the pairs
+    whose own links are the fastest, the slowest and of least latency."""
     joined = {(a.name, b.name) for _, (a, b) in linked}
     apart = (
         (a, b)

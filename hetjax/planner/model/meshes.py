@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of stages: the devices that many of them can have, and those alike in mesh.
+"""Derives from options alone: the fragment limits of nodes, and the meshes.
 
-Owns two things that follow from options alone. Stages lie inside one node, which limits
-the devices that stages of a size and above can have (fragments of nodes): where sizes
-divide each other, stages within these limits fit into the nodes. And options that
-differ in nothing but what they keep are one mesh: where so many microbatches are in
-flight, the fastest that holds them all is taken. Does not own what options cost
-(`problem.py`) nor on which nodes stages lie (`seating.py`).
+*Fragments*: a stage lies inside one node. This limits the devices that stages of a size
+and above can have in total. Where sizes divide each other, stages within these limits
+fit into the nodes. *Meshes*: options that differ only in what they keep form one mesh.
+With so many microbatches in flight, the mesh takes its fastest option that holds them
+all. Does not own the costs of options (`problem.py`) nor the nodes of stages
+(`seating.py`).
 
 Letters of array names: M meshes, F microbatches held, from 1; others as in
 `problem.py`.
@@ -24,8 +24,9 @@ def fragment_limits(
 ) -> Iterator[tuple[int, int]]:
     """Yield (size, devices that stages of that size and above can have).
 
-    Only limits below the number of devices, the last node being a smaller one if
-    nodes do not tile them. None if `devices_per_node` is 0: stages lie anywhere.
+    Only limits below the number of devices are yielded. If whole nodes do not make up
+    the number of devices, the last node is smaller. If `devices_per_node` is 0, stages
+    lie anywhere and there are no limits.
     """
     if not devices_per_node:
         return
@@ -38,7 +39,7 @@ def fragment_limits(
 
 
 def _filled(num_devices: int, sizes: Sequence[int]) -> int:
-    """The most devices of one node that stages of these sizes can fill."""
+    """Return the most devices of one node that stages of these sizes can fill."""
     sums = {0}
     for filled in range(1, num_devices + 1):
         if any(filled - size in sums for size in sizes):
@@ -48,10 +49,11 @@ def _filled(num_devices: int, sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Meshes:
-    """`busy_s_BMFU`: seconds of the fastest option of a mesh that holds F microbatches,
-    inf if there is none, and `option_BMFU` that option. `first_M`: some option of each.
+    """The meshes of a problem.
 
-    There is only F = 1 where options hold either nothing or all that is asked for.
+    `busy_s_BMFU` is the time of the mesh's fastest option that holds F microbatches
+    (inf if there is none), `option_BMFU` is that option, `first_M` the first option of
+    each mesh. If memory never limits the microbatches in flight, F has size 1.
     """
 
     first_M: NDArray[np.int64]
@@ -65,7 +67,7 @@ def merged(
     most_in_flight_BOU: NDArray[np.int64],
     most_held: int,
 ) -> Meshes:
-    """Merge the options that are alike; none holds more than `most_held`."""
+    """Merge options with equal keys `alike_O`; F goes up to `most_held`."""
     keys = list(dict.fromkeys(alike_O))
     of_O = np.array([keys.index(key) for key in alike_O])
     held_F = np.arange(1, most_held + 1)

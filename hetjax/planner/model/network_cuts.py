@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts of a network in two sides: what crosses them, and what that leaves to do.
+"""Cuts of the network in two sides: the traffic across, and the work that it allows.
 
-Owns the cuts of a request along its classes of nodes, how fast each is, and the limit
-on the work of one side where nothing of the model is there alone. Does not own how
-bounds are proved by it (`bound/cut_bound.py`).
+Owns the cuts of a request along its classes of nodes, the speed of each cut, and the
+limit on the work of a side that holds no layer alone. Does not own how this proves
+bounds (`bound/cut_bound.py`).
 
-Derivation (ours). In a step of t seconds no more than c t bytes cross a cut either way.
-A layer is *mixed* if stages on both sides hold it. Its gradients are summed across the
-cut, which takes g bytes of each of its P_l trained elements each way, whoever exchanges
-them (`costs/network/wire_bytes.py`). Now either
+Derivation (ours). In a step of t seconds at most c t bytes cross a cut each way. A
+layer is *mixed* if stages on both sides hold it. Its gradients are summed across the
+cut. Whichever workers exchange them, this takes g bytes each way for each of the
+layer's P_l trained elements (`costs/network/wire_bytes.py`). One of two cases holds:
 
-* some layer is on one side alone, and another on the other. Then each of the G
-  sequences crosses the cut, forward one way and backward the other, with at least b
-  bytes: G b <= c t. If the first layer and the last hold the same P_e elements (a tied
-  embedding), then either they are on both sides, and summed across the cut, or every
-  sequence goes to the other side and comes back: G b + min(g P_e, G b) <= c t; or
-* all layers that are not mixed are on one side, "home". Then what the other side does
-  of a sequence are mixed layers, of x elements together at most, and a sequence of
-  which it does anything crosses the cut, so that y of them do with y b + g x <= c t.
-  Let w be the share of a sequence's elements in the layers that the other side does.
-  Over all sequences, w adds up to x y / P at most, of P elements in all, which is at
-  most (c t)^2 / (4 g b P). Sequences of which the other side does everything need not
-  cross, but then all layers are mixed: only if g P <= c t.
+* Some layer is on one side alone, and another layer on the other side alone. Then each
+  of the G sequences crosses the cut, forward one way and backward the other, with at
+  least b bytes: G b <= c t. If the first and the last layer hold the same P_e elements
+  (a tied embedding), then either both sides hold these and sum them across the cut, or
+  every sequence goes to the other side and returns: G b + min(g P_e, G b) <= c t.
+* All layers that are not mixed are on one side, "home". Then the other side computes
+  only mixed layers, of x elements together at most. A sequence of which it computes
+  anything crosses the cut; y such sequences need y b + g x <= c t. Let w be the share
+  of a sequence's elements in the layers that the other side computes, and P the number
+  of all elements. Over all sequences w adds up to at most x y / P, which is at most
+  (c t)^2 / (4 g b P). Sequences that the other side computes entirely need not cross,
+  but then all layers are mixed, which requires g P <= c t.
 
-An element that several layers hold (tied) is summed once, if any of them is mixed; it
-counts for each of them by an equal share.
+An element that several layers hold (tied) is summed once if any of them is mixed. It
+counts in equal shares for these layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,17 +43,17 @@ from hetjax.costs.stage_memory import hidden_size
 from hetjax.models.model import Model, abstract_params, parameter_count
 from hetjax.planner.model.request import PlanRequest
 
-_ALL_SIDES = 5  # classes: of more only single ones and whole zones are cut off
+_ALL_SIDES = 5  # with more classes, only single classes and whole zones are cut off
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorkLimit:
-    """What all sequences of a step may do together, besides what devices can.
+    """A limit on the total work of a step's sequences, besides the limits on devices.
 
-    `weight_OU` is what a sequence does in a stage, by its option and range of layers,
-    as a share of the whole model; `most_sequences` gives what there is of it, in whole
-    sequences, by the seconds of the step, which it does not fall with.
+    `weight_OU` is a sequence's work in a stage, by option and range of layers, as a
+    share of the whole model. `most_sequences` maps the seconds of a step to the limit,
+    in whole sequences; it never falls as the seconds grow.
     """
 
     weight_OU: Floats
@@ -62,9 +62,9 @@ class WorkLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A cut around some classes of nodes, by index: bytes per second each way, and the
-    bytes of a sequence's message, of all gradients, and of those of elements that the
-    first layer and the last share."""
+    """A cut around some classes of nodes, by index. It has the bytes per second each
+    way, and the bytes of a sequence's message, of all gradients, and of the gradients
+    that the first and the last layer share."""
 
     side: frozenset[int]
     bytes_per_s: float
@@ -75,13 +75,13 @@ class Cut:
 
     @property
     def crossing_s(self) -> float:
-        """Seconds that a step takes at least where every sequence crosses."""
+        """The least seconds of a step in which every sequence crosses."""
         once_bytes = self.global_batch * self.message_bytes
         crossing_bytes = once_bytes + min(self.tied_bytes, once_bytes)
         return crossing_bytes / self.bytes_per_s if self.bytes_per_s else inf
 
     def most_sequences(self, step_s: float) -> float:
-        """Return what the side that is not home can do, in whole sequences."""
+        """Return the most work of the side that is not home, in whole sequences."""
         crossing_bytes = self.bytes_per_s * step_s
         if crossing_bytes >= self.gradient_bytes:
             return self.global_batch
@@ -90,8 +90,8 @@ class Cut:
 
 
 def cuts_of(request: PlanRequest) -> list[Cut]:
-    """Return the cuts of the network, those first that sequences take longest to
-    cross; none if no layer is trained."""
+    """Return the cuts of the network, slowest to cross first; none if no layer is
+    trained."""
     elements = sum(trained_elements(request.model))
     each_bytes = WIRE_BYTES[request.gradient_wire]
     sent = {DTYPES[precision] for precision in request.precisions.values()}
@@ -112,8 +112,8 @@ def cuts_of(request: PlanRequest) -> list[Cut]:
 
 
 def trained_elements(model: Model) -> list[float]:
-    """Return the trained elements of every layer; those that several layers hold count
-    for each by an equal share."""
+    """Return the number of trained elements of every layer. Elements that several
+    layers hold count in equal shares for each."""
     found = [float(parameter_count(layer, trained=True)) for layer in model.layers]
     users: dict[str, set[int]] = {}
     for at, layer in enumerate(model.layers):
@@ -129,20 +129,21 @@ def trained_elements(model: Model) -> list[float]:
 
 
 def tied_at_both_ends(model: Model) -> int:
-    """Return the trained elements of the first layer that the last one uses."""
+    """Return the number of trained elements that the first and last layer share."""
     paths = {path for module in model.layers[-1].modules for _, path in module.tied}
     return sum(_trained_elements(model, path) for path in paths)
 
 
 def _trained_elements(model: Model, path: str) -> int:
-    """Of the parameter of that full path."""
+    """Return the number of trained elements of the parameter with this full path."""
     owner = next(m for m in model.modules if path.startswith(f"{m.path}."))
     param = abstract_params(owner.unquantised)[path.removeprefix(f"{owner.path}.")]
     return prod(param.shape) if param.trained else 0
 
 
 def _sides(request: PlanRequest) -> Iterator[frozenset[int]]:
-    """One side of every cut: without the first class, or any of one class or zone."""
+    """Yield one side of every cut: each set of classes without the first, or, of many
+    classes, each single class and each zone."""
     classes = range(len(request.classes))
     if len(classes) <= _ALL_SIDES:
         for size in range(1, len(classes)):
@@ -157,8 +158,8 @@ def _sides(request: PlanRequest) -> Iterator[frozenset[int]]:
 
 
 def _bytes_per_s(request: PlanRequest, side: frozenset[int]) -> float:
-    """What crosses the cut each way, at most: the network cards of either side and the
-    links of zones that lie on different sides; links between two nodes come on top."""
+    """Return the cut's capacity each way: the least of either side's network cards and,
+    if no zone is cut, the links between zones; plus the links between two nodes."""
     network = request.network
     inside = {n.name for c in side for n in request.classes[c].nodes}
     ours = [node for node in network.nodes if node.name in inside]
@@ -178,8 +179,8 @@ def _bytes_per_s(request: PlanRequest, side: frozenset[int]) -> float:
 def _without_links(
     network: Cluster, nodes: Sequence[Node], others: Sequence[Node]
 ) -> list[Node]:
-    """Those that have no link of their own to some of the others: it takes the place
-    of cards."""
+    """Return the nodes that reach some of `others` by their cards. A link between two
+    nodes takes the place of their cards."""
     joined = {link.between for link in network.links}
     joined |= {(b, a) for a, b in joined}
     return [
@@ -195,7 +196,7 @@ def _cards_bytes_per_s(nodes: Sequence[Node]) -> float:
 
 
 def _links_bytes_per_s(network: Cluster, one: set[str], other: set[str]) -> float:
-    """What links from some ends to others carry."""
+    """Return what the links from `one` to `other` carry."""
     gbit_per_s = sum(
         link.bandwidth_gbit_per_s
         for link in network.links

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wished of a plan: a short step, cheap tokens, or progress despite losses.
+"""Defines planning objectives: a short step, cheap tokens, or progress despite losses.
 
-Owns the wishes, their limits and how plans compare by them. Does not own how plans are
-found (`search/find.py`).
+Owns the objectives, their limits, and the comparison of plans by them. Does not own the
+search for plans (`search/find.py`).
 """
 
 import math
@@ -19,12 +19,12 @@ Wish = Literal["time", "cost", "goodput"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """What to plan for, and what a plan may not exceed. `tokens` are those of the whole
-    run, where it is known how many.
+    """What to plan for, and the limits of a plan. `tokens` counts those of the whole
+    run, if known.
 
-    Seconds of recovery are from a lost node to the next step, those of a checkpoint
-    between two of them, and a lost node is back, or another in its place, after
-    `node_back_s`: all on average.
+    The other times are averages. `recovery_s` is from the loss of a node to the next
+    step, `checkpoint_every_s` is between two checkpoints. After `node_back_s` a lost
+    node, or its replacement, is available again.
     """
 
     wish: Wish = "time"
@@ -39,13 +39,13 @@ class Objective:
 def expected_goodput(
     predicted: Predicted, cluster: Cluster, objective: Objective
 ) -> float:
-    """Return the share of the plan's speed that is left while nodes are preempted.
+    """Return the share of the plan's speed that remains while nodes are preempted.
 
-    Losses of a node come at its rate while it is there (our derivation). Until it is
-    back, what the others can compute does the work. At every loss the time of the
-    recovery counts for nothing; nor does what was done since the last checkpoint, half
-    an interval, where no other node holds some layer: else survivors have the state,
-    and lose no step. A moment counts if no loss makes it void: exp(-rate * seconds).
+    Our derivation. A node is lost at its preemption rate while it is there. Until it is
+    back, the other nodes do the work at their own speed. Each loss voids the recovery
+    time. If no other node holds some layer, it also voids the work since the last
+    checkpoint, on average half an interval; otherwise survivors have the state and lose
+    no step. A moment counts if no loss voids it: exp(-rate * seconds).
     """
     plan, speed, void = predicted.plan, 0.0, 0.0
     for name, share in _compute_shares(plan, cluster).items():
@@ -58,7 +58,7 @@ def expected_goodput(
 
 
 def _compute_shares(plan: Plan, cluster: Cluster) -> dict[str, float]:
-    """Of what the plan's devices can compute, what those of each node can."""
+    """Return each node's share of the peak compute of the plan's devices."""
     tflops: dict[str, float] = {}
     for name, _ in sorted(plan.used_devices()):
         peak = device_spec(cluster.node(name)).peak_tflops
@@ -68,7 +68,8 @@ def _compute_shares(plan: Plan, cluster: Cluster) -> dict[str, float]:
 
 
 def survives(plan: Plan, node: str) -> bool:
-    """Say whether the other nodes hold every layer: the state, if this one is lost."""
+    """Return whether the other nodes hold every layer, and so the state, without
+    `node`."""
     ranges = [stage.layers for _, _, stage in plan.stages()]
     left = [stage.layers for _, _, stage in plan.stages() if stage.node != node]
     layers, held = ({n for r in some for n in range(*r)} for some in (ranges, left))
@@ -76,7 +77,7 @@ def survives(plan: Plan, node: str) -> bool:
 
 
 def wants_fewer(objective: Objective, cluster: Cluster) -> bool:
-    """Say whether slower plans on fewer devices may be better."""
+    """Return whether slower plans on fewer devices may be better."""
     nodes_vanish = any(node.preemptions_per_hour for node in cluster.nodes)
     return (
         objective.wish == "cost"
@@ -86,8 +87,8 @@ def wants_fewer(objective: Objective, cluster: Cluster) -> bool:
 
 
 def within(predicted: Predicted, objective: Objective) -> bool:
-    """Say whether the plan keeps to the objective's limits, and has a price if cost is
-    what is wished."""
+    """Return whether the plan keeps to the objective's limits. If the wish is cost, it
+    must also have a price."""
     usd, most = predicted.usd_per_hour, objective.max_usd_per_hour
     if most is not None and (usd is None or usd > most):
         return False
@@ -98,7 +99,7 @@ def within(predicted: Predicted, objective: Objective) -> bool:
 
 
 def score(predicted: Predicted, cluster: Cluster, objective: Objective) -> float:
-    """Return what is to be as small as can be; inf where nobody tells a price."""
+    """Return the value to minimise; inf if the wish is cost and no price is known."""
     match objective.wish:
         case "time":
             return predicted.simulation.step_time_s
@@ -114,12 +115,12 @@ def score(predicted: Predicted, cluster: Cluster, objective: Objective) -> float
 def promise(
     predicted: Predicted, cluster: Cluster, objective: Objective, *, filled: float = 0.5
 ) -> float:
-    """Return about what `score` will be under a better schedule: half of what the
-    busiest devices wait is then filled, or another share of it.
+    """Return an estimate of `score` under a better schedule, which fills the share
+    `filled` of the time that the busiest devices wait.
 
-    Measured on 234 plans for five clusters under zero-bubble: of the five that promise
-    most the best is at most 1.1 % slower than the best of all; of the five that are
-    fastest under h1f1b, 9.4 %.
+    Measured on 234 plans for five clusters under zero-bubble: the best of the five most
+    promising plans is at most 1.1 % slower than the best of all. The best of the five
+    fastest plans under h1f1b is up to 9.4 % slower.
     """
     step_s = predicted.simulation.step_time_s
     busy_s = predicted.simulation.busiest_s

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's input: what a stage and a hop would cost, as plain tables.
+"""The cost tables that the planner works on: stages and hops, as plain arrays.
 
-Owns the tables (`Terms`, by kind of layer) and their form for the search (`Problem`,
-by range of layers). Equal layers are one kind, and ranges of the same kinds one row.
-Does not own where the numbers come from (`costs/`, or a published profile), nor what a
-whole pipeline costs (`templates.py`).
+Owns the tables (`LayerCosts`, by kind of layer) and their form for the search
+(`Problem`, by range of layers). Equal layers are one kind; ranges with equal kinds are
+one row. Does not own where the numbers come from (`costs/`, or a published profile),
+nor the costs of a whole pipeline (`templates.py`).
 
 Letters of array names: B microbatch sizes, O options, K kinds of layers, L layers,
-I and J first layer and end of a range (0 to L), U different ranges, A what comes after
-the pipeline, C device classes, R limits on devices: of each class, then of fragments.
-M meshes, F microbatches held (`meshes.py`), G groups of meshes. In OO the option of
-the earlier stage comes first.
+I and J first layer and end of a range (0 to L), U different ranges, A the terms after
+the pipeline (gradient sum, update), C device classes, R limits on devices: of each
+class, then of fragments. M meshes, F microbatches held (`meshes.py`), G groups of
+meshes. In OO the option of the earlier stage comes first.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,14 +29,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Exposed = Literal["largest", "first", "drained"]
 
-_SCARCE = 17  # devices of a class; with more of them copies hardly meet the limit
-_LEAST_SHARE_S = 1e-9  # so that layers without any have equal shares
-UNLIMITED = 2**30  # in-flight microbatches where memory does not limit them
+_SCARCE = 17  # devices of a class; with more, one copy hardly meets the limit
+_LEAST_SHARE_S = 1e-9  # gives equal shares to layers that all take no time
+UNLIMITED = 2**30  # microbatches in flight where memory does not limit them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceClass:
-    """Devices that are alike to the planner, and how many there are.
+    """Devices that the planner does not distinguish, and their number.
 
     Stages lie inside nodes of `devices_per_node` (0: anywhere).
     """
@@ -48,7 +48,7 @@ class DeviceClass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A way to run a stage: on which devices, cut how, keeping what where."""
+    """A way to run a stage: its devices, its mesh, and what it keeps where."""
 
     device_class: int
     tensor: int = 1
@@ -66,24 +66,24 @@ class LayerCosts:
     """Costs by kind of layer; those of a stage are sums over its layers.
 
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
-    microbatch, to which every stage adds `stage_s_BO`. A stage's device holds
-    `static_bytes_BOK` (`spared_bytes_BOK` less for its only layer of a kind) and, for
-    every microbatch in flight, `saved_bytes_BOK` and once `message_bytes_BO`, within
-    `memory_bytes_BO`. With none in flight it holds `packed_bytes_OK` while gradients
-    are packed, and `updated_bytes` (by counts of kinds in ranges) while weights are
-    updated, within `device_bytes_O`. NaN in `busy_s_BOK`: no such option at this size.
+    microbatch; every stage adds `stage_s_BO`. NaN: no such option at this size.
+    A stage's device holds `static_bytes_BOK` (`spared_bytes_BOK` less for its only
+    layer of a kind) and, for every microbatch in flight, `saved_bytes_BOK` and once
+    `message_bytes_BO`, within `memory_bytes_BO`. With none in flight it holds
+    `packed_bytes_OK` while gradients are packed, and `updated_bytes` (by counts of
+    kinds in ranges) while weights are updated, each within `device_bytes_O`.
 
-    Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
-    one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
-    `return_s_BKOO` how long the earlier stage is busy with the activation and the later
-    one with the gradient, where messages keep stages busy. Published terms let the
-    last stage pay `last_factor` times, and the first of at least `long_from` stages
+    Messages after a layer of kind K: `hop_s_BKOO` is from the end of sending to
+    arrival, one way, `link_s_BKOO` how long the link is held (both may be 0). Where
+    messages keep stages busy, `send_s_BKOO` is the earlier stage's time for the
+    activation, `return_s_BKOO` the later stage's for the gradient. In published costs
+    the last stage pays `last_factor` times, the first of at least `long_from` stages
     `long_first_factor` times.
 
-    `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas. Of
-    the stages' sums the `largest` comes after the pipeline, or that of the `first`; or
-    what is not hidden (`drained`): while a stage sums, the last backward pass of every
-    earlier stage goes on, `drain_s_BOK`.
+    `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas.
+    `sync_exposed` says which sum comes after the pipeline: the `largest`, that of the
+    `first` stage, or the largest after subtracting what is hidden (`drained`). While a
+    stage sums, every earlier stage still has its last backward pass, `drain_s_BOK`.
     """
 
     kinds: tuple[int, ...]
@@ -113,16 +113,16 @@ class LayerCosts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """What to plan for, with costs by range of layers.
+    """A planning problem, with costs by range of layers.
 
-    `range_IJ` names the row U of a range. `busy_s_BOU` includes what every stage takes,
-    `stage_s_BO`. `most_in_flight_BOU` is how many microbatches
-    fit into memory (0: not even the weights). `after_s_ABOU` comes after the pipeline
-    has drained, the gradient sum and the update: the largest over the stages, that of
-    the first stage, or the largest of what `drain_s_BOU` of the earlier stages does not
-    hide, as `exposed` says for each. No pipeline has a launch-ahead, and
-    so a number of stages, above `max_launch_ahead`. With `one_replica` every pipeline
-    does the whole global batch. `work_limit` is one more limit, if there is one.
+    `range_IJ` is the row U of a range. `busy_s_BOU` includes `stage_s_BO`, the time
+    that every stage adds. `most_in_flight_BOU` is how many microbatches fit into memory
+    (0: not even the weights). `after_s_ABOU` are the terms after the pipeline has
+    drained: the gradient sum, then the update. `exposed` says for each which counts:
+    the largest over the stages, that of the first stage, or the largest of what
+    `drain_s_BOU` of the earlier stages does not hide. `max_launch_ahead` limits
+    launch-aheads and thereby the number of stages. With `one_replica` every pipeline
+    computes the whole global batch. `work_limit` is an additional limit, if given.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -154,12 +154,12 @@ class Problem:
 
     @cached_property
     def devices_C(self) -> Floats:
-        """Devices of each class."""
+        """The number of devices of each class."""
         return np.array([c.num_devices for c in self.classes], dtype=np.float64)
 
     @cached_property
     def used_OC(self) -> Floats:
-        """Devices of each class that a stage under each option takes."""
+        """The devices of each class that a stage takes, by option."""
         used = np.zeros((len(self.options), len(self.classes)))
         for o, option in enumerate(self.options):
             used[o, option.device_class] = option.num_devices
@@ -167,7 +167,7 @@ class Problem:
 
     @cached_property
     def fragments(self) -> list[tuple[int, int, int]]:
-        """Of each limit beyond the classes' own: class, size of stages, devices."""
+        """The fragment limits: class, smallest size of stages, devices."""
         return [
             (c, size, room)
             for c, there in enumerate(self.classes)
@@ -180,18 +180,18 @@ class Problem:
 
     @cached_property
     def room_R(self) -> Floats:
-        """What there is of every limit."""
+        """The capacity of every limit."""
         return np.array([*self.devices_C, *(room for _, _, room in self.fragments)])
 
     def room_at(self, step_s: float) -> Floats:
-        """What there is of every limit in a step, the one on work last."""
+        """Return the capacity of every limit in a step, the limit on work last."""
         if self.work_limit is None:
             return self.room_R
         return np.append(self.room_R, self.work_limit.most_sequences(step_s))
 
     @cached_property
     def taken_OR(self) -> Floats:
-        """What a stage under each option takes of each limit."""
+        """What a stage takes of each limit, by option."""
         large_RO = [
             self.used_OC[:, c] * (self.used_OC[:, c] >= size)
             for c, size, _ in self.fragments
@@ -206,7 +206,7 @@ class Problem:
 
     @cached_property
     def hop_key_O(self) -> list[bytes]:
-        """Equal where hops to and from options cost the same."""
+        """A key per option: equal if hops to and from the options cost the same."""
         tables = self.hop_s_BKOO, self.link_s_BKOO, self.send_s_BKOO, self.return_s_BKOO
         return [
             b"".join(
@@ -219,7 +219,7 @@ class Problem:
 
     @cached_property
     def meshes(self) -> Meshes:
-        """The options by mesh."""
+        """The options, merged by mesh."""
         keys = [
             (*taken_R, self.hop_key_O[o], self.after_s_ABOU[:, :, o].tobytes())
             for o, taken_R in enumerate(self.taken_OR)
@@ -229,7 +229,7 @@ class Problem:
 
     @cached_property
     def members_GM(self) -> list[Ints]:
-        """Meshes by what hops to and from them cost."""
+        """Groups of meshes with equal costs of hops to and from them."""
         groups: dict[bytes, list[int]] = {}
         for m, o in enumerate(self.meshes.first_M):
             groups.setdefault(self.hop_key_O[o], []).append(m)
@@ -242,13 +242,13 @@ class Problem:
 
     @cached_property
     def scarce(self) -> list[int]:
-        """Limits beyond which one pipeline might want to go."""
+        """The limits that a single pipeline might exceed."""
         most = self.max_launch_ahead * max(o.num_devices for o in self.options)
         return [r for r, room in enumerate(self.room_R) if room < min(most, _SCARCE)]
 
     @cached_property
     def layer_s_BOL(self) -> Floats:
-        """Seconds of a microbatch in each layer; inf where not even that fits."""
+        """The seconds of a microbatch in each layer; inf if not even the layer fits."""
         layers = np.arange(self.num_layers)
         rows = self.range_IJ[layers, layers + 1]
         seconds_BOL = self.busy_s_BOU[:, :, rows] - self.stage_s_BO[:, :, None]
@@ -257,15 +257,15 @@ class Problem:
 
     @cached_property
     def fastest_s_BJ(self) -> Floats:
-        """No pipeline gets a microbatch through layers 0 to J and back in less."""
+        """The least seconds of a microbatch through layers 0 to J and back."""
         fastest_BL = self.layer_s_BOL.min(axis=1)
         start_B1 = np.zeros((len(fastest_BL), 1))
         return np.concatenate([start_B1, fastest_BL.cumsum(axis=1)], axis=1)
 
     @cached_property
     def least_after_s_AB(self) -> Floats:
-        """What comes after any pipeline, at least: some stage is the first, some has
-        the worst layer."""
+        """A lower bound on the terms after any pipeline. It holds because some stage is
+        the first, and some stage has the worst layer."""
         fits_BOU = self.most_in_flight_BOU > 0
         after_s_ABU = np.where(fits_BOU, self.after_s_ABOU, np.inf).min(axis=2)
         after_s_ABIJ = np.where(
@@ -281,10 +281,10 @@ class Problem:
 
     @cached_property
     def share_AJ(self) -> Floats:
-        """The share of layers 0 to J in what comes after, in step with layers' own.
+        """The share of layers 0 to J in each term after the pipeline.
 
-        What the worst stage shows is no less than the mean over stages, each counted by
-        its share of the layers. None where only the first stage shows for sure.
+        The worst stage's term is at least the mean over the stages, weighted by their
+        shares. The share is 0 where only the first stage's term surely counts.
         """
         layers = np.arange(self.num_layers)
         rows = self.range_IJ[layers, layers + 1]
@@ -297,17 +297,17 @@ class Problem:
 
     @cached_property
     def sure_of_first_A(self) -> NDArray[np.bool_]:
-        """Whether only the first stage shows for sure of what comes after."""
+        """By term after the pipeline: whether only the first stage's surely counts."""
         return np.array([exposed != "largest" for exposed in self.exposed])
 
     @cached_property
     def is_drained_A(self) -> NDArray[np.bool_]:
-        """Whether earlier stages hide some of what comes after."""
+        """By term after the pipeline: whether earlier stages hide part of it."""
         return np.array([exposed == "drained" for exposed in self.exposed])
 
     @cached_property
     def rates_C(self) -> Floats:
-        """Most sequences per second that one device of each class could compute."""
+        """The most sequences per second that a device of each class could compute."""
         whole = self.range_IJ[0, -1]
         devices_O = self.used_OC.sum(axis=1)
         sizes_B1 = np.array(self.microbatch_sizes, dtype=np.float64)[:, None]
@@ -326,7 +326,7 @@ def problem(
     max_launch_ahead: int = 16,
     one_replica: bool = False,
 ) -> Problem:
-    """Add the terms up for every range of layers."""
+    """Return the problem whose costs are the sums of `terms` over every range."""
     range_IJ, counts_KU = merged_ranges(terms.kinds)
     busy_s_BOU = terms.busy_s_BOK @ counts_KU
     exists_BOU = ~np.isnan(terms.busy_s_BOK).any(axis=2, keepdims=True)
@@ -345,7 +345,7 @@ def problem(
     if terms.packed_bytes_OK is not None and terms.device_bytes_O is not None:
         packed_bytes_OU = terms.packed_bytes_OK @ counts_KU
         spare_bytes_OU = terms.device_bytes_O[:, None] - packed_bytes_OU
-        # the memory check lets packing have the room of one microbatch
+        # the memory check lets packing use the room of one microbatch
         left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
     if terms.updated_bytes is not None and terms.device_bytes_O is not None:
         fits_OU = terms.updated_bytes(counts_KU) <= terms.device_bytes_O[:, None]
@@ -380,9 +380,9 @@ def problem(
 
 
 def merged_ranges(kinds: Sequence[int]) -> tuple[Ints, Floats]:
-    """Return the row of every range, and how often each kind is in each row.
+    """Return the row of every range, and how often each kind occurs in each row.
 
-    Ranges of no layers have row -1.
+    Empty ranges have row -1.
     """
     num_layers = len(kinds)
     is_kind_LK = np.eye(max(kinds) + 1, dtype=np.int64)[list(kinds)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be planned: a model, a cluster, a batch, and the choices that are open.
+"""Defines the planning request: model, cluster, batch, and the open choices.
 
-Owns the request and its limits, and which nodes are alike. Does not own what anything
-costs (`terms.py`) nor what is wished besides a short step (`objectives.py`).
+Owns the request, its limits, and the grouping of like nodes into classes. Does not own
+costs (`terms.py`) nor the objectives besides a short step (`objectives.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,13 @@ OFFLOADS: Mapping[OffloadChoice, tuple[Offload, ...]] = {
     "auto": ("none", "optimizer"),
 }
 
-LARGE = 128  # devices: what is done for larger clusters is cut short
-_DEEP = 256  # layers, beyond which a search would take hours
+LARGE = 128  # devices; the search is cut short on larger clusters
+_DEEP = 256  # layers; the full search of a deeper model would take hours
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeClass:
-    """Nodes that are alike but for their names."""
+    """Nodes that differ only in their names."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -62,18 +62,20 @@ class NodeClass:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanRequest:
-    """What is to be planned.
+    """The input of the planner.
 
-    Replicas cut a layer alike, so that nothing need be re-cut to sum its gradients
-    (AutoHet, arXiv 2512.20953): templates are sought at one tensor degree after the
-    other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
-    of every replica has its own. `microbatch_sizes` count sequences before the split
-    over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
-    every kind of device does best. `offloads` are what stages may have on their host,
-    those on nodes of one. `compiled` is what a compiler has said of programs,
-    `calibration` what runs have measured: the cluster is at the speeds that they teach.
-    `usd_per_kwh` is what electricity costs where it counts (`cluster/prices.py`),
-    `gradient_wire` what workers send each other gradients in.
+    All replicas shard a layer alike, so that summing its gradients needs no resharding
+    (AutoHet, arXiv 2512.20953). Templates are therefore searched at one tensor degree
+    after another, equal pipelines with one degree per stage. With `unequal_tensor`
+    every stage of every replica has its own degree.
+
+    `microbatch_sizes` count sequences before the split over `data`. `dtype` and
+    `attention` are what the user asked for; None or "best": the best of every device
+    kind. `offloads` are what stages may keep on their host, on nodes with one host.
+    `compiled` are a compiler's figures for programs. `calibration` is what measured
+    runs taught; the cluster's speeds already include it. `usd_per_kwh` is the price of
+    electricity where it counts (`cluster/prices.py`). `gradient_wire` is the format in
+    which workers send gradients.
     """
 
     model: Model
@@ -102,12 +104,12 @@ class PlanRequest:
 
     @property
     def is_deep(self) -> bool:
-        """Whether pricing once takes many seconds."""
+        """Whether one pricing takes many seconds."""
         return len(self.model.layers) > _DEEP
 
     @cached_property
     def network(self) -> Cluster:
-        """The cluster with the links that the profile measured."""
+        """The cluster, with the profile's measured links."""
         if self.profile is None:
             return self.cluster
         return with_measured_links(self.cluster, self.profile)
@@ -118,12 +120,12 @@ class PlanRequest:
 
     @cached_property
     def class_of(self) -> Mapping[str, str]:
-        """The class of every node, by their names."""
+        """The class name of every node, by node name."""
         return {node.name: some.name for some in self.classes for node in some.nodes}
 
     @cached_property
     def precisions(self) -> Mapping[str, Precision]:
-        """What stages compute in, by the names of their nodes; alike in a class."""
+        """The precision of stages, by node name; the same within a class."""
         found: dict[str, Precision] = {
             node.name: priced_precision(node, self.profile, self.dtype)
             for node in self.cluster.nodes
@@ -131,7 +133,7 @@ class PlanRequest:
         return found
 
     def said(self, plan: Plan) -> Plan:
-        """Return the plan with what its stages do not say themselves."""
+        """Return the plan with missing precisions and attention forms filled in."""
         plan = with_node_precisions(plan, self.precisions)
         if all(stage.attention for _, _, stage in plan.stages()):
             return plan
@@ -143,9 +145,9 @@ class PlanRequest:
 
     @cached_property
     def attentions(self) -> Mapping[str, AttentionForm]:
-        """The form of attention of stages, by the names of their nodes.
+        """The attention form of stages, by node name.
 
-        BadInput for one that was asked for and that some node cannot run.
+        Raises BadInput if some node cannot run the form that the user asked for.
         """
         heads = Heads(
             seq_len=self.seq_len,
@@ -162,9 +164,9 @@ class PlanRequest:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """The tensor degrees that the model can be cut by and some node has room for.
+        """The tensor degrees that divide the model and fit on some node.
 
-        BadInput if there are none.
+        Raises BadInput if there are none.
         """
         most = max(node.count for node in self.cluster.nodes)
         sizes = [size for found in tensor_sizes(self.model).values() for size in found]
@@ -184,19 +186,19 @@ class PlanRequest:
 
 
 def may_offload(offload: Offload, node: Node) -> bool:
-    """Say whether stages on the node may do so: all of one are then on one host."""
+    """Return whether stages on the node may do this; offloading needs a single host."""
     return offload == "none" or node.hosts == 1
 
 
 def can_offload(cluster: Cluster, offloads: Sequence[Offload]) -> bool:
-    """Say whether some node of the cluster can do one of these."""
+    """Return whether some node of the cluster allows one of these offloads."""
     return any(may_offload(o, node) for o in offloads for node in cluster.nodes)
 
 
 def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
-    """Return the nodes by class, in the order of the file.
+    """Return the nodes by class, in the order of the cluster file.
 
-    Nodes with links of their own are alike if the links lead to the same ends.
+    Nodes with their own links are alike if equal links lead to the same other ends.
     """
     found: dict[tuple[Node, frozenset[Link]], list[Node]] = {}
     for node in cluster.nodes:
@@ -210,8 +212,8 @@ def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
 
 
 def check_request(request: PlanRequest) -> None:
-    """Raise BadInput for the first number that cannot be, NoFeasiblePlan where hosts
-    are to have what no node's can."""
+    """Raise BadInput for the first number out of range. Raise NoFeasiblePlan if the
+    request demands offloading and no node can offload."""
     model, most = request.model, 2**24
     for name, highest in {"seq_len": model.max_seq_len, "global_batch": most}.items():
         if not 1 <= getattr(request, name) <= highest:
@@ -253,7 +255,7 @@ def _links(cluster: Cluster, node: Node) -> frozenset[Link]:
 
 
 def _class_names(firsts: list[Node]) -> dict[str, str]:
-    """The device's name, and the first node's where that names several classes."""
+    """Return the device's name, plus the first node's if several classes share it."""
     devices = [node.device for node in firsts]
     return {
         node.name: node.device

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From pipelines without a place to plans on real nodes.
+"""Places pipelines on real nodes, which makes them plans.
 
-Owns who sits where. Two orders are worth trying: `together` keeps a replica's stages on
-as few nodes as can be, so that activations stay inside; `across` puts the same stage of
-many replicas on a node, so that gradients do. Stages of one size come after those of a
-larger one: where each size divides the next, all that fits in number fits in place.
-Does not own which pipelines there are (`search/price_and_branch.py`, `baselines/`) nor
-which order is faster (`evaluator.py`).
+Owns the assignment of stages to nodes. Two orders are worth trying. `together` keeps a
+replica's stages on as few nodes as possible, so that activations stay inside. `across`
+puts the same stage of many replicas on a node, so that gradients stay inside. Larger
+stages are placed first: if each size divides the next, whatever fits by count then also
+fits into the nodes. Does not own which pipelines there are
+(`search/price_and_branch.py`, `baselines/`) nor which order is faster (`evaluator.py`).
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 
 SeatOrder = Literal["together", "across"]
-Seat = tuple[str, tuple[int, ...]]  # a node and indices of its devices
+Seat = tuple[str, tuple[int, ...]]  # a node, and the indices of the stage's devices
 ORDERS: tuple[SeatOrder, ...] = ("together", "across")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnplacedReplica:
-    """A replica without a place: options and layer ranges of its stages, in order."""
+    """A replica not yet on nodes: options and layer ranges of its stages, in order."""
 
     num_microbatches: int
     microbatch_size: int
@@ -58,13 +58,13 @@ def placed(
     pipelines: Sequence[UnplacedReplica],
     orders: Sequence[SeatOrder] = ORDERS,
 ) -> Plan | None:
-    """Return the plan of the first of these orders that fits."""
+    """Return the plan by the first of these orders that fits; None if none does."""
     plans = (place(request, pipelines, order) for order in orders)
     return next((plan for plan in plans if plan is not None), None)
 
 
 def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
-    """Return the request's 1F1B plan of these replicas."""
+    """Return the request's 1F1B plan with these replicas."""
     return Plan(
         model=request.model.name,
         fingerprint=fingerprint(request.model),
@@ -78,7 +78,7 @@ def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
 def _seats(
     classes: Sequence[NodeClass], pipelines: Sequence[UnplacedReplica], order: SeatOrder
 ) -> dict[tuple[int, int], Seat] | None:
-    """Give every stage its devices, by (replica, stage)."""
+    """Return every stage's devices, by (replica, stage); None if they do not fit."""
     free = [{node.name: list(range(node.count)) for node in c.nodes} for c in classes]
     seats: dict[tuple[int, int], Seat] = {}
     wanted = [
@@ -104,9 +104,10 @@ def _seats(
 def _node(
     free: dict[str, list[int]], num_devices: int, beside: str | None, order: SeatOrder
 ) -> str | None:
-    """The node of the stage before it if there is room, else the first with the least.
+    """Return the first node with the least room that suffices; None if there is none.
 
-    Nodes that are in use already fill up before new ones are begun.
+    In order `together`, the node of the stage before goes first. So nodes in use fill
+    up before further ones are used.
     """
     fits = [name for name, devices in free.items() if len(devices) >= num_devices]
     if order == "together" and beside in fits:
@@ -115,7 +116,7 @@ def _node(
 
 
 def seated(pipeline: UnplacedReplica, seats: Sequence[Seat]) -> Replica:
-    """Return the pipeline as a 1F1B replica, stage by stage on its seat."""
+    """Return the pipeline as a 1F1B replica, with each stage on its seat."""
     num_stages = len(pipeline.stages)
     return Replica(
         num_microbatches=pipeline.num_microbatches,
@@ -143,8 +144,8 @@ def seated(pipeline: UnplacedReplica, seats: Sequence[Seat]) -> Replica:
 
 
 def idle_devices(plan: Plan, cluster: Cluster) -> dict[str, tuple[int, ...]]:
-    """Return the devices that the plan leaves out, by node; nodes without any are not
-    in it."""
+    """Return the devices that the plan does not use, by node, without nodes that it
+    uses fully."""
     used = plan.used_devices()
     idle = {
         node.name: tuple(d for d in range(node.count) if (node.name, d) not in used)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The solver of the planner's linear and integer programs: HiGHS, which says nothing.
+"""Solves the planner's linear and integer programs with HiGHS, without output.
 
-Owns that it is this one, and its silence. Does not own the programs.
+Owns the choice of the solver and its silence. Does not own the programs.
 """
 
 from contextlib import suppress
@@ -13,10 +13,10 @@ import highspy
 
 
 def solve(problem: cp.Problem, **options: Any) -> None:
-    """Solve it; the problem then has its status and values.
+    """Solve the problem in place: it then has its status and values.
 
-    Never from the solution of a solve before: which of several optima is found would
-    depend on what else this process has planned.
+    Never starts from an earlier solution. Otherwise, which of several optima is found
+    would depend on what else this process has planned.
     """
     _silence()
     problem.solve(solver=cp.HIGHS, warm_start=False, **options)
@@ -24,12 +24,12 @@ def solve(problem: cp.Problem, **options: Any) -> None:
 
 @cache
 def _silence() -> None:
-    """Let HiGHS print its banner where nobody sees it.
+    """Make HiGHS print its banner while its console output is off.
 
-    It does so once in a process, when its first object is first used: by version 1.16
-    as soon as a `Highs` is made, before that can be switched off. The class beneath
-    says nothing until it is given a model. A release made otherwise may say it as
-    before.
+    HiGHS prints the banner once per process, on first use. Version 1.16 prints it as
+    soon as a `Highs` is made, before output can be switched off. The base class prints
+    nothing until it gets a model. With a release built differently, the banner may
+    still appear.
     """
     with suppress(AttributeError, TypeError):
         first = highspy.Highs.__bases__[0]()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates: pipelines without a place yet, and how long they take.
+"""Templates: pipelines that are not yet on nodes, and their times.
 
 Owns the template and its time as a function of its microbatch count m: after_s + max
 over pieces of (offset_s + m * slope_s). Two forms:
 
-* `prefix`, which no 1F1B-like program undercuts (`schedule/bound.py`);
+* `prefix`, a lower bound for all 1F1B-like programs (`schedule/bound.py`);
 * `closed`, the usual estimate: sum of all t_s + 2 c_s, plus m - 1 times the slowest.
 
 Does not own how templates are found (`bound/pricing.py`) nor how many of each are taken
@@ -24,7 +24,7 @@ from hetjax.schedule.launch_ahead import exact_delta, from_deltas, plain_delta
 
 Form = Literal["prefix", "closed"]
 
-ROUNDING = 1e-9  # relative: what is equal up to rounding counts as equal
+ROUNDING = 1e-9  # relative: numbers that differ by less count as equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +47,13 @@ class Template:
 class Column:
     """A template with its time, and what it takes of every limit on devices.
 
-    `memory_microbatches` is how many microbatches memory allows: as many as one likes,
-    unless a stage cannot hold as many in flight as its place in the pipeline asks for.
-    `sum_s` of `after_s` is the gradient sum, for whose end all pipelines wait (0 where
-    each has its own). `serves_hops` is whether memory also holds the launch-ahead that
-    slow hops ask for, without which the closed form is too optimistic; the prefix form
-    does not need it. `weight` is what a sequence takes of the limit on work.
+    `memory_microbatches` is how many microbatches memory allows. It is `UNLIMITED`
+    unless a stage cannot hold as many in flight as its place in the pipeline needs.
+    `sum_s` is the part of `after_s` that is the gradient sum, for whose end all
+    pipelines wait (0 where each has its own). `serves_hops` is whether memory also
+    holds the launch-ahead that slow hops need. Without it the closed form is too
+    optimistic; the prefix form does not need it. `weight` is what a sequence takes of
+    the limit on work.
     """
 
     template: Template
@@ -65,14 +66,14 @@ class Column:
     weight: float = 0.0
 
     def time_s(self, num_microbatches: int) -> float:
-        """Return the seconds of so many microbatches, by the form."""
+        """Return the seconds of so many microbatches, by the column's form."""
         return self.after_s + max(o + num_microbatches * s for o, s in self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Columns:
-    """Columns as arrays, a row for each; of fewer pieces than the most, the first is
-    there again. `memory_N` is their `memory_microbatches`."""
+    """Columns as arrays, one row each. Columns with fewer pieces repeat their first.
+    `memory_N` is their `memory_microbatches`."""
 
     templates: tuple[Template, ...]
     sizes_N: Ints
@@ -87,7 +88,7 @@ class Columns:
         return len(self.templates)
 
     def rows(self, rows: Ints) -> "Columns":
-        """Those of these row numbers, in this order."""
+        """Return the columns with these row numbers, in this order."""
         return Columns(
             templates=tuple(self.templates[n] for n in rows),
             sizes_N=self.sizes_N[rows],
@@ -100,7 +101,8 @@ class Columns:
         )
 
     def beside(self, longest_s: float) -> "Columns":
-        """Those that show no longer sums than that, as all of them wait for it."""
+        """Return the columns with `sum_s` up to `longest_s`, raised to `longest_s`:
+        all pipelines wait for the longest sum."""
         few = self.rows(np.flatnonzero(self.sum_s_N <= longest_s))
         after_s_N = few.after_s_N - few.sum_s_N + longest_s
         sum_s_N = np.full_like(few.sum_s_N, longest_s)
@@ -126,7 +128,7 @@ def stacked(columns: Sequence[Column]) -> Columns:
 
 
 def column(p: Problem, template: Template, form: Form) -> Column:
-    """Return the template with its costs by a form."""
+    """Return the template with its costs, its time by `form`."""
     stage_s, hop_s, link_s = _stage_s(p, template)
     if form == "prefix":
         pieces = prefix_pieces(stage_s, [2 * s for s in hop_s], link_s)
@@ -154,7 +156,7 @@ def column(p: Problem, template: Template, form: Form) -> Column:
 
 
 def exists(p: Problem, template: Template) -> bool:
-    """Say whether the template, of an earlier problem, is one of this problem."""
+    """Return whether a template of an earlier problem is also one of this problem."""
     if template.microbatch_size not in p.microbatch_sizes:
         return False
     if template.stages[-1].layers[1] != p.num_layers:
@@ -179,8 +181,8 @@ def counted(left_s: Floats, each_s: Floats) -> Ints:
 def _stage_s(
     p: Problem, template: Template
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds that each stage is busy with a microbatch; of each message after it, one
-    way, and of its hold on the link."""
+    """Return the seconds that each stage is busy with a microbatch, those of each
+    message after it, one way, and how long that holds its link."""
     b = p.microbatch_sizes.index(template.microbatch_size)
     stages = template.stages
     seconds = [float(p.busy_s_BOU[b, s.option, p.range_IJ[s.layers]]) for s in stages]
@@ -205,7 +207,7 @@ def _shown_s_A(p: Problem, template: Template) -> Floats:
 
 
 def shown_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
-    """Return what comes after pipelines of such stages, (A, X); X may be any dims."""
+    """Return the terms after pipelines of such stages, (A, X); X may be any dims."""
     before_s_XS = np.cumsum(drain_s_XS, axis=-1) - drain_s_XS
     shown_s_AX = []
     for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that one planning command finds out: the plan, and what it is held against.
+"""Collects the results of one planning command: the plan, and its comparisons.
 
-Owns which searches a command makes and what it remembers of them: by other planners, by
+Owns which searches a command makes and which results it keeps: of other planners, for
 other wishes, with a node more or fewer. Does not own the searches (`find.py` and
-others), options (`cli/`) nor what is shown (`report/`).
+others), options (`cli/`) nor the display of results (`report/`).
 """
 
 from collections import Counter
@@ -38,15 +38,15 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty
 from hetjax.schedule.predicted import Predicted
 
-_LITTLE_WORK = 4_000  # forwards of a step
-MOST_COMPARED = 64  # devices of a cluster that baselines are compared on unasked
+_LITTLE_WORK = 4_000  # forwards of a step; such a plan simulates quickly
+MOST_COMPARED = 64  # devices up to which baselines are compared by default
 
 Evaluated = Mapping[str, Predicted | NoFeasiblePlan]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """Another cluster and the best step on it; None where nothing fits."""
+    """Another cluster and the best step on it; None if nothing fits."""
 
     name: str
     step_time_s: float | None
@@ -55,9 +55,9 @@ class WhatIf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """What is asked besides the best plan.
+    """What a command asks for besides the best plan.
 
-    `baselines` are by name, None for all of them where the cluster is small.
+    `baselines` are names; None means all of them if the cluster is small.
     """
 
     baselines: tuple[str, ...] | None = None
@@ -69,13 +69,14 @@ class Questions:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The best plan and the answers; what was not asked is empty or None.
+    """The best plan and the answers; answers to questions not asked are empty or None.
 
-    `alone` is what was found before there were plans of others to go on from: with them
-    the search may find more, or anything at all. `moved` is what has to move where
-    there is a plan to move from. `bfloat16_step_s` is the plan's step if workers send
-    gradients in bfloat16, None where they do or send none. `left_out` names what there
-    was no time for; the search is `cut_short` where the time was up before its end.
+    `alone` is the result before plans of other planners were known; with them the
+    search may find a better plan, or a plan at all. `moved` is the move from the
+    current plan, if there is one. `bfloat16_step_s` is the plan's step if workers send
+    gradients in bfloat16; None if they already do, or send none. `left_out` names what
+    there was no time for. `cut_short` is whether the time was up before the search
+    ended.
     """
 
     request: PlanRequest
@@ -99,12 +100,12 @@ class Planned:
 
     @cached_property
     def certainty(self) -> Certainty:
-        """How sure the best plan's prediction is."""
+        """The certainty of the best plan's prediction."""
         return how_sure(self.request, self.best)
 
     @cached_property
     def certainties(self) -> Mapping[str, Certainty]:
-        """How sure those of other planners are, of plans that are simulated quickly."""
+        """The certainty of other planners' plans, for those that simulate quickly."""
         return {
             name: how_sure(self.request, judged)
             for name, judged in (self.baselines or {}).items()
@@ -122,9 +123,9 @@ def planned(
     progress: TellProgress,
     local_work: float = LOCAL_WORK,
 ) -> Planned:
-    """Search as asked, as far as the time goes (`model/deadline.py`).
+    """Answer the questions, as far as time allows (`model/deadline.py`).
 
-    NoFeasiblePlan where nothing fits, TimeUp where nothing is found in time.
+    Raises NoFeasiblePlan if nothing fits, TimeUp if nothing is found in time.
     """
     check_request(request)
     names = _baselines(request, questions)
@@ -177,7 +178,8 @@ def planned(
 
 
 def _bfloat16_step_s(found: Found) -> float | None:
-    """The step with gradients sent in bfloat16, of plans that are simulated quickly."""
+    """Return the step with gradients sent in bfloat16; None if that changes nothing, or
+    if the plan does not simulate quickly."""
     request, best = found.request, found.best
     halved = replace(request, gradient_wire="bfloat16")
     if request.gradient_wire == "bfloat16" or best.plan.num_forwards > _LITTLE_WORK:
@@ -189,7 +191,7 @@ def _bfloat16_step_s(found: Found) -> float | None:
 
 
 def _second(found: Found, simulated: Iterable[Predicted]) -> Predicted | None:
-    """The best by the same objective with other cuts, or on other kinds of devices."""
+    """Return the best plan by the objective with other cuts or kinds of devices."""
     cluster, objective = found.request.cluster, found.objective
     taken = _layout(found.best.plan, cluster)
     others = (
@@ -202,7 +204,7 @@ def _second(found: Found, simulated: Iterable[Predicted]) -> Predicted | None:
 
 
 def _layout(plan: Plan, cluster: Cluster) -> Counter[tuple[object, ...]]:
-    """What replicas are cut into, wherever among equal nodes they are."""
+    """Return the cuts of replicas, without their places among equal nodes."""
     kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
     return Counter(
         tuple((kinds[x.node], x.mesh, x.layers) for x in replica.stages)
@@ -211,7 +213,7 @@ def _layout(plan: Plan, cluster: Cluster) -> Counter[tuple[object, ...]]:
 
 
 def _alone(search: Search, objective: Objective) -> Found | NoFeasiblePlan:
-    """What is found without plans of others."""
+    """Return what the search finds without plans of other planners."""
     try:
         search.run()
     except NoFeasiblePlan as error:
@@ -222,7 +224,7 @@ def _alone(search: Search, objective: Objective) -> Found | NoFeasiblePlan:
 def _compared(
     request: PlanRequest, names: Sequence[str], progress: TellProgress
 ) -> Evaluated:
-    """What other planners find, as many as there is time for."""
+    """Return the results of as many other planners as there is time for."""
     others: dict[str, Predicted | NoFeasiblePlan] = {}
     for n, name in enumerate(names):
         progress(f"planning as {', '.join(names[n:])} would")
@@ -262,8 +264,8 @@ def _what_if(
     clusters: Sequence[tuple[str, Cluster]],
     progress: TellProgress,
 ) -> Iterator[WhatIf]:
-    """The best step on each cluster, without local search: read the figures against the
-    first one. Fewer of them where the time is up (`model/deadline.py`)."""
+    """Yield the best step on each cluster, found without local search: compare it only
+    with the first. When the time is up (`model/deadline.py`), clusters are left out."""
     for n, (name, cluster) in enumerate(clusters):
 
         def report_line(line: str, name: str = name) -> None:
@@ -297,7 +299,7 @@ def _clusters(request: PlanRequest) -> Iterator[tuple[str, Cluster]]:
 
 
 def _one_more(cluster: Cluster, nodes: NodeClass) -> Cluster:
-    """The cluster with a node that has the links of the last one of its class."""
+    """Return the cluster plus a node with the links of the last node of its class."""
     twin = nodes.nodes[-1]
     node = replace(twin, name=f"{twin.name}-more")
     names = {twin.name: node.name}

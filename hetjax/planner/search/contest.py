@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A contest of planners: even split, fastest kind alone, those of papers, and ours.
+"""Runs a contest of planners: even split, fastest kind alone, published ones, and ours.
 
-Owns who takes part, that all of them choose from the same request, and how they share a
-limited time. Does not own the searches (`find.py`, `baselines/`) nor what is shown of
-them (`report/race/race.py`).
+Owns the list of contestants, that all plan the same request, and the split of a limited
+time between them. Does not own the searches (`find.py`, `baselines/`) nor the display
+of results (`report/race/race.py`).
 """
 
 from collections import defaultdict
@@ -39,10 +39,10 @@ EVEN, ALONE, OURS = "even split", "fastest kind alone", "hetjax"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contestant:
-    """A way to plan, and what it is or where it is published.
+    """A planner, and its description or publication.
 
-    `plan` raises NoFeasiblePlan where it finds nothing that fits, TimeUp where it finds
-    nothing in time (`model/deadline.py`).
+    `plan` raises NoFeasiblePlan if nothing fits, TimeUp if it finds nothing in time
+    (`model/deadline.py`).
     """
 
     about: str
@@ -55,10 +55,10 @@ Judged = Predicted | NoFeasiblePlan | None  # None: there was no time
 def contest(
     request: PlanRequest, begins: Callable[[str], None] = lambda name: None
 ) -> Iterator[tuple[str, Judged]]:
-    """Yield what each of `CONTESTANTS` finds, by name; `begins` is called before.
+    """Yield the result of each of `CONTESTANTS`, by name; `begins` is called before.
 
-    Each may take an equal share of the time that is left with those still to come, so
-    what one does not need is for the others.
+    The remaining time is split equally between the remaining contestants, so unused
+    time goes to later ones.
     """
     for n, (name, contestant) in enumerate(CONTESTANTS.items()):
         begins(name)
@@ -72,7 +72,7 @@ def contest(
 
 
 def _even(request: PlanRequest) -> Predicted:
-    """The fastest split that gives every device the same, whatever it is."""
+    """Return the fastest split that gives every device the same share."""
     found: list[Predicted] = []
     for plan in even_plans(request):
         if found and is_over():
@@ -85,9 +85,9 @@ def _even(request: PlanRequest) -> Predicted:
 
 
 def _alone(request: PlanRequest) -> Predicted:
-    """Our best plan on devices of one kind, whichever is fastest.
+    """Return our best plan on devices of a single kind, whichever kind is fastest.
 
-    Kinds that could not be faster if they computed all the time are not searched.
+    Kinds that could not be faster even by computing all the time are not searched.
     """
     parts = _by_kind(request)
     bounds_s = [compute_bound_s(bound_problem(part, part.degrees)) for part in parts]
@@ -95,7 +95,7 @@ def _alone(request: PlanRequest) -> Predicted:
     for bound_s, part in sorted(zip(bounds_s, parts, strict=True), key=itemgetter(0)):
         if found and (is_over() or bound_s >= min(map(_step_s, found))):
             break
-        with suppress(NoFeasiblePlan, TimeUp):  # of one that is too small, or too late
+        with suppress(NoFeasiblePlan, TimeUp):  # the part is too small, or time is up
             found.append(_ours(part))
     if not found:
         check_deadline()
@@ -104,7 +104,7 @@ def _alone(request: PlanRequest) -> Predicted:
 
 
 def _by_kind(request: PlanRequest) -> list[PlanRequest]:
-    """The request for the nodes of each kind alone."""
+    """Return the request for the nodes of each kind alone."""
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for node in request.cluster.nodes:
         nodes[canonical_name(node.device)].append(node.name)
@@ -122,7 +122,7 @@ def _published(name: str, request: PlanRequest) -> Predicted:
 
 
 def _ours(request: PlanRequest) -> Predicted:
-    """The plan of hetjax, which does not know those of the others."""
+    """Return hetjax's plan, found without the plans of the others."""
     search = Search(request, [Objective()])
     search.propose()
     search.improve(search.objectives)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the best plan: templates and copies, places, then the simulator's word.
+"""Searches for the best plan: templates and counts, then placement, then simulation.
 
-Owns the order of the search, what is reported of it, and that it can end at any time
-with something in hand: once there is a plan, the limit (`model/deadline.py`) is looked
-at before the next. Does not own which plans come first (`first_plans.py`), moves
-(`local_search.py`), their evaluation (`model/evaluator.py`) nor what is better
-(`model/objectives.py`).
+Owns the order of the search, its progress reports, and the guarantee that it can end at
+any time with a plan: once there is one, the deadline (`model/deadline.py`) is checked
+before each further plan. Does not own the first plans (`first_plans.py`), moves
+(`local_search.py`), the evaluation of plans (`model/evaluator.py`) nor what makes a
+plan better (`model/objectives.py`).
 """
 
 import gc
@@ -35,13 +35,13 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import ROUNDING, LowerBound
 from hetjax.schedule.predicted import Predicted
 
-LOCAL_WORK = 25_000  # of local search (`local_search.py`), by each objective
-_DEEP_SEARCH_S = 30.0  # of very deep models, whose searches would take hours
+LOCAL_WORK = 25_000  # work of local search (`local_search.py`), for each objective
+_DEEP_SEARCH_S = 30.0  # limit for very deep models, whose searches would take hours
 _WITH: dict[Space, str] = {
     "split": "with split backward passes",
     "interleaved": "with several stages on the same devices",
 }
-_PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
+_PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of the remaining time, if it is limited
 
 
 def _quietly(line: str) -> None: ...
@@ -49,23 +49,22 @@ def _quietly(line: str) -> None: ...
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best plan as simulated, and what is known about better ones.
+    """The best plan as simulated, and the bounds on better plans.
 
-    `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
-    by the same estimate: both before anything is placed and simulated. `bound` is
-    certified, where one is known: no plan of the `space` that the best one is in
-    simulates faster under the modelled costs (`bound/certificate.py`), and none that
-    was simulated did. `whole` is the best plan under h1f1b, which splits no backward
-    pass, and `whole_bound` the bound of plans that do not.
-    `split_bound` is that of plans that are not interleaved, where the best one is.
-    `least_usd` bounds the USD per million tokens likewise (`bound/cost_bound.py`); it
-    is looked for if cost is what is wished.
+    `model_time_s` is the least step time by the planner's own estimate, `model_bound_s`
+    the bound by the same estimate: both before placement and simulation. `bound` is
+    certified, where one is known: no plan of the best plan's `space` simulates faster
+    under the modelled costs (`bound/certificate.py`), and no simulated plan did.
+    `whole` is the best plan under h1f1b, which splits no backward pass. `whole_bound`
+    is the bound of plans with whole backward passes. `split_bound` is the bound of
+    plans that are not interleaved, given if the best plan is. `least_usd` is a lower
+    bound on the USD per million tokens (`bound/cost_bound.py`), if the wish is cost.
     """
 
     request: PlanRequest
     objective: Objective
     best: Predicted
-    source: str  # which part of the search gave the plan
+    source: str  # the part of the search that found the plan
     bound: LowerBound
     whole: Predicted
     whole_bound: LowerBound
@@ -77,14 +76,14 @@ class Found:
 
     @property
     def model_gap(self) -> float | None:
-        """How far the model's plan is above the model's bound, as a share of it."""
+        """How far the model's plan is above the model's bound, as a share of that."""
         if self.model_time_s is None or self.model_bound_s is None:
             return None
         return self.model_time_s / self.model_bound_s - 1
 
     @cached_property
     def space(self) -> Space | None:
-        """The space that the best plan is in, as of its bound."""
+        """The space of the best plan, which its bound covers."""
         return space_of(self.request, self.best.plan)
 
     @property
@@ -93,23 +92,23 @@ class Found:
 
     @property
     def gap(self) -> float | None:
-        """How far the simulated step is above the certified bound; None where none is
-        known, or the plan, a given one, is not of the space."""
+        """How far the simulated step is above the certified bound. None if no bound is
+        known, or if the plan was given and is outside the space."""
         if self.space is None:
             return None
         return self.bound.gap(self.best.simulation.step_time_s)
 
     @property
     def whole_gap(self) -> float | None:
-        """The same of `whole`; None where that splits backward passes all the same."""
+        """The gap of `whole`; None if `whole` splits backward passes, too."""
         if space_of(self.request, self.whole.plan) != "whole":
             return None
         return self.whole_bound.gap(self.whole.simulation.step_time_s)
 
     @property
     def cost_gap(self) -> float | None:
-        """How far the USD per million tokens are above their bound; None as of `gap`,
-        or where the plan's price is not known."""
+        """How far the USD per million tokens are above their bound. None if `gap` is
+        None, or if the plan's price is unknown."""
         usd = self.best.usd_per_million_tokens
         if not self.least_usd or usd is None:
             return None
@@ -126,11 +125,12 @@ def find_plan(
     local_work: float = LOCAL_WORK,
     progress: TellProgress = _quietly,
 ) -> Found:
-    """Return the best plan that is found; local search may do so much work, which is
-    counted, so that equal requests get equal plans.
+    """Return the best plan found. Local search may do `local_work`; work is counted,
+    not timed, so equal requests get equal plans.
 
-    NoFeasiblePlan names what binds, and the smallest change that would help. Inside
-    `deadline`, the best plan by the end of that time; TimeUp if there is none.
+    Raises NoFeasiblePlan, which names the binding limit and the smallest change that
+    would help. Inside `deadline`, return the best plan by the end of that time, or
+    raise TimeUp if there is none.
     """
     search = Search(request, [objective or Objective()], progress, local_work)
     search.run()
@@ -139,8 +139,8 @@ def find_plan(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let the collector look for circles of objects 25 times more rarely: it took a
-    third of the time, going through all that JAX holds, and a search makes few."""
+    """Run the garbage collector 25 times more rarely. It took a third of the time to
+    scan all that JAX holds, and a search makes few reference cycles."""
     usual = gc.get_threshold()
     gc.set_threshold(25 * usual[0], *usual[1:])
     try:
@@ -150,8 +150,8 @@ def _rare_collections() -> Iterator[None]:
 
 
 def usual_search_s(request: PlanRequest, progress: TellProgress = _quietly) -> float:
-    """Return how long a search goes on unless somebody says: infinity, but for very
-    deep models, of which `progress` is told."""
+    """Return the default time limit of a search: infinity, except for very deep models,
+    which is reported to `progress`."""
     num_layers = len(request.model.layers)
     if not request.is_deep:
         return math.inf
@@ -162,9 +162,9 @@ def usual_search_s(request: PlanRequest, progress: TellProgress = _quietly) -> f
 
 
 class Search:
-    """A search for the best plans by objectives that differ in nothing but the wish.
+    """A search for the best plans by objectives that differ only in the wish.
 
-    What it has found by any time stays.
+    Everything found so far stays available at any time.
     """
 
     def __init__(
@@ -185,10 +185,10 @@ class Search:
         self.begin_s = time.monotonic()
 
     def run(self, *, proves: bool = True) -> None:
-        """Do everything. Errors as of `propose`.
+        """Run the whole search. Raises the errors of `propose`.
 
-        Unless it `proves`, nothing says how much better any plan could be; without a
-        limited time the plans are the same.
+        Without `proves` there are no bounds. If time is not limited, the plans are the
+        same.
         """
         with _rare_collections():
             self._run(proves)
@@ -206,9 +206,9 @@ class Search:
         self._keep_to_limits()
 
     def propose(self) -> None:
-        """Simulate what the model proposes.
+        """Simulate the plans that the model proposes.
 
-        NoFeasiblePlan if nothing fits, TimeUp if nothing is found in time.
+        Raises NoFeasiblePlan if nothing fits, TimeUp if nothing is found in time.
         """
         check_request(self.request)
         if not adds_up(self.request):
@@ -216,7 +216,7 @@ class Search:
         self.first.simulate()
 
     def prove(self) -> None:
-        """Find out how much better any plan could be, as far as the time goes."""
+        """Prove how much better any plan could be, as far as time allows."""
         self.progress("proving how much better any plan could be")
         if any(objective.wish == "cost" for objective in self.objectives):
             with suppress(TimeUp):
@@ -225,12 +225,12 @@ class Search:
         self.bounds["whole"] = certified_bound(self.request, simulated)
 
     def prove_wider(self) -> None:
-        """Do the same with split backward passes, or with stages that share devices,
-        if the best plan has them."""
+        """Prove bounds for split backward passes or for stages that share devices, if
+        the best plan has them."""
         best = self.incumbents.fastest.values()
         there = {space_of(self.request, found.predicted.plan) for found in best}
         wider: list[Space] = []
-        if there & {"split", "interleaved"}:  # the latter is held against it, too
+        if there & {"split", "interleaved"}:  # interleaved plans are compared, too
             wider.append("split")
         if "interleaved" in there:
             wider.append("interleaved")
@@ -242,7 +242,7 @@ class Search:
             self.bounds[space] = certified_bound(self.request, simulated, space)
 
     def _keep_to_limits(self) -> None:
-        """Raise NoFeasiblePlan where the fastest plan misses the limit of speed."""
+        """Raise NoFeasiblePlan if the fastest plan misses the limit of speed."""
         if self.incumbents.objectives == self.objectives:
             return
         (fastest,) = self.incumbents.fastest.values()
@@ -253,10 +253,11 @@ class Search:
             raise too_slow(self.request, wished, found, bound, space)
 
     def start_from(self, plans: Mapping[str, Plan]) -> None:
-        """Look at plans of somebody else, by name, and go on from those that are better
-        than what was found.
+        """Consider plans of other planners, by name, and improve those that are better
+        than the best so far.
 
-        However late it is: nobody has a better plan than the search that knows it.
+        It considers them even after the deadline, so that the search never ends with a
+        plan worse than one that it knows.
         """
         best = self.incumbents.best
         before = dict(best)
@@ -265,8 +266,8 @@ class Search:
         self.improve([o for o in best if best[o] != before.get(o)])
 
     def improve(self, objectives: Sequence[Objective]) -> None:
-        """Search near the best plans by these objectives, and near those that promise
-        most under other schedules."""
+        """Search locally around the best plans by these objectives, and around those
+        that promise most under other schedules."""
         ways = [(wished, by) for wished in objectives for by in (score, promise)]
         for n, (objective, judge) in enumerate(ways):
             self.progress(f"local search by {objective.wish}")
@@ -288,14 +289,14 @@ class Search:
             self.incumbents.finish()
 
     def found(self) -> tuple[Found, ...]:
-        """Return what is known by now, by each objective."""
+        """Return the results so far, for each objective."""
         return tuple(map(self.found_by, self.objectives))
 
     def found_by(
         self, objective: Objective, moved_to: Incumbent | None = None
     ) -> Found:
-        """Return what is known by now, by one of them: of the best plan, or of one that
-        a run moves to."""
+        """Return the results so far for one objective: of its best plan, or of a plan
+        that a run moves to."""
         best = moved_to or self.incumbents.fastest[objective]
         whole = moved_to or self.incumbents.best[objective]
         proposed = self.first.proposed
@@ -316,7 +317,7 @@ class Search:
         )
 
     def _held(self, space: Space, best: Predicted) -> LowerBound:
-        """The bound of the space, held against all plans that were simulated."""
+        """Return the bound of the space, compared with all plans simulated so far."""
         bound = self.bounds.get(space, LowerBound(why="none was looked for"))
         simulated = (best, *self.incumbents.under_all_schedules())
         return held(bound, self.request, simulated, space)

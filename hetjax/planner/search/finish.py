@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best plans so far under every schedule that the runtime has.
+"""Tries the best plans so far under every schedule that the runtime has.
 
-The search judges plans under h1f1b. Here the best of them try orders of their own,
-zero-bubble above all: first some forms for each plan, then, for the fastest, many. In
-between it searches near the best of a few kinds, under the forms that suit these, since
-what suits h1f1b best need not suit them. Last, the most promising try their layers in
-several parts (`in_parts.py`).
-Owns which plans, and how much work that may be: it is counted, not timed, so that equal
-searches end alike. Does not own the schedules (`schedule/search.py`).
+The search compares plans under h1f1b. Here the best of them try other orders, mainly
+zero-bubble: first a few forms for each plan, finally many for the fastest. In between
+comes a local search around the best plans of a few kinds, under the forms that suit
+these, since the best under h1f1b need not be the best under them. Last, the most
+promising plans try their layers in several parts (`in_parts.py`). Owns the choice of
+plans, and the limits on work, which is counted, not timed, so that equal searches end
+alike. Does not own the schedules (`schedule/search.py`).
 """
 
 import math
@@ -26,18 +26,18 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
 Forms = tuple[int, ...] | Literal["all", "usual"]
-# by plan, whether the search climbed, and the forms it had; None where none fits
+# by plan, whether the search climbed, and its forms; None if none fits
 Tried = MutableMapping[tuple[Plan, bool, Forms], Predicted | None]
-# plans that are tried under the usual forms: how many, how many forwards in all, and of
-# how many kinds the best one among them
+# limits for plans under the usual forms: the number of plans, of all their forwards,
+# and of kinds whose best plan is among them
 _MOST_PLANS, _MOST_FORWARDS, _MOST_UNLIKE = 40, 5_000, 16
-_MOST_STARTS, _NEARLY = 3, 1.05  # of local search: kinds, and times the best
-_MOVED_WORK, _NUM_FORMS = 8_000, 3  # from each: some 50 plans under so many forms
-# forwards of a plan that is tried under many orders, moved, and tried under all forms
+_MOST_STARTS, _NEARLY = 3, 1.05  # starts of local search: kinds, and times the best
+_MOVED_WORK, _NUM_FORMS = 8_000, 3  # per start: about 50 plans under so many forms
+# most forwards of a plan for climbing, for local search, and for all forms
 _CLIMBED, _MOVED, _IN_FULL = 150, 400, 2_000
-# of plans in several parts: how many parts, how many plans, forwards in all, the share
-# of waiting that they are ranked by as saved, and the gain that makes up for what they
-# take besides: programs to compile for every part, and messages
+# plans in several parts: the numbers of parts, the most plans, the most forwards in
+# all, the share of waiting that the ranking assumes saved, and the least gain, which
+# makes up for additional costs: messages, and programs to compile for every part
 _PARTS, _MOST_IN_PARTS, _MOST_PARTS_FORWARDS = (2, 3, 4), 12, 12_000
 _SAVED, _LEAST_GAIN = 2 / 3, 0.01
 
@@ -50,8 +50,8 @@ def finished(
 ) -> Iterator[Predicted]:
     """Yield the best of these plans, by the objective, under faster schedules.
 
-    What is `known` is not tried again. TimeUp between two plans once the time is up
-    (`model/deadline.py`).
+    Plans in `known` are not tried again. Raises TimeUp between two plans when the time
+    is up (`model/deadline.py`).
     """
     by_wish = partial(score, cluster=request.cluster, objective=objective)
     promised = partial(promise, cluster=request.cluster, objective=objective)
@@ -60,7 +60,7 @@ def finished(
     best_s = min((found.simulation.step_time_s for found in kept), default=math.inf)
     for before in _few(request, _ranked(kept, by_wish, promised)):
         if objective.wish == "time" and before.simulation.busiest_s >= best_s:
-            continue  # whatever the order
+            continue  # no order can make it faster
         found = _tried(request, before.plan, known, forms="usual")
         if found is not None:
             tried.append((found, before.plan))
@@ -100,7 +100,7 @@ def finished(
 
 
 def _in_full(request: PlanRequest, plan: Plan, known: Tried) -> Predicted | None:
-    """The plan under all forms, and what a climb finds from them, if it is small."""
+    """Return the plan under all forms, and climb if it is small; None if too large."""
     if plan.num_forwards > _IN_FULL:
         return None
     return _tried(request, plan, known, climbs=plan.num_forwards <= _CLIMBED)
@@ -109,7 +109,7 @@ def _in_full(request: PlanRequest, plan: Plan, known: Tried) -> Predicted | None
 def _in_parts(
     request: PlanRequest, plans: Sequence[Plan], known: Tried
 ) -> Iterator[Predicted]:
-    """The first of these plans in two parts and more, as far as the work goes."""
+    """Yield the first of these plans in two parts and more, within the work limit."""
     work = 0
     for plan in plans[:_MOST_IN_PARTS]:
         for num_parts in _PARTS:
@@ -125,8 +125,8 @@ def _in_parts(
 def _starts(
     tried: Sequence[Predicted], by: Callable[[Predicted], float]
 ) -> list[Predicted]:
-    """The best of every kind that has one nearly as good as the best: moves seldom lead
-    from the one to the other."""
+    """Return the best plan of every kind, if nearly as good as the best of all: moves
+    seldom lead from one kind to another."""
     of_kind: dict[object, Predicted] = {}
     for found in sorted(tried, key=by):
         of_kind.setdefault(_kind(found.plan), found)
@@ -136,15 +136,15 @@ def _starts(
 
 
 def _kind(plan: Plan) -> object:
-    """The nodes that the plan uses, and how many stages its replicas have."""
+    """Return the nodes of the plan, and the numbers of stages of its replicas."""
     return frozenset(plan.nodes), tuple(sorted(len(r.stages) for r in plan.replicas))
 
 
 def _ranked(
     kept: Sequence[Predicted], *by: Callable[[Predicted], float]
 ) -> list[Predicted]:
-    """The best by each of these; then the most promising of a few kinds and microbatch
-    sizes, since other schedules gain more for some than for others; then all."""
+    """Return the best by each of these; then the most promising of a few kinds and
+    microbatch sizes, since schedules differ in gain between these; then all."""
     ranked = sorted(kept, key=by[-1])
     unlike: dict[object, Predicted] = {}
     for found in ranked:
@@ -162,7 +162,7 @@ def _tried(
     climbs: bool = False,
     forms: Forms = "all",
 ) -> Predicted | None:
-    """The plan under the fastest schedule found; None if none fits into memory."""
+    """Return the plan under the fastest schedule found; None if none fits memory."""
     if (plan, climbs, "all") in known:
         return known[plan, climbs, "all"]
     if (plan, climbs, forms) not in known:
@@ -176,7 +176,7 @@ def _tried(
 
 
 def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicted]:
-    """The first of these that differ in more than names of nodes, within the work."""
+    """Yield the first of these that differ in `_cuts`, within the work limit."""
     seen, work = set[object](), 0
     for found in ranked:
         work_of_one = found.plan.num_forwards
@@ -191,8 +191,8 @@ def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicte
 
 
 def _cuts(request: PlanRequest, plan: Plan) -> object:
-    """What replicas are cut into and do, wherever among equal nodes they are, and
-    whatever they recompute, which moves find out."""
+    """Return the cuts and microbatches of replicas, without their places among equal
+    nodes, and without remat, which local search chooses."""
     class_of = request.class_of
     return tuple(
         sorted(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why devices stay idle: the best plan that has to use more of their kind.
+"""Explains idle devices: finds the best plan that must use more of their kind.
 
-Owns that such plans are looked for and held against the best. Does not own the search
-(`find.py`) nor which devices are idle (`model/seating.py`).
+Owns the search for such plans and their comparison with the best plan. Does not own the
+main search (`find.py`) nor which devices are idle (`model/seating.py`).
 """
 
 from collections import Counter
@@ -21,16 +21,16 @@ from hetjax.planner.search.worth import best_plan, worse_by
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-_LOCAL_WORK = 7_500  # of local search, for each kind that is idle
+_LOCAL_WORK = 7_500  # work of local search, for each idle kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
-    """Devices of one class that the best plan does without.
+    """Devices of one class that the best plan does not use.
 
-    `instead` is the best plan found with more devices of the class, None if none was
-    found that fits; `worse` how much worse it is by what is wished, as a share.
-    `is_searched` unless the time was up before such plans were looked for.
+    `instead` is the best plan found with more devices of the class; None if none that
+    fits was found. `worse` is how much worse it is by the objective, as a share.
+    `is_searched` is False if the time was up before the search for such plans ended.
     """
 
     kind: str
@@ -41,8 +41,8 @@ class Idle:
 
 
 def try_idle(search: Search, objective: Objective) -> frozenset[str]:
-    """Search near the best plan for those that use more of what it leaves idle; return
-    the classes for which the time was up."""
+    """Search near the best plan for plans that use more of its idle devices. Return the
+    classes whose search did not end in time."""
     request, incumbents = search.request, search.incumbents
     best = incumbents.best[objective]
     idle, searched = _idle_by_class(request, best.predicted.plan), set[str]()
@@ -70,10 +70,10 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
 def why_idle(
     found: Found, simulated: Iterable[Predicted], cut_short: Collection[str] = ()
 ) -> tuple[Idle, ...]:
-    """Return what is known of all that the plan does without. For the classes that were
-    `cut_short` (`try_idle`) more might be found.
+    """Return, for each class, the devices that the plan does not use and the best plan
+    that uses more of them. Classes `cut_short` (`try_idle`) were not fully searched.
 
-    How much worse others are, is judged under the schedule of the search (`whole`).
+    Plans are compared under the schedule of the search (`whole`).
     """
     request, objective, plans = found.request, found.objective, list(simulated)
     ours = score(found.whole, request.cluster, objective)
@@ -101,7 +101,7 @@ def _best_using(
     than: Plan,
     kind: str,
 ) -> Predicted | None:
-    """The best of those that use more devices of the class than a plan does."""
+    """Return the best plan that uses more devices of the class than `than` does."""
     return best_plan(
         request,
         objective,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines whose devices do their layers in several parts, and back to one part.
+"""Converts pipelines so that devices hold their layers in several parts, and back.
 
-A pipeline waits at both ends of a step for as long as a microbatch takes through the
-other stages' layers. Where every stage does its layers in V parts, a microbatch goes
-round V times, through a V-th of the layers each time, and all wait a V-th of that
-(interleaving, Megatron-LM, arXiv 2104.04473), for V times the messages.
-Owns how layers are shared out among parts. Does not own which order such plans keep to
-(`schedule/search.py`) nor when they pay (`finish.py`).
+At both ends of a step a stage waits while a microbatch passes the other stages' layers.
+If every stage has its layers in V parts, a microbatch goes round V times, through a
+V-th of the layers each time. Then stages wait only a V-th of that time, at the price of
+V times the messages (interleaving, Megatron-LM, arXiv 2104.04473). Owns the
+distribution of layers to parts. Does not own the schedule of such plans
+(`schedule/search.py`) nor the decision when they pay (`finish.py`).
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from hetjax.plans.plan import Plan, Replica, Stage
 
 
 def in_parts(plan: Plan, num_parts: int) -> Plan | None:
-    """Return the plan with so many parts for every stage of its pipelines.
+    """Return the plan with `num_parts` parts for every stage of its pipelines.
 
-    Devices keep as many layers each as they had, in parts as even as can be. None where
-    no replica has several stages, or a stage has fewer layers.
+    Devices keep their number of layers, in parts as even as possible. None if no
+    replica has several stages, or if a stage has fewer layers than parts.
     """
     cut = [_cut(replica, num_parts) for replica in plan.replicas]
     replicas = [replica for replica in cut if replica is not None]
@@ -45,7 +45,7 @@ def _cut(replica: Replica, num_parts: int) -> Replica | None:
 
 
 def in_one_part(plan: Plan) -> Plan:
-    """Return the plan with one stage for all that the same devices do in parts."""
+    """Return the plan with one stage in place of all parts on the same devices."""
     return replace(
         plan, replicas=tuple(map(_joined, plan.replicas)), schedule="1f1b", programs={}
     )
@@ -63,12 +63,12 @@ def _joined(replica: Replica) -> Replica:
 
 
 def _even(num_layers: int, num_parts: int) -> list[int]:
-    """So many layers in parts that differ by one at most, the larger ones first."""
+    """Return sizes of parts that differ by at most one layer, larger ones first."""
     return [(num_layers + n) // num_parts for n in reversed(range(num_parts))]
 
 
 def _stages(sized: Sequence[tuple[Stage, int]]) -> tuple[Stage, ...]:
-    """Stages of so many layers each, one after the other."""
+    """Return consecutive stages with these numbers of layers."""
     ends = accumulate((size for _, size in sized), initial=0)
     return tuple(
         replace(stage, layers=layers, launch_ahead=1)

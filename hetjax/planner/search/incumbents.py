@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best plans so far, as simulated: by each objective, and which part of the search
-gave them.
+"""Keeps the best simulated plans so far, by objective, and their source in the search.
 
-Owns what is kept and when progress is reported. Does not own what is better
-(`model/objectives.py`) nor where plans come from (`find.py`).
+Owns which plans are kept and when progress is reported. Does not own what makes a plan
+better (`model/objectives.py`) nor where plans come from (`find.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,13 @@ from hetjax.planner.search.limits import as_fast_as_can_be
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-TellProgress = Callable[[str], None]  # gets what is being done, a line at a time
-_WORTH_TELLING = 0.99  # of the step that was reported last
+TellProgress = Callable[[str], None]  # receives progress, one line at a time
+_WORTH_TELLING = 0.99  # of the last reported step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incumbent:
-    """A plan as simulated, and which part of the search gave it."""
+    """A simulated plan, and the part of the search that found it."""
 
     predicted: Predicted
     source: str
@@ -33,10 +32,10 @@ class Incumbent:
 
 @dataclass(kw_only=True, eq=False)
 class Incumbents:
-    """The best plan so far by each objective; all of them keep to the same limits.
+    """The best plan so far by each objective; all objectives have the same limits.
 
-    `best` is under h1f1b, which the search judges by. `fastest` has what other
-    schedules make of that and of plans that are nearly as good.
+    `best` is under h1f1b, by which the search compares plans. `fastest` also counts
+    other schedules of these plans and of nearly as good ones.
     """
 
     evaluate: PlanEvaluator
@@ -50,15 +49,15 @@ class Incumbents:
     def offer(self, plan: Plan, source: str) -> Predicted | None:
         """Simulate the plan, and keep it if it is the best by some objective.
 
-        None if it is over memory or a limit of the objectives. TimeUp before it is
-        simulated, unless there is none to keep in its place.
+        None if it exceeds memory or a limit of the objectives. If there is already an
+        incumbent, raises TimeUp before the simulation when the time is up.
         """
         if self.best:
             check_deadline()
         return self.consider(plan, source)
 
     def consider(self, plan: Plan, source: str) -> Predicted | None:
-        """Do the same however late it is."""
+        """Do the same as `offer`, even when the time is up."""
         found = self.evaluate(plan)
         if found is None or not within(found, self.objectives[0]):
             return None
@@ -68,8 +67,8 @@ class Incumbents:
         return found
 
     def loosen(self) -> bool:
-        """Go on for the fastest plan where none keeps to the limit of speed; say
-        whether there is such a limit, and a plan."""
+        """Drop a limit of speed that no plan keeps: aim for the fastest plan. Return
+        whether there is such a limit, and a plan without it."""
         wished = self.objectives[0]
         if wished.min_tokens_per_s is None:
             return False
@@ -80,8 +79,8 @@ class Incumbents:
         return bool(self.best)
 
     def tighten(self, objectives: Sequence[Objective]) -> bool:
-        """Go back to the objectives with all their limits; say whether some plan keeps
-        to them, under any schedule."""
+        """Restore the objectives with all their limits. Return whether some plan keeps
+        to them under any schedule."""
         nearest = [*self.best.values()]
         self._aim_at(objectives)
         for found in self.under_all_schedules():
@@ -92,7 +91,7 @@ class Incumbents:
         return bool(self.fastest)
 
     def _aim_at(self, objectives: Sequence[Objective]) -> None:
-        """Look for the best by these objectives among what was simulated."""
+        """Choose the best by these objectives among the simulated plans."""
         self.objectives, self.reported_s = objectives, float("inf")
         self.best.clear()
         self.fastest.clear()
@@ -104,8 +103,8 @@ class Incumbents:
     def least(
         self, objective: Objective, by: Callable[[Predicted], float]
     ) -> Incumbent:
-        """Return the plan of least value `by` of those within the limits; the best by
-        the objective, if it is as good."""
+        """Return the plan of least value `by` within the limits. If the best by the
+        objective has the same value, return that."""
         best = self.best[objective]
         others = (found for found in self.simulated() if within(found, objective))
         least = min(others, key=by, default=best.predicted)
@@ -114,7 +113,7 @@ class Incumbents:
         return best
 
     def finish(self) -> None:
-        """Try the best plans under other schedules. TimeUp once the time is up."""
+        """Try the best plans under other schedules. Raises TimeUp when time is up."""
         for objective in self.objectives:
             source = self.best[objective].source
             plans = finished(
@@ -142,12 +141,12 @@ class Incumbents:
         return (found for found in self.evaluate.seen.values() if found is not None)
 
     def under_all_schedules(self) -> Iterator[Predicted]:
-        """Yield these plans, and what other schedules made of some of them."""
+        """Yield these plans, and the results of other schedules for some of them."""
         tried = (found for found in self.tried.values() if found is not None)
         return chain(self.simulated(), tried)
 
     def _tell(self) -> None:
-        """Say how far things are, where there is something new to say."""
+        """Report progress if the best step has changed enough."""
         step_s = self.fastest[self.objectives[0]].predicted.simulation.step_time_s
         if step_s < self.reported_s * _WORTH_TELLING or step_s > self.reported_s:
             self.reported_s = step_s

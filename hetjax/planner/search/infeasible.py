@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why there is no plan, and the smallest change that would make one.
+"""Explains why there is no plan, and finds the smallest change that allows one.
 
-Owns the changes that are tried, smallest first, and the words. Does not own the search.
+Owns the changes that are tried, smallest first, and the texts. Does not own the search.
 """
 
 import math
@@ -33,7 +33,7 @@ _ALL = ", gradients and optimizer state"
 
 
 def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan:
-    """Return the error for a request that no plan was found for."""
+    """Return the error for a request for which no plan was found."""
     limits = limits_of(objective)
     if objective.wish == "cost" and (unpriced := _unpriced(request)):
         if feasible(request):
@@ -60,19 +60,19 @@ def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan
 
 
 def adds_up(request: PlanRequest) -> bool:
-    """Say whether microbatches of the request's sizes can make up its batch."""
+    """Return whether microbatches of the request's sizes can make up its batch."""
     return request.global_batch % math.gcd(*request.microbatch_sizes) == 0
 
 
 def feasible(request: PlanRequest) -> bool:
-    """Say whether pipelines that fit into memory do the global batch."""
+    """Return whether pipelines that fit into memory can compute the global batch."""
     if not adds_up(request):
         return False
     return any(_feasible(request, degree) for degree in request.degrees)
 
 
 def _feasible(request: PlanRequest, degree: int) -> bool:
-    """The same with one tensor degree. Searches only if one replica is not enough."""
+    """Return `feasible` for one tensor degree; search unless one replica suffices."""
     one = search_problem(request, (degree,), num_replicas=1)
     if one_fits_all(one):
         return True
@@ -81,13 +81,13 @@ def _feasible(request: PlanRequest, degree: int) -> bool:
             lower_bound(p, "prefix")
         except NoFeasiblePlan:
             continue
-        check_deadline()  # a bound that is not finished shows nothing
+        check_deadline()  # an unfinished bound shows nothing
         return True
     return False
 
 
 def _unpriced(request: PlanRequest) -> list[str]:
-    """The kinds of devices whose price nobody tells."""
+    """Return the kinds of devices whose price is unknown."""
     kinds = {
         node.device
         for node in request.cluster.nodes
@@ -97,7 +97,7 @@ def _unpriced(request: PlanRequest) -> list[str]:
 
 
 def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    """What to type, and the request that it makes; small changes first."""
+    """Yield what to type, and the resulting request; small changes first."""
     freed, everything = dict(_freedoms(request)), request
     for fix, changed in freed.items():
         yield fix, replace(request, **changed)
@@ -117,7 +117,7 @@ def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
 
 
 def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What the request does not allow but could, and the numbers of one that does."""
+    """Yield what the request could also allow, with the fields that allow it."""
     if set(request.remats) != set(REMATS):
         yield f"allow remat: --remat {' '.join(REMATS)}", {"remats": REMATS}
     if 1 not in request.microbatch_sizes:
@@ -150,7 +150,7 @@ def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
 
 
 def _binding(request: PlanRequest) -> str:
-    """What is in the way: the batch's divisors, or memory."""
+    """Return text on what prevents a plan: the batch's divisors, or memory."""
     if not adds_up(request):
         return (
             f"microbatches of {', '.join(map(str, request.microbatch_sizes))} "

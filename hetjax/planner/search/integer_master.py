@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The integer master problem: integer copies of columns, and integer microbatches.
 
-Owns which of some columns are taken, how often, and how their microbatches are shared
-out. At a fixed step time, with the letters of `bound/restricted_master.py`:
+Owns the choice of columns, the number of copies, and the distribution of microbatches.
+At a fixed step time, with the letters of `bound/restricted_master.py`:
 
     minimize    cost_N @ copies_N
     subject to  taken_NR.T @ copies_N <= room_R
                 sequences_N @ copies_N >= G
                 copies_N >= 0, integer
 
-Where microbatch sizes do not let the copies' microbatches add up to G, these are
-variables, too: copies_N <= microbatches_N <= most_N * copies_N, and sizes_N @
-microbatches_N == G. Fewest columns: copies_N <= most_copies_N * is_used_N, and the sum
-of the binary is_used_N is minimized. Does not own where columns come from
+If the microbatches of these copies cannot add up to G, their numbers are variables,
+too: copies_N <= microbatches_N <= most_N * copies_N, and sizes_N @ microbatches_N == G.
+To get the fewest columns, the sum of the binary is_used_N is minimised, with
+copies_N <= most_copies_N * is_used_N. Does not own where columns come from
 (`bound/pricing.py`) nor the step time (`price_and_branch.py`).
 """
 
@@ -30,17 +30,17 @@ from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.solver import solve
 from hetjax.planner.model.templates import Columns, Template
 
-# options of the solver: plans must not depend on how busy the machine is, so its work
-# is limited and not its time
+# Options of the solver. Its work is limited, not its time: plans must not depend on how
+# busy the machine is.
 _ANY = {"mip_rel_gap": 0.3, "mip_max_nodes": 500}
 _CLOSE = {"mip_rel_gap": 0.005, "mip_max_nodes": 500}
 _MOST_COLUMNS, _FEW_COLUMNS = 200, 60
-_TIGHTENINGS = 20  # halvings of what a step could be shorter with the same copies
+_TIGHTENINGS = 20  # bisection steps for the shortest step with the same copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnCount:
-    """Copies of one template that do the same number of microbatches each."""
+    """Copies of one template with the same number of microbatches each."""
 
     template: Template
     num_copies: int
@@ -49,7 +49,7 @@ class ColumnCount:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Candidates:
-    """Columns, and how many sequences a copy of each does and what it takes at most."""
+    """Columns, and the most sequences that a copy of each computes in the step."""
 
     p: Problem
     columns: Columns
@@ -84,10 +84,11 @@ def solve_integer_master(
     duals_R: Floats,
     cost_R: Floats | None = None,
 ) -> list[ColumnCount]:
-    """Take integer copies that do the global batch within the step time; none if none.
+    """Return integer copies that compute the global batch within the step time; [] if
+    none are found.
 
-    Of those columns that do most for what they take at these duals. If devices cost
-    something, nearly those of least cost.
+    Only the columns with most sequences per price at these duals are used. With
+    `cost_R`, the copies have nearly the least cost.
     """
     c = _choice(p, columns, step_s, duals_R, _MOST_COLUMNS)
     if not c.columns:
@@ -104,7 +105,7 @@ def solve_integer_master(
 def fewest_columns(
     p: Problem, columns: Columns, step_s: float, duals_R: Floats
 ) -> list[ColumnCount]:
-    """Do the same with few distinct templates; none if that is not easy."""
+    """Return such copies with the fewest distinct templates; [] if not easily found."""
     c = _choice(p, columns, step_s, duals_R, _FEW_COLUMNS)
     if not c.columns:
         return []
@@ -122,7 +123,8 @@ def _choice(
     duals_R: Floats,
     most_columns: int,
 ) -> _Candidates:
-    """Columns that do most for their price; of those that take the same the best."""
+    """Return the columns with most sequences per price; of columns that take the same,
+    only the best."""
     c = _Candidates(
         p=p,
         columns=columns,
@@ -145,7 +147,7 @@ def _solved(
     limits: Sequence[cp.Constraint],
     options: dict[str, Any],
 ) -> Ints | None:
-    """Copies that could do the global batch or more."""
+    """Return copies that could compute the global batch or more; None if not found."""
     check_deadline()
     limits = [
         *limits,
@@ -153,7 +155,7 @@ def _solved(
         c.taken_NR.T @ copies_N <= c.p.room_R,
         c.sequences_N @ copies_N >= c.p.global_batch,
     ]
-    with warnings.catch_warnings():  # of its being at the end of its work
+    with warnings.catch_warnings():  # the solver warns when its work limit is reached
         warnings.simplefilter("ignore", UserWarning)
         solve(cp.Problem(goal, limits), **options)
     if copies_N.value is None:
@@ -164,9 +166,9 @@ def _solved(
 
 
 def _shared_out(c: _Candidates, copies_N: Ints) -> list[ColumnCount]:
-    """Share the global batch out over copies, in as short a step as they can do it.
+    """Distribute the global batch over copies so that the step is shortest.
 
-    Nothing if microbatches of these sizes do not add up to it.
+    [] if microbatches of these sizes do not add up to it.
     """
     used = np.flatnonzero(copies_N)
     c, copies_N = c.rows(used), copies_N[used]
@@ -185,8 +187,8 @@ def _shared_out(c: _Candidates, copies_N: Ints) -> list[ColumnCount]:
 
 
 def _spared(c: _Candidates, copies_N: Ints) -> Ints | None:
-    """How many microbatches less than they could the copies do; None if they do too
-    little, or cannot do as much exactly. Every copy does one at least."""
+    """Return how many of their most microbatches the copies leave out to compute
+    exactly the batch; None if impossible. Every copy keeps at least one."""
     most_N = c.sequences_N // c.sizes_N
     left = int(c.sequences_N @ copies_N) - c.p.global_batch
     if left < 0 or (most_N[copies_N > 0] == 0).any():
@@ -202,7 +204,7 @@ def _spared(c: _Candidates, copies_N: Ints) -> Ints | None:
 def _exact(
     c: _Candidates, cost_N: Floats, options: dict[str, Any]
 ) -> list[ColumnCount]:
-    """Choose copies and microbatches at once, so that they do add up."""
+    """Choose copies and microbatches together, so that they add up to the batch."""
     copies_N = cp.Variable(len(c.columns), integer=True)
     microbatches_N = cp.Variable(len(c.columns), integer=True)
     most_N = c.sequences_N // c.sizes_N
@@ -217,7 +219,7 @@ def _exact(
         return []
     done_N = np.rint(microbatches_N.value).astype(np.int64)
     exact = c.sizes_N @ done_N == c.p.global_batch
-    # the solver's tolerances, or the end of its work, may leave something out
+    # the solver's tolerances or work limit may violate a constraint
     if not exact or (done_N < found_N).any() or (done_N > most_N * found_N).any():
         return []
     used = np.flatnonzero(found_N)

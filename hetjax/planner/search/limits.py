@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where no plan keeps to the limits of cost and time: the plan that comes nearest.
+"""Handles requests whose limits of cost and time no plan keeps: reports the nearest.
 
-Owns what is searched for then, and what is said: by how much the nearest plan misses
-the limits, and whether any plan could keep to them. Does not own the limits
-(`model/objectives.py`) nor the search (`find.py`).
+Owns the objective of the search in this case, and the error text: by how much the
+nearest plan misses the limits, and whether any plan could keep to them. Does not own
+the limits (`model/objectives.py`) nor the search (`find.py`).
 """
 
 import math
@@ -18,9 +18,9 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
-_DIGITS = 4  # of a limit that is advised
+_DIGITS = 4  # significant digits of an advised limit
 _NOT_KNOWN = "a limit that some plan keeps to: whether any keeps to this is not known"
-_OF: dict[Space, str] = {  # ends in a space, if there is anything to say
+_OF: dict[Space, str] = {  # text that is not empty ends in a space
     "whole": "that splits no backward pass ",
     "split": "without interleaved stages ",
     "interleaved": "",
@@ -28,7 +28,7 @@ _OF: dict[Space, str] = {  # ends in a space, if there is anything to say
 
 
 def limits_of(objective: Objective) -> list[str]:
-    """Return the limits of cost and time in words; none where there are none."""
+    """Return the limits of cost and time as text; empty if there are none."""
     found, least = [], objective.min_tokens_per_s
     if objective.max_usd_per_hour is not None:
         found.append(f"{objective.max_usd_per_hour:g} USD per hour")
@@ -41,8 +41,8 @@ def limits_of(objective: Objective) -> list[str]:
 
 
 def as_fast_as_can_be(objective: Objective) -> Objective:
-    """Return the wish for the fastest plan that costs no more per hour, and has a price
-    if one is needed."""
+    """Return the objective of the fastest plan that costs no more per hour. If the wish
+    is cost, plans still need a price."""
     most = objective.max_usd_per_hour
     if most is None and objective.wish == "cost":
         most = math.inf
@@ -56,8 +56,8 @@ def too_slow(
     bound: LowerBound,
     space: Space,
 ) -> NoFeasiblePlan:
-    """Return the error for a limit of time that the fastest plan found misses; the
-    bound is about plans of the `space`."""
+    """Return the error for a limit of time that the fastest plan found misses; `bound`
+    is that of the `space`."""
     does, least = fastest.tokens_per_s, objective.min_tokens_per_s
     assert least is not None
     most = math.inf
@@ -85,8 +85,8 @@ def too_slow(
 def too_dear(
     request: PlanRequest, objective: Objective, simulated: Iterable[Predicted]
 ) -> NoFeasiblePlan | None:
-    """Return the error for a limit of cost that none of these plans keeps to; None if
-    some do, or none has a price."""
+    """Return the error for a limit of cost that none of these plans keeps; None if some
+    plan keeps it, or if no plan has a price."""
     most = objective.max_usd_per_hour
     prices = [p.usd_per_hour for p in simulated if p.usd_per_hour is not None]
     if most is None or not prices or min(prices) <= most:
@@ -108,13 +108,13 @@ def too_dear(
 
 
 def _speed(objective: Objective, tokens_per_s: float) -> str:
-    """What is so fast: hours for the tokens, where it is known how many."""
+    """Return a speed as text: hours for the tokens if their number is known."""
     if objective.tokens is None:
         return f"{tokens_per_s:,.0f} tokens per second"
     return f"{objective.tokens / tokens_per_s / 3600:,.4g} hours"
 
 
 def _rounded_up(value: float) -> float:
-    """To a few digits, so that what is advised is enough."""
+    """Return the value rounded up to `_DIGITS`, so that the advised limit suffices."""
     unit = 10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS)
     return math.ceil(value / unit * (1 + 1e-9)) * unit

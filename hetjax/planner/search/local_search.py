@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local search from a plan on real nodes, by what the simulator says.
+"""Local search from a plan on real nodes, judged by simulation.
 
-Owns the moves one by one, replicas that are cut alike moving together, so that segments
-stay long; and that the first move that helps is taken, in an order with small ones on
-what is slowest first. Does not own what is better (`model/objectives.py`) nor what a
-plan takes (`model/evaluator.py`).
+Owns the moves. Replicas with equal cuts move together, so that segments stay long. The
+first move that helps is taken; small moves at the slowest stages come first. Does not
+own what makes a plan better (`model/objectives.py`) nor the evaluation of a plan
+(`model/evaluator.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +22,14 @@ from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
 
-_SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
-_OF_A_PLAN = 100  # of work, besides its forwards
-_LEAST_GAIN = 1e-4  # relative: less is not worth another round
+_SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, where the stage is cut in two
+_OF_A_PLAN = 100  # work of evaluating a plan, besides its forwards
+_LEAST_GAIN = 1e-4  # relative: a smaller gain is not worth another round
 Evaluate = Callable[[Plan], Predicted | None]
 
 
 def alike(plan: Plan, request: PlanRequest) -> list[list[int]]:
-    """Replicas by how they are cut and meshed, over devices of which classes."""
+    """Return groups of replicas with equal cuts, meshes and classes of devices."""
     found: dict[tuple[object, ...], list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         cut = tuple(
@@ -43,7 +43,7 @@ def alike(plan: Plan, request: PlanRequest) -> list[list[int]]:
 def more_evenly(
     predicted: Predicted, plan: Plan, groups: Sequence[Sequence[int]]
 ) -> Iterator[Plan]:
-    """One microbatch less for the replica that ends last, one more for another."""
+    """Yield plans with a microbatch moved from a replica that ends last to another."""
     ends_s = _ends_s(predicted)
     lasts = [max(group, key=ends_s.__getitem__) for group in groups]
     firsts = [min(group, key=ends_s.__getitem__) for group in groups]
@@ -55,7 +55,7 @@ def more_evenly(
 
 
 def _ends_s(predicted: Predicted) -> list[float]:
-    """What the slowest stage of each replica computes in a step."""
+    """Return the seconds that each replica's slowest stage computes in a step."""
     plan, costs = predicted.plan, predicted.costs
     return [
         replica.num_microbatches
@@ -65,7 +65,7 @@ def _ends_s(predicted: Predicted) -> list[float]:
 
 
 def _one_moved(source: Replica, target: Replica) -> tuple[Replica, Replica] | None:
-    """As few sequences moved as both microbatch sizes allow."""
+    """Return both replicas after moving the fewest sequences that their sizes allow."""
     least = max(source.microbatch_size, target.microbatch_size)
     if least % source.microbatch_size or least % target.microbatch_size:
         return None
@@ -79,7 +79,7 @@ def _one_moved(source: Replica, target: Replica) -> tuple[Replica, Replica] | No
 
 
 def shifted(predicted: Predicted, plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
-    """A layer over a boundary, away from slow stages first."""
+    """Yield plans with 1 or 2 layers moved over a boundary, off slow stages first."""
     stages = plan.replicas[group[0]].stages
     seconds = [
         microbatch_s(predicted.plan, predicted.costs, (group[0], s))
@@ -129,7 +129,7 @@ def with_other_offload(
 def _replaced(
     stages: Sequence[Stage], s: int, end: int, kept: int | None = None, **changes: Any
 ) -> tuple[Stage, ...]:
-    """Stages s to `end` give way to one of them, changed."""
+    """Return the stages with stages s to `end` replaced by one of them, changed."""
     stage = replace(stages[s if kept is None else kept], **changes)
     return (*stages[:s], stage, *stages[end:])
 
@@ -137,7 +137,7 @@ def _replaced(
 def with_other_size(
     plan: Plan, group: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[Plan]:
-    """Larger or smaller microbatches, for all replicas of the group."""
+    """Yield plans with other microbatch sizes for all replicas of the group."""
     of_group = [plan.replicas[r] for r in group]
     old = of_group[0].microbatch_size
     data = max(stage.mesh.data for stage in of_group[0].stages)
@@ -155,7 +155,7 @@ def _resized(replica: Replica, size: int) -> Replica:
 
 
 def swapped(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
-    """Two stages of unlike nodes in each other's place: devices go, layers stay."""
+    """Yield plans in which two stages on unlike nodes swap places, but keep layers."""
     stages = plan.replicas[group[0]].stages
     for a, b in combinations(range(len(stages)), 2):
         if request.class_of[stages[a].node] != request.class_of[stages[b].node]:
@@ -163,8 +163,8 @@ def swapped(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[
 
 
 def onto_idle(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
-    """A stage cut in two, one part on idle devices of one class: for all replicas, or
-    for one."""
+    """Yield plans with a stage cut in two, one part on idle devices of one class: for
+    all replicas, or for one."""
     for replicas in (group, group[:1]) if len(group) > 1 else (group,):
         for s, stage in enumerate(plan.replicas[group[0]].stages):
             for seats in _idle_seats(plan, len(stage.devices), request):
@@ -183,7 +183,7 @@ def onto_idle(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterato
 
 
 def merged(plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
-    """Two neighbouring stages as one, on the devices of either."""
+    """Yield plans with two neighbouring stages merged, on the devices of either."""
     for s, (stage, after) in enumerate(pairwise(plan.replicas[group[0]].stages)):
         layers = stage.layers[0], after.layers[1]
         for kept in (s, s + 1):
@@ -192,7 +192,7 @@ def merged(plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
 
 
 def _idle_seats(plan: Plan, num: int, request: PlanRequest) -> list[list[Seat]]:
-    """Idle devices by class, so many of one node at a time."""
+    """Return seats of `num` idle devices of a node, grouped by class."""
     seats: dict[str, list[Seat]] = {}
     for node, idle in idle_devices(plan, request.cluster).items():
         for first in range(0, len(idle) - num + 1, num):
@@ -208,7 +208,7 @@ def _cuts(layers: LayerRange) -> list[int]:
 
 
 def _cut_up(replica: Replica, s: int, seat: Seat, cut: int, before: bool) -> Replica:
-    """The stage's layers up to the cut, and from it on, the seat before or after."""
+    """Return the replica with stage s cut in two; `before`: the seat has the first."""
     stage = replica.stages[s]
     own = {"node": seat[0], "devices": seat[1], "precision": None, "attention": None}
     other = replace(stage, **own)
@@ -231,7 +231,7 @@ def _of_group(
     group: Sequence[int],
     change: Callable[[tuple[Stage, ...]], tuple[Stage, ...]],
 ) -> Plan:
-    """The plan with the stages of some replicas changed alike."""
+    """Return the plan with the same change to the stages of all replicas of a group."""
     return _with(
         plan,
         {
@@ -258,9 +258,9 @@ def local_search(
 ) -> Predicted:
     """Return the plan of least value `by` that moves lead to, no worse than the start.
 
-    As far as the time goes (`model/deadline.py`), and so much work: each plan that is
-    evaluated counts its forwards, and `_OF_A_PLAN` for what any plan takes. 5,000 are
-    about a second of one core.
+    The search ends when the time is up (`model/deadline.py`) or after `most_work`: each
+    evaluated plan counts its forwards, plus `_OF_A_PLAN`. 5,000 are about a second of
+    one core.
     """
 
     best, better, work = start, True, 0
@@ -271,7 +271,7 @@ def local_search(
             if is_over() or work > most_work:
                 return best
             found = None
-            with suppress(BadInput):  # of a profile: what nobody measured
+            with suppress(BadInput):  # the profile has no times for it
                 found = evaluate(plan)
             if found and by(found) < by(best) * (1 - _LEAST_GAIN):
                 best, better = found, True
@@ -285,7 +285,7 @@ def unscheduled(plan: Plan) -> Plan:
 
 
 def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
-    """Plans a move away, those first that take from what is slowest."""
+    """Yield the plans one move away, those that relieve the slowest stages first."""
     plan = unscheduled(predicted.plan)
     groups = alike(plan, request)
     yield from more_evenly(predicted, plan, groups)

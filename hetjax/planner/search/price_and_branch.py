@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price and branch: how many copies of which templates, in the least step time.
+"""Price and branch: finds copies of templates with the least step time.
 
-Owns the plans without places: the fastest, others that differ from it in kind, and the
-cheapest within a step time. All begin with the relaxation
-(`bound/column_generation.py`), whose duals tell which columns to enumerate, and end
-with integer copies (`integer_master.py`). Does not own pricing (`bound/pricing.py`),
-nor where copies are placed.
+Owns the unplaced plans: the fastest, others of different kinds, and the cheapest within
+a step time. Each search starts with the relaxation (`bound/column_generation.py`),
+whose duals decide which columns to enumerate. It ends with integer copies
+(`integer_master.py`). Does not own pricing (`bound/pricing.py`), nor the placement of
+copies.
 """
 
 from collections.abc import Sequence
@@ -43,24 +43,24 @@ from hetjax.planner.search.integer_master import (
 )
 
 _LEAST_THRESHOLD = 0.01
-# how much more than fractions of copies whole ones may take
+# relative: how much more time than the relaxation integer copies may take
 _SLACKS = (1e-4, 0.002, 0.006, *(0.02 * 2**n for n in range(12)))
-# relative: a plan this near to where none was found is good enough
+# relative: a plan this close to a step time at which none was found is good enough
 _CLOSE, _CLOSE_QUICK = 4e-3, 0.015
 _WASTE = 0.05
-_LEAST_GAIN = 0.05  # of what devices are worth: also of those that would bring nothing
+_LEAST_GAIN = 0.05  # share of devices' worth that counts even if their dual is 0
 _MAX_ROUNDS = 100  # of more columns for the cheapest plan
-_SAVED = 1e-3  # relative: what templates must save that are looked for
-_LEAST_COST = 1e-3  # of the dearest: devices for nothing would be taken for nothing
-_SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without more columns
-# times of the longest gradient sum that are looked at, and that are tried
+_SAVED = 1e-3  # relative: the least saving of new templates
+_LEAST_COST = 1e-3  # of the dearest device; free devices would be wasted
+_SLACK_OF_SEEN = 0.004  # relative to the relaxation: below, no columns are enumerated
+# times of the longest gradient sum that are considered, and that are solved
 _NUM_SUMS, _MOST_TRIED = 24, 8
 _OTHERS_SLACKS = (1e-4, 0.01, 0.03, 0.06)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnplacedPlan:
-    """A plan without places, its step time by a form, and what bounds it."""
+    """An unplaced plan, its step time by a form, and the bound on that."""
 
     copies: tuple[ColumnCount, ...]
     step_s: float
@@ -83,13 +83,13 @@ def candidates(
     seen: Bound | None = None,
     quick: bool = False,
 ) -> list[UnplacedPlan]:
-    """Return the best plan, in whole copies and microbatches, with the bound by the
-    same form; then at most `num` - 1 that are nearly as good.
+    """Return the best plan in whole copies and microbatches, with the bound by the same
+    form; then at most `num` - 1 that are nearly as good.
 
-    No plan has a pipeline of the kind of one in a plan before it: for the simulator may
-    rank them otherwise than the form does. What was `seen` before is gone on with. If
-    it is to be `quick`, bound and plan are not so close. NoFeasiblePlan if no pipelines
-    that fit into memory do the global batch.
+    A later plan has no pipelines of a kind in earlier plans, since the simulator may
+    rank kinds differently from the form. The search continues from the bound `seen`. If
+    `quick`, bound and plan are less close. Raises NoFeasiblePlan if no pipelines that
+    fit into memory compute the global batch.
     """
     bound = lower_bound(p, form, seen=seen, quick=quick)
     search = _PriceAndBranch(p, form, bound, _CLOSE_QUICK if quick else _CLOSE)
@@ -105,10 +105,10 @@ def candidates(
 def cheapest(
     p: Problem, form: Form, step_s: float, usd_per_hour_C: Floats
 ) -> UnplacedPlan | None:
-    """Return the plan within the step time whose devices cost least, or nearly so.
+    """Return a plan within the step time whose devices cost least, or nearly so.
 
-    Devices that it leaves idle cost nothing. None if none was found. Its `bound_s` is
-    that of computing alone: of any plan, not of one for this money.
+    Idle devices cost nothing. None if no plan was found. Its `bound_s` is that of
+    computing alone, for plans of any cost.
     """
     cost_R = _costs(p, usd_per_hour_C)
     columns = columns_within(p, form, step_s)
@@ -144,7 +144,7 @@ def cheapest(
 
 
 def _cost(p: Problem, copies: Sequence[ColumnCount], cost_R: Floats) -> float:
-    """What the devices of all copies cost."""
+    """Return the cost of the devices of all copies."""
     return sum(
         c.num_copies * float(p.taken_OR[s.option] @ cost_R)
         for c in copies
@@ -153,7 +153,7 @@ def _cost(p: Problem, copies: Sequence[ColumnCount], cost_R: Floats) -> float:
 
 
 def _longest_sums(columns: Columns) -> list[float]:
-    """Some of the times that the longest gradient sum may take."""
+    """Return some of the possible times of the longest gradient sum."""
     sums = np.unique(columns.sum_s_N)
     if len(sums) <= _NUM_SUMS:
         return [float(s) for s in sums]
@@ -162,14 +162,15 @@ def _longest_sums(columns: Columns) -> list[float]:
 
 
 def kind_of(p: Problem, template: Template) -> tuple[object, ...]:
-    """Return what pipelines of a kind have in common: all but the cuts and remat."""
+    """Return the kind of a pipeline: its microbatch size and meshes, without cuts and
+    remat."""
     options = [p.options[s.option] for s in template.stages]
     meshes = tuple((o.device_class, o.tensor, o.data) for o in options)
     return template.microbatch_size, meshes
 
 
 def _costs(p: Problem, usd_per_hour_C: Floats) -> Floats:
-    """What devices cost, those for nothing a little by their speed."""
+    """Return the cost of devices; free ones cost a little, by their speed."""
     most = float(usd_per_hour_C.max()) or 1.0
     least_C = _LEAST_COST * most * p.rates_C / p.rates_C.max()
     cost_C = np.maximum(usd_per_hour_C, least_C)
@@ -189,7 +190,7 @@ def _unplaced(
 
 
 class _PriceAndBranch:
-    """Looks for plans within a step time; what it has seen it keeps."""
+    """Searches for plans within a step time; keeps all columns seen."""
 
     def __init__(self, p: Problem, form: Form, bound: Bound, close: float) -> None:
         self.p, self.bound, self.close = p, bound, close
@@ -199,7 +200,7 @@ class _PriceAndBranch:
         self.threshold = p.global_batch / float(bound.duals_R @ p.room_R)
 
     def best(self) -> UnplacedPlan:
-        """Return a plan in about the least time that any was found for."""
+        """Return a plan with about the least step time that can be found."""
         low_s, best = self.bound.step_s, None
         for slack in _SLACKS:
             step_s = self.bound.relaxed_s * (1 + slack)
@@ -219,7 +220,7 @@ class _PriceAndBranch:
         return self._with_fewer(best)
 
     def unlike(self, others: Sequence[UnplacedPlan]) -> UnplacedPlan | None:
-        """Return a plan of other kinds of pipelines, nearly as good as the first."""
+        """Return a plan with other kinds of pipelines, nearly as good as the first."""
         kinds = {kind_of(self.p, t) for unplaced in others for t in unplaced.templates}
         is_other_N = [kind_of(self.p, t) not in kinds for t in self.columns.templates]
         others_of = self.columns.rows(np.flatnonzero(is_other_N))
@@ -230,7 +231,7 @@ class _PriceAndBranch:
         return None
 
     def _at(self, step_s: float) -> UnplacedPlan | None:
-        """Return a plan within the step time, None if none was found."""
+        """Return a plan within the step time; None if none was found."""
         found = self._integer_plan(self.columns, step_s)
         if found or step_s < self.bound.relaxed_s * (1 + _SLACK_OF_SEEN):
             return found
@@ -238,9 +239,9 @@ class _PriceAndBranch:
         return self._integer_plan(self.columns, step_s)
 
     def _see_more(self, step_s: float) -> None:
-        """Enumerate columns of which integer copies may do it."""
+        """Enumerate columns whose integer copies may reach the step time."""
         shorter = self.bound.step_s / step_s
-        # what integer copies waste, cheaper templates have to leave room for
+        # integer copies waste devices, so templates of less worth may be needed
         share = max(3 * shorter - 2 - _WASTE, _LEAST_THRESHOLD)
         threshold = self.threshold / shorter * share
         found = enumerate_columns(
@@ -257,7 +258,7 @@ class _PriceAndBranch:
         return None
 
     def _with_fewer(self, unplaced: UnplacedPlan) -> UnplacedPlan:
-        """The same step time with fewer distinct templates, if easily found."""
+        """Return a plan with this step time and fewer templates, if easily found."""
         step_s = unplaced.step_s * (1 + ROUNDING)
         if len(unplaced.templates) == 1:
             return unplaced
@@ -268,8 +269,8 @@ class _PriceAndBranch:
         return other if len(other.templates) < len(unplaced.templates) else unplaced
 
     def _waiting(self, columns: Columns, step_s: float) -> list[tuple[Columns, Floats]]:
-        """Columns that do the batch beside each other, and what devices would bring in
-        this time; those that do most first."""
+        """Return sets of columns whose fractions compute the batch, all waiting for the
+        same longest sum, with the devices' duals; most sequences first."""
         choices = []
         least_R = _LEAST_GAIN * self.threshold * self.bound.duals_R
         for longest_s in _longest_sums(columns):
@@ -283,8 +284,8 @@ class _PriceAndBranch:
         return [(waiting, duals_R) for _, waiting, duals_R in choices]
 
     def _may_do(self, columns: Columns, step_s: float) -> bool:
-        """Whether the columns might do the batch: no fractions of copies do more than
-        what devices are worth, at prices at which no copy makes a profit."""
+        """Return whether the columns might compute the batch. They cannot if at the
+        bound's duals every column computes too little for its price."""
         price_N = columns.taken_NR @ self.bound.duals_R
         sequences_N = most_sequences(self.p, columns, step_s)
         worth = float(self.bound.duals_R @ self.p.room_R)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new plan for a changed cluster, counting what has to move.
+"""Finds a new plan for a changed cluster, counting the cost of moving state.
 
-Owns what is left of a plan there: replicas, or stages with their layers cut anew, quick
-and seldom the best. Owns the bytes that a new plan asks nodes to fetch, and the trade
-between a faster step and a longer move. Does not own how layers are cut
-(`model/cuts.py`), the search (`find.py`) nor the move itself.
+Owns the plans that reuse what survives there: whole replicas, or stages with new cuts.
+Both are quick to find and seldom the best. Owns the bytes that nodes must fetch for a
+new plan, and the trade between a faster step and a longer move. Does not own how layers
+are cut (`model/cuts.py`), the search (`find.py`) nor the move itself.
 
 Letters of array names as in `model/problem.py`; S stages of one pipeline.
 """
@@ -37,12 +37,12 @@ from hetjax.schedule.predicted import Predicted
 
 _TIME = Objective()
 _NO_PLANS: Mapping[str, Plan] = {}
-_STATE_BYTES = 12  # of a parameter: master weight and two moments, in fp32
+_STATE_BYTES = 12  # per parameter: master weight and two moments, in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replanned:
-    """The plan to go on with; `move_s` is until its state is where it belongs."""
+    """The plan to continue with; `move_s` is the time until its state is in place."""
 
     best: Predicted
     source: str
@@ -61,17 +61,17 @@ def replan(
     at_once: bool = False,
     as_simple: bool = False,
 ) -> Replanned:
-    """Return the plan that does best by the objective until the horizon, the move
-    included; `as_simple` as one that does as well can be, by larger microbatches too.
+    """Return the plan that is best by the objective until the horizon, including the
+    move. `as_simple`: the simplest of equally good plans, also by larger microbatches.
 
-    `request.cluster` is what is there now. Time matters more than the last percent:
-    tensor degrees stay, and only where that gives nothing all is searched. `others` are
-    plans from elsewhere to choose from too, by name. `at_once`: only what is left of
-    the current plan is tried, as long as that gives a plan. NoFeasiblePlan if nothing
+    `request.cluster` is the present cluster. Time matters more than the last percent,
+    so tensor degrees stay, and only if that finds nothing, everything is searched.
+    `others` are further plans to choose from, by name. `at_once`: if what survives of
+    the current plan gives a plan, try nothing else. Raises NoFeasiblePlan if nothing
     fits.
     """
     begin_s = time.monotonic()
-    # what splits backward passes goes on to, where there is the memory
+    # a plan with split backward passes may keep them, if memory allows
     schedules = ["h1f1b", *["zero-bubble"] * SCHEDULES[current.schedule].splits]
     evaluators = [PlanEvaluator(request, schedule) for schedule in schedules]
     choices: list[tuple[str, Predicted]] = []
@@ -121,7 +121,7 @@ def replan(
 
 
 def _left(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:
-    """What is left of the current plan."""
+    """Yield plans made of what survives of the current plan."""
     kept = survivors(request, current)
     if kept is not None:
         yield "the surviving replicas", kept
@@ -131,7 +131,7 @@ def _left(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def _templates(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:
-    """What the model proposes at the degrees that are in use."""
+    """Yield the model's proposals with the tensor degrees in use."""
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)
@@ -141,9 +141,9 @@ def _templates(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]
 
 
 def survivors(request: PlanRequest, current: Plan) -> Plan | None:
-    """Return the plan of the replicas that lost no device; None if that does not do.
+    """Return the plan of the replicas that lost no device; None if there is none.
 
-    They share the global batch out as they did: who did more does more.
+    They take over the lost microbatches in proportion to their own.
     """
     whole = [
         replica
@@ -178,8 +178,9 @@ def survivors(request: PlanRequest, current: Plan) -> Plan | None:
 def fetched_bytes(model: Model, current: Plan, plan: Plan) -> dict[str, float]:
     """Return the bytes of state that every node of the new plan has to fetch.
 
-    A node that holds a layer now holds all of it; what it lacks it fetches once. What
-    is frozen is no state: every node reads it where the run began.
+    A node that holds a layer now has all of its state; a node fetches each missing
+    layer once. Frozen parameters are not state: every node reads them from the run's
+    initial weights.
     """
     before, after = _held(current), _held(plan)
     return {
@@ -201,7 +202,8 @@ def _held(plan: Plan) -> dict[str, set[int]]:
 
 
 def _move(request: PlanRequest, current: Plan, plan: Plan) -> tuple[float, float]:
-    """Bytes in all, and seconds until the node that lacks most has them."""
+    """Return the total bytes, and the seconds until the slowest node has fetched its
+    own."""
     by_node = fetched_bytes(request.model, current, plan)
     seconds = [
         size / (device_spec(request.cluster.node(name)).network_gbit_per_s * 1e9 / 8)
@@ -212,7 +214,7 @@ def _move(request: PlanRequest, current: Plan, plan: Plan) -> tuple[float, float
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Cut:
-    """A pipeline on the seats that are left, and its times."""
+    """A pipeline on the surviving seats, and its times."""
 
     stages: tuple[Stage, ...]
     pipeline: UnplacedReplica
@@ -224,10 +226,10 @@ class _Cut:
 
 
 def repaired(request: PlanRequest, current: Plan) -> Plan | None:
-    """Return the plan of the stages that lost no device, with new cuts and shares, all
-    layers of a device in one part.
+    """Return the plan of the stages that lost no device, with new cuts and microbatch
+    counts, and all layers of a device in one part.
 
-    None if they do not hold the model, or cannot share the batch out exactly.
+    None if they cannot hold the model, or if microbatches cannot make up the batch.
     """
     replicas = in_one_part(current).replicas
     left = [(replica, stages_there(request, replica)) for replica in replicas]
@@ -266,7 +268,7 @@ def repaired(request: PlanRequest, current: Plan) -> Plan | None:
 
 
 def stages_there(request: PlanRequest, replica: Replica) -> tuple[Stage, ...]:
-    """Return the replica's stages whose devices are all there."""
+    """Return the replica's stages whose devices are all present."""
     counts = {node.name: node.count for node in request.cluster.nodes}
     return tuple(s for s in replica.stages if max(s.devices) < counts.get(s.node, 0))
 
@@ -274,8 +276,7 @@ def stages_there(request: PlanRequest, replica: Replica) -> tuple[Stage, ...]:
 def _cut(
     request: PlanRequest, p: Problem, replica: Replica, stages: tuple[Stage, ...]
 ) -> _Cut | None:
-    """Cut the layers so that the slowest stage is as fast as can be; None if no cut
-    fits into memory."""
+    """Return the cuts whose slowest stage is fastest; None if none fits memory."""
     class_of = {n.name: c for c, k in enumerate(request.classes) for n in k.nodes}
     b = p.microbatch_sizes.index(replica.microbatch_size)
     shapes = [(o.device_class, o.tensor, o.data) for o in p.options]
@@ -305,7 +306,7 @@ def _cut(
 
 
 def _times(p: Problem, b: int, options_O: Ints, ahead: int) -> tuple[Floats, Ints]:
-    """By layers, what a stage takes at best under some option, and under which."""
+    """Return the least seconds of a stage by range of layers, and the option."""
     rows_IJ = np.maximum(p.range_IJ, 0)
     seconds_OIJ = p.busy_s_BOU[b, options_O][:, rows_IJ]
     held_OIJ = p.most_in_flight_BOU[b, options_O][:, rows_IJ]
@@ -320,8 +321,9 @@ def handed_out(
     num_sequences: int,
     done_s: Callable[[int, int], float],
 ) -> list[int]:
-    """Add microbatches of each pipeline's size, one after the other to who is done
-    first: `done_s` of pipeline and count. Empty if they do not add up."""
+    """Return `counts` plus microbatches for `num_sequences`. Each in turn goes to the
+    pipeline that ends first, by `done_s(pipeline, count)`. Empty if they do not add up.
+    """
     counts, left = list(counts), num_sequences
     while left > 0:
         fits = [n for n, size in enumerate(sizes) if size <= left]

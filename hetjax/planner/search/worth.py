@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kind of device and every zone is worth: the best plan without it, and the
-best on nothing else.
+"""Computes the worth of every kind of device and every zone: the best plan without it,
+and the best plan on it alone.
 
-Owns which parts are held against the best plan. Does not own that plans for them are
-looked for (`floor.py`, `first_plans.py`), nor why devices are idle (`idle.py`).
+Owns which parts are compared with the best plan. Does not own the search for their
+plans (`floor.py`, `first_plans.py`), nor why devices are idle (`idle.py`).
 """
 
 import math
@@ -26,8 +26,8 @@ Nodes = frozenset[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instead:
-    """The best plan found on some nodes, and how much worse than the best of all it is
-    by the objective, as a share. `is_searched` unless it is from a quick look."""
+    """The best plan found on some nodes, and how much worse it is than the best plan by
+    the objective, as a share. `is_searched` is False if there was only a quick look."""
 
     predicted: Predicted
     worse: float
@@ -36,8 +36,8 @@ class Instead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
-    """A kind of device or a zone: its devices, how many of them the best plan uses, and
-    the best plans `without` it and `alone` on it. None where none was found."""
+    """A kind of device or a zone: its number of devices, how many the best plan uses,
+    and the best plans `without` it and `alone` on it (None if none was found)."""
 
     part: str
     num_devices: int
@@ -52,7 +52,8 @@ def best_plan(
     simulated: Iterable[Predicted],
     counts: Callable[[Plan], bool],
 ) -> Predicted | None:
-    """Return the best plan within the limits that counts; None if there is none."""
+    """Return the best plan that is within the limits and for which `counts` is true;
+    None if there is none."""
     return min(
         (f for f in simulated if within(f, objective) and counts(f.plan)),
         key=lambda found: score(found, request.cluster, objective),
@@ -61,7 +62,7 @@ def best_plan(
 
 
 def worse_by(ours: float, theirs: float) -> float:
-    """Return by how much another score is worse, as a share; 0 where both are 0.
+    """Return by how much the other score is worse, as a share; 0 if both are 0.
 
     >>> worse_by(2.0, 3.0), worse_by(0.0, 0.0)
     (0.5, 0.0)
@@ -72,11 +73,11 @@ def worse_by(ours: float, theirs: float) -> float:
 def worth_of_parts(
     found: Found, simulated: Iterable[Predicted], searched: Collection[Nodes]
 ) -> tuple[Worth, ...]:
-    """Return what every part is worth by the plans that were simulated under h1f1b,
-    against the best of these (`Found.whole`).
+    """Return the worth of every part by the plans simulated under h1f1b, compared with
+    the best of these (`Found.whole`).
 
-    `searched` are the sets of nodes that were searched, and not only looked at.
-    Nothing if there is only one part.
+    `searched` are the sets of nodes that were searched, not just looked at quickly.
+    Empty if there is only one part.
     """
     request, plans = found.request, list(simulated)
     ours = score(found.whole, request.cluster, found.objective)
@@ -89,7 +90,7 @@ def worth_of_parts(
         if best is None:
             return None
         worse = worse_by(ours, score(best, request.cluster, found.objective))
-        # of plans that are kept since a move does not pay, others may be better
+        # others may be better than a plan that is kept because a move does not pay
         is_searched = nodes in searched or best.plan.nodes in searched
         return Instead(predicted=best, worse=max(worse, 0.0), is_searched=is_searched)
 
@@ -111,8 +112,8 @@ def worth_of_parts(
 
 
 def _parts(request: PlanRequest) -> Iterator[tuple[str, Nodes]]:
-    """Every class of nodes, every kind, and every zone that has a name."""
-    # a class that is all of its kind has the name of that
+    """Yield every class of nodes, every kind, and every zone with a name."""
+    # a class that has all nodes of its kind has the kind's name
     yield from (nodes_by_class(request) | nodes_by_kind(request)).items()
     for zone, nodes in nodes_by_zone(request).items():
         if zone:

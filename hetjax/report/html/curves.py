@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves of a run as a template draws them: numbers by step.
+"""Turns curves of a run into what a template draws: numbers by step.
 
 Owns the scales and their marks, and how very long curves are thinned: to the mean of
 neighbouring steps, with the least and the greatest as a band around it. Does not own
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 Point = tuple[float, float]  # step, value
 _MOST_POINTS = 600  # of a curve
-_FLAT = 1e-9  # differences of this share are rounding
+_FLAT = 1e-9  # relative differences below this are rounding
 _NOTHING = 1e-30
 _NUM_MARKS = 4
 
@@ -28,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A figure beside a scale, so far along it."""
+    """A figure beside a scale, at `percent` of its length."""
 
     words: str
     percent: float
@@ -36,9 +36,9 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnCurve:
-    """A line as paths in a square of 100 x 100; `band` is empty if none is thinned.
+    """A line as paths in a square of 100 x 100; `band` is empty without thinning.
 
-    `is_dot`: the only point there is, to be drawn large enough to be seen.
+    If `is_dot`, the line is a single point, to be drawn large enough to be seen.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Chart:
 
 
 def chart(title: str, curves: Sequence[Curve], *, from_zero: bool = False) -> Chart:
-    """Draw the curves that have points, of which there has to be one."""
+    """Draw the curves that have points; at least one must have some."""
     there = [curve for curve in curves if curve.points]
     steps = [step for curve in there for step, _ in curve.points]
     values = [value for curve in there for _, value in curve.points]
@@ -87,7 +87,7 @@ def chart(title: str, curves: Sequence[Curve], *, from_zero: bool = False) -> Ch
 
 
 def marks(low: float, high: float) -> list[float]:
-    """Return round numbers at equal distances, the first and last not within.
+    """Return round numbers at equal distances, which enclose the range.
 
     >>> marks(0.0, 0.9), marks(4.2, 6.9)
     ([0.0, 0.5, 1.0], [4.0, 5.0, 6.0, 7.0])
@@ -105,7 +105,7 @@ def marks(low: float, high: float) -> list[float]:
 def thinned(points: Sequence[Point]) -> tuple[list[Point], list[tuple[Point, Point]]]:
     """Return the means of neighbouring points, and the least and greatest of each.
 
-    Where there are few, the points themselves and nothing.
+    If there are few points, returns the points themselves and no ranges.
     """
     if len(points) <= _MOST_POINTS:
         return list(points), []
@@ -128,7 +128,7 @@ def _drawn(curve: Curve, place) -> DrawnCurve:
         band = f"M{'L'.join(map(place, around))}Z"
     places = list(map(place, points))
     if len(places) == 1:
-        places *= 2  # a line of no length, which round ends make a dot
+        places *= 2  # a line of no length: its round ends make it a dot
     return DrawnCurve(
         name=curve.name,
         look=curve.look,
@@ -139,7 +139,7 @@ def _drawn(curve: Curve, place) -> DrawnCurve:
 
 
 def _mark_texts(values: Sequence[float]) -> list[str]:
-    """Marks as text, all with as many digits as their distance asks for."""
+    """Return marks as text, all with as many digits as their distance needs."""
     step = values[1] - values[0]
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{value:,.{digits}f}" for value in values]

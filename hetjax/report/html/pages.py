@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of HTML that need nothing else: no network, no files beside them.
+"""Makes pages of HTML that need nothing else: no network, no files beside them.
 
-Owns how templates become a page, and a page a notebook's output. All text is escaped by
-the templates' engine. Does not own what is on a page (`plan_page.py`, `run_page.py`)
+Owns rendering a page from templates, and a notebook's output from a page. The template
+engine escapes all text. Does not own what is on a page (`plan_page.py`, `run_page.py`)
 nor how it looks (`templates/`).
 """
 
@@ -21,7 +21,7 @@ def page(template: str, **values: Any) -> str:
 
 
 def framed(content: str) -> str:
-    """Return a page for a notebook: in a frame, as its style is for itself alone."""
+    """Return a page for a notebook, in a frame that isolates the page's style."""
     return page("frame.html", content=content)
 
 
@@ -32,7 +32,7 @@ def _environment() -> "Environment":
     environment = Environment(
         loader=PackageLoader("hetjax.report.html"),
         autoescape=True,
-        undefined=StrictUndefined,  # a value that is missing is our mistake: say so
+        undefined=StrictUndefined,  # a missing value is our mistake: raise
         trim_blocks=True,
         lstrip_blocks=True,
     )

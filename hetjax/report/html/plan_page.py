@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a plan that was found.
+"""Makes the page of a plan that was found.
 
 Owns its order and its headline numbers. Does not own the words and figures
 (`plan_rows.py`), what is shown of any plan (`plan_view.py`) nor how it looks
@@ -40,7 +40,7 @@ from hetjax.report.plans.worth_rows import (
 
 
 def plan_page(planned: Planned, command: str = "") -> str:
-    """Return the page; `command` is what made the plan."""
+    """Return the page; `command` is the command that made the plan."""
     best, cluster = planned.best, planned.request.cluster
     return page(
         "plan.html",
@@ -70,7 +70,7 @@ def plan_page(planned: Planned, command: str = "") -> str:
 
 
 def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
-    """The headline numbers; None where one is not known."""
+    """Yield the headline numbers; None for an unknown one."""
     best, found = planned.best, planned.found
     least_s, gap, usd = found.lower_bound_s, found.gap, best.usd_per_million_tokens
     yield "step time", f"{ms(best.simulation.step_time_s)} ms"
@@ -91,7 +91,7 @@ def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
 
 
 def _runners_up(planned: Planned) -> Iterator[tuple[Row, float]]:
-    """Rows of plans, and how long each one's step is, as a share of the longest."""
+    """Yield rows of plans, with the step time of each as a share of the longest."""
     found = planners(planned)
     if planned.second is not None:
         ours = [("hetjax", planned.best, f"from {planned.found.source}")]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page shows of any plan: its layout, a step, memory and stages.
+"""Collects what a page shows of any plan: its layout, a step, memory and stages.
 
-Owns what there is without a prediction, too: of a run whose devices nobody describes,
-say. Does not own the parts (`layout_rows.py`, `timeline_view.py`, `step_rows.py`) nor
-how they look (`templates/parts.html`).
+Owns also what is shown without a prediction, as for a run whose devices are unknown.
+Does not own the parts (`layout_rows.py`, `timeline_view.py`, `step_rows.py`) nor how
+they look (`templates/parts.html`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from hetjax.schedule.predicted import Predicted
 class PlanView:
     """A plan as a template shows it.
 
-    `memory` has name, shares and words of bars, those of a kind of device together;
-    `kinds` the kind by the name.
+    `memory` has name, shares and words of each bar; bars of one kind of device are
+    neighbours. `kinds` is the kind by the name of a bar.
     """
 
     layout: Layout
@@ -42,7 +42,7 @@ class PlanView:
 
 
 def plan_view(plan: Plan, cluster: Cluster, predicted: Predicted | None) -> PlanView:
-    """Return all that is shown of a plan, with what is predicted of it if anything."""
+    """Return all that is shown of a plan, and of its prediction if there is one."""
     known = predicted is not None
     bars = memory_bars(predicted, cluster) if known else []
     return PlanView(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a run.
+"""Makes the page of a run.
 
 Owns its order, its headline numbers, curves and tables. Does not own the numbers
 (`run_record.py`), their words (`report/metrics.py`), what is shown of any plan
@@ -59,7 +59,7 @@ def _subtitle(run: RunRecord) -> Iterator[str]:
 
 
 def _figures(run: RunRecord) -> Iterator[tuple[str, str | None]]:
-    """The headline numbers; None where one is not known."""
+    """Yield the headline numbers; None for an unknown one."""
     values = run.values()
     whose = "predicted for the devices" if run.is_simulated else "predicted"
     others = {
@@ -74,7 +74,7 @@ def _figures(run: RunRecord) -> Iterator[tuple[str, str | None]]:
 
 
 def _charts(run: RunRecord) -> list[Chart]:
-    """Curves by step, as far as there are any."""
+    """Return the curves by step, as far as there are any."""
     drawn = dict.fromkeys(metric.axes for metric in METRICS if metric.axes)
     curves = {axes: [*_curves(run, axes)] for axes in drawn}
     return [
@@ -97,7 +97,7 @@ def _curves(run: RunRecord, axes: Axes) -> Iterator[Curve]:
 
 
 def _step_time(run: RunRecord) -> Iterator[str]:
-    """Predicted beside measured, in sentences."""
+    """Yield sentences that compare the predicted and the measured step time."""
     measured_s, predicted = run.median("step_time_s"), run.predicted
     if predicted is None:
         yield f"no step time is predicted: {run.why_not_predicted}"
@@ -124,7 +124,7 @@ def _step_time(run: RunRecord) -> Iterator[str]:
 
 
 def _recovery(line: Line) -> Row:
-    """What a change has cost, below `_RECOVERIES`."""
+    """Return what a change has cost, below `_RECOVERIES`."""
     seconds: Mapping[str, float] = line.get("seconds", {})
     longest = max(seconds, key=lambda phase: seconds[phase], default="")
     most = f"{longest} {seconds[longest]:.1f} s" if longest else ""
@@ -149,5 +149,5 @@ def _event(line: Line) -> Row:
 
 
 def _clock(line: Line) -> str:
-    """Date and time of day, as in "2026-11-23 04:01:02"."""
+    """Return date and time of day, as in "2026-11-23 04:01:02"."""
     return str(line.get("time", "")).replace("T", " ").partition("+")[0]

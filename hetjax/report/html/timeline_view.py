@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline of a page: rows and bars as a template draws them, as inline SVG.
+"""Turns a timeline into rows and bars that a template draws, as inline SVG.
 
-Owns which replicas are shown where there are many, how bars of a step of very many
-passes are shared, and the words of names and bars. Does not own rows and bars
+Owns which replicas are shown if there are many, how bars of a step of very many passes
+are shared, and the words of names and bars. Does not own rows and bars
 (`timeline_bars.py`) nor how they look (`templates/`).
 """
 
@@ -33,8 +33,8 @@ from hetjax.schedule.simulation.result import lane_of
 from hetjax.schedule.simulation.trace import Span
 
 _MOST_ROWS = 48  # devices
-_MOST_BARS = 4000  # a page of them has half a megabyte, and is zoomed at once
-_SLICES = (2000, 1000, 500, 250, 100)  # of a step, where there are more
+_MOST_BARS = 4000  # a page of them has half a megabyte, and zooms at once
+_SLICES = (2000, 1000, 500, 250, 100)  # of a step, if there are more bars
 _ROW_PX = 22
 _TOP = 0.75  # rows, for the first heading
 _HEADING_PX = 15
@@ -52,7 +52,7 @@ _DOES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """The ground of a row or of a strip, in rows."""
+    """The background of a row or of a strip, in rows."""
 
     kind: str
     top: float
@@ -61,7 +61,7 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """Words at a height of the picture, and quieter ones beside them."""
+    """Words at a height of the picture, and fainter ones beside them."""
 
     words: str
     top_px: int
@@ -72,7 +72,7 @@ class Label:
 class DrawnBar:
     """A bar, its numbers as text: milliseconds along, rows down.
 
-    `times` are start and length of what it is a part of, empty where that is all.
+    `times` are start and length of the whole that the bar is a part of, else empty.
     """
 
     x: str
@@ -88,7 +88,7 @@ class DrawnBar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBars:
-    """Bars of one kind and one stage; `opacity` is less for later stages of a lane."""
+    """Bars of one kind and one stage; `opacity` is lower for later stages of a lane."""
 
     where: str
     colour: str
@@ -98,7 +98,7 @@ class StageBars:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimelineView:
-    """All that a template draws of a step; `num_spans` of the rows that are shown."""
+    """All that a template draws of a step; `num_spans` counts the shown rows only."""
 
     end_ms: float
     height: float
@@ -115,7 +115,7 @@ class TimelineView:
 
 
 def timeline_view(predicted: Predicted, cluster: Cluster) -> TimelineView:
-    """Return the simulated step as it is drawn."""
+    """Return the simulated step as a template draws it."""
     spans, costs = predicted_spans(predicted), predicted.costs
     return _view(spans, predicted.plan, cluster, costs)
 
@@ -123,7 +123,7 @@ def timeline_view(predicted: Predicted, cluster: Cluster) -> TimelineView:
 def traced_view(
     spans: Sequence[Span], plan: Plan, cluster: Cluster, predicted: Predicted | None
 ) -> TimelineView | None:
-    """Return what was measured of the plan's stages, None if nothing was."""
+    """Return the measured times of the plan's stages; None if there are none."""
     devices = {
         (key, lane[0], d) for key, lane in lane_of(plan).items() for d in lane[1]
     }
@@ -173,8 +173,11 @@ def _view(
 
 
 def shown_replicas(plan: Plan, cluster: Cluster) -> list[int]:
-    """Return the replicas of the timeline: all, or where those are many the first of
-    those that are alike, and of these as many as can be read, at least one."""
+    """Return the replicas of the timeline: all, or a selection if there are many.
+
+    The selection is the first of each group of alike replicas, and of these as many as
+    can be read, at least one.
+    """
     shown = list(range(len(plan.replicas)))
     if _num_rows(plan, shown) > _MOST_ROWS:
         shown = [group[0] for group in alike_replicas(plan, cluster)]
@@ -191,7 +194,7 @@ def _num_rows(plan: Plan, replicas: Sequence[int]) -> int:
 def _replicas_left_out(
     plan: Plan, cluster: Cluster, shown: Sequence[int]
 ) -> Iterator[str]:
-    """What is not drawn: replicas like those that are, and others."""
+    """Yield what is not drawn: replicas like those that are drawn, and others."""
     if len(shown) == len(plan.replicas):
         return
     groups = alike_replicas(plan, cluster)
@@ -293,7 +296,7 @@ def _drawn(bar: Bar, top: float) -> DrawnBar:
 
 
 def _words(span: Span) -> str:
-    """What a bar stands for."""
+    """Return what a bar stands for."""
     action = span.action
     does = _does(action)
     m = action.microbatch

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a layout: which node holds which layers of which replica.
+"""Draws a layout: which node holds which layers of which replica.
 
-Owns the drawing by matplotlib, for print: one row per node, one box per stage as wide
+Owns the drawing with matplotlib, for print: one row per node, one box per stage as wide
 as its devices, idle devices hatched. Does not own what is drawn (`layout_rows.py`) nor
 the layout of the report (`html/pages.py`).
 """
@@ -26,17 +26,17 @@ from hetjax.report.pictures.picture import (
     titled_axes,
 )
 
-# than the colours of replicas, so that dark letters can be read on them
+# than the colours of replicas, so that dark letters are readable on them
 _LIGHTER = 0.35
 _NAMES_INCHES, _ROW_INCHES, _MARGINS_INCHES = 1.9, 0.5, 1.0
-_GAP = 0.14  # between rows, of a row
-_NOTCH = 0.12  # between devices of a box, of a row
+_GAP = 0.14  # between rows, as a share of a row
+_NOTCH = 0.12  # between devices of a box, as a share of a row
 _POINTS, _POINT_WIDTH = 7.0, 0.56  # of text; mean width of a letter in heights
 _MOST_COLUMNS = 5  # of the legend
 
 
 def layout_picture(plan: Plan, cluster: Cluster, title: str) -> Picture:
-    """Draw the plan on its cluster; BadInput where matplotlib is not installed."""
+    """Draw the plan on its cluster; BadInput if matplotlib is not installed."""
     with matplotlib_module().rc_context(STYLE):
         layout = layout_of(plan, cluster)
         figure = new_figure(layout_inches(layout))
@@ -50,7 +50,7 @@ def layout_inches(layout: Layout) -> float:
 
 
 def draw_layout(figure: Any, layout: Layout, title: str) -> None:
-    """Draw the layout into a figure, or a part of one, that is empty."""
+    """Draw the layout into an empty figure, or an empty part of one."""
     axes = titled_axes(figure, title)
     _prepare(axes, layout)
     for at, row in enumerate(layout.rows):
@@ -91,7 +91,7 @@ def _name_row(axes: Any, row: NodeRow, top: float) -> None:
 def _draw_row(axes: Any, row: NodeRow, top: float, layout: Layout) -> None:
     rectangle = matplotlib_module().patches.Rectangle
     most = axes.get_xlim()[1]
-    points = (WIDTH_INCHES - _NAMES_INCHES) * 72 / most  # of a device's width, about
+    points = (WIDTH_INCHES - _NAMES_INCHES) * 72 / most  # rough width of a device
     for box in row.boxes:
         look = IDLE
         if box.key is not None:
@@ -107,7 +107,7 @@ def _draw_row(axes: Any, row: NodeRow, top: float, layout: Layout) -> None:
 
 
 def _write(axes: Any, box: Box, top: float, width_points: float) -> None:
-    """Write the longest of the box's texts that it has room for, if any."""
+    """Write the longest of the box's texts that fits into it, if any."""
     look: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 1.15}
     if box.key is None:
         look |= {"color": GREY, "bbox": {"color": "white", "pad": 1}}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture that was drawn: to be saved, or to show itself in a notebook.
+"""Defines a picture that was drawn: it can be saved, and shows itself in a notebook.
 
-Owns its kinds of files, the looks that pictures share, and what is said where
-matplotlib is missing. Does not own what is drawn (`layout.py`, `timeline.py`).
+Owns its kinds of files, the looks that pictures share, and the error if matplotlib is
+missing. Does not own what is drawn (`layout.py`, `timeline.py`).
 """
 
 import io
@@ -21,7 +21,7 @@ STYLE = {
     "hatch.linewidth": 0.5,
     "text.parse_math": False,  # a dollar in a name is a dollar
 }
-EDGE, GREY, PALE = "#333333", "#666666", "#c8c8c8"  # of boxes, words, what is idle
+EDGE, GREY, PALE = "#333333", "#666666", "#c8c8c8"  # of boxes, words, idle devices
 IDLE: dict[str, Any] = {"facecolor": "white", "edgecolor": PALE, "hatch": "/////"}
 WIDTH_INCHES = 10.0
 _FITTING = "max-width: 100%; height: auto"  # style of a drawing within a page
@@ -55,7 +55,7 @@ class Picture:
             self.figure.savefig(target, format=kind, dpi=200)
 
     def _repr_svg_(self) -> str:
-        """As wide as its place allows, so that a narrow notebook shows all of it."""
+        """Return SVG that shrinks to its place, so that any notebook shows it all."""
         drawing = self.image("svg").decode()
         return drawing.replace("<svg ", f'<svg style="{_FITTING}" ', 1)
 

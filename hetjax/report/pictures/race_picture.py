@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a race: a bar of tokens per second for each planner, and our plan.
+"""Draws a race: a bar of tokens per second for each planner, and our plan.
 
-Owns the drawing of the bars and that both share a page. Does not own the figures
-(`race.py`) nor the drawing of the plan (`layout.py`).
+Owns the drawing of the bars, and the page that bars and plan share. Does not own the
+figures (`race.py`) nor the drawing of the plan (`layout.py`).
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from hetjax.report.pictures.picture import (
 _OURS, _OTHERS = "#009e73", "#a6cee3"
 _ROW_INCHES, _MARGIN_INCHES = 0.27, 0.5
 _POINTS = 8.0
-_ROOM = 1.35  # of the longest bar, so that there is room for words behind it
+_ROOM = 1.35  # of the longest bar: leaves room for words after it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedBar:
-    """A planner and its tokens per second; `words` stand behind the bar."""
+    """A planner and its tokens per second; `words` stand after the bar."""
 
     name: str
     tokens_per_s: float
@@ -41,9 +41,9 @@ class SpeedBar:
 def race_picture(
     bars: Sequence[SpeedBar], title: str, plan: Plan, cluster: Cluster, plan_title: str
 ) -> Picture:
-    """Draw the bars, longest first as they are given, and a plan below.
+    """Draw the bars in the order given, longest first, and a plan below.
 
-    BadInput without matplotlib.
+    Raises BadInput without matplotlib.
     """
     layout = layout_of(plan, cluster)
     with matplotlib_module().rc_context(STYLE):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a step: one row per device, time in milliseconds along it.
+"""Draws a step: one row per device, time in milliseconds along it.
 
-Owns the drawing by matplotlib, for print: idle time, names, and the numbers of
+Owns the drawing with matplotlib, for print: idle time, names, and the numbers of
 microbatches where they fit. Does not own what is drawn (`timeline_bars.py`) nor the
 timeline of the report (`html/pages.py`).
 """
@@ -39,7 +39,7 @@ from hetjax.schedule.simulation.trace import Span
 
 _BAND = "#f0f0f0"
 _MOST_INCHES = 12.0
-_WIDTH_POINTS = 8.2 * 72  # of the axes, about
+_WIDTH_POINTS = 8.2 * 72  # of the axes, approximately
 _ROW_INCHES = 0.34
 _NUMBER_POINTS = 7.0
 
@@ -53,7 +53,7 @@ def timeline_picture(
 ) -> Picture:
     """Draw the spans of one step, of all replicas or of those given.
 
-    BadInput where matplotlib is not installed.
+    Raises BadInput if matplotlib is not installed.
     """
     shown = range(len(plan.replicas)) if replicas is None else replicas
     with matplotlib_module().rc_context(STYLE):
@@ -97,14 +97,14 @@ def _draw_bars(axes: Any, bars: list[Bar]) -> None:
     looks: dict[tuple[str, float], list[Bar]] = {}
     for bar in bars:
         looks.setdefault((bar.kind, bar.shade), []).append(bar)
-    thinnest_ms = 3 * axes.get_xlim()[1] / _WIDTH_POINTS  # with an edge of its own
+    thinnest_ms = 3 * axes.get_xlim()[1] / _WIDTH_POINTS  # that has its own edge
     for (kind, shade), alike in looks.items():
         narrowest_ms = min(bar.end_ms - bar.start_ms for bar in alike)
         boxes = matplotlib_module().collections.PolyCollection(
             [_corners(bar) for bar in alike],
             facecolor=lighter(WORK[kind], shade),
             edgecolor=EDGE if narrowest_ms > thinnest_ms else "face",
-            linewidth=0.4,  # shows bars of no width, too
+            linewidth=0.4,  # so that bars of no width show, too
             zorder=2,
         )
         axes.add_collection(boxes)
@@ -116,7 +116,7 @@ def _corners(bar: Bar) -> list[tuple[float, float]]:
 
 
 def _draw_numbers(axes: Any, bars: list[Bar], points_per_ms: float) -> None:
-    """Number the bars that would hold the largest number, so that none is left out."""
+    """Number the bars with room for the largest number, so that none is skipped."""
     middle: dict[str, Any] = {"ha": "center", "va": "center_baseline", "zorder": 4}
     middle["fontsize"] = _NUMBER_POINTS
     numbered = [bar for bar in bars if bar.number is not None]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan assumes of the network where the cluster file says nothing.
+"""States what a plan assumes of the network if the cluster file says nothing.
 
-Owns which nodes' cards that are, the figures and where they are from, and the warning
-where a figure is a guess. Does not own the figures (`cluster/devices.toml`) nor what a
-message passes (`costs/network/routes.py`).
+Owns which nodes' network cards are assumed, the lines with figures and their sources,
+and the warning if a figure is a guess. Does not own the figures
+(`cluster/devices.toml`) nor the links that a message passes
+(`costs/network/routes.py`).
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def guess_lines(cluster: Cluster) -> Iterator[str]:
     names = [
         name
         for spec, those in _assumed(cluster).items()
-        if _FIELD in spec.sources[_FIELD]  # which asks for the figure by its name
+        if _FIELD in spec.sources[_FIELD]  # the source of a guess names this field
         for name in those
     ]
     if names:
@@ -40,7 +41,7 @@ def guess_lines(cluster: Cluster) -> Iterator[str]:
 
 
 def _assumed(cluster: Cluster) -> dict[DeviceSpec, list[str]]:
-    """The nodes whose cards carry something at a speed that nobody gave, by kind."""
+    """Return nodes, by kind, that use their cards at a speed that was not given."""
     found: dict[DeviceSpec, list[str]] = {}
     for node in cluster.nodes:
         spec = device_spec(node)
@@ -51,7 +52,7 @@ def _assumed(cluster: Cluster) -> dict[DeviceSpec, list[str]]:
 
 
 def _needs_its_card(cluster: Cluster, node: Node, spec: DeviceSpec) -> bool:
-    """Whether hosts of a node, or two nodes without a link of their own, talk by it."""
+    """Return whether a node's hosts, or nodes without a link to it, use its card."""
     if node.hosts > 1 and not spec.links_span_hosts:
         return True
     own_links = [link.between for link in cluster.links if node.name in link.between]
@@ -60,7 +61,7 @@ def _needs_its_card(cluster: Cluster, node: Node, spec: DeviceSpec) -> bool:
 
 
 def _source(spec: DeviceSpec) -> str:
-    """Where the figure is from, without the advice to give a better one."""
+    """Return where the figure is from, without the advice to give a better one."""
     return spec.sources[_FIELD].partition(f": give {_FIELD}")[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What binds in a predicted step: computing, a link, or the pipeline's ends.
+"""Finds what binds in a predicted step: computing, a link, or the pipeline's ends.
 
 Owns the measure and its words. Does not own the simulation (`schedule/`).
 """
@@ -11,15 +11,15 @@ from hetjax.report.prediction import lane_name
 from hetjax.schedule.predicted import Predicted
 
 _TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
-_BINDS = 0.7  # of the step: below that, nothing but the pipeline's ends is in the way
+_BINDS = 0.7  # of the step: below that, only the pipeline's ends are in the way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Binding:
-    """The busiest devices, the fullest link, and who is short of memory.
+    """The busiest devices, the fullest link, and the devices short of memory.
 
-    `busy_share` and `waiting_share` (for messages) are of the step, and of the busiest
-    devices. `link_share` is what goes over the link in a step as a share of what could.
+    `busy_share` and `waiting_share` (for messages) are shares of the step, on the
+    busiest devices. `link_share` is the traffic of the link as a share of its capacity.
     """
 
     busiest: str
@@ -32,7 +32,7 @@ class Binding:
 
     @property
     def what(self) -> str:
-        """Return what binds in a word: compute, link, or fill (of the pipeline)."""
+        """What binds, in a word: compute, link, or fill (of the pipeline)."""
         if self.busy_share >= max(_BINDS, self.link_share):
             return "compute"
         waiting = self.waiting_share > 1 - self.busy_share - self.waiting_share
@@ -75,7 +75,7 @@ def largest_term(found: Binding) -> str:
 
 
 def binding_line(found: Binding) -> str:
-    """Return the same in a line."""
+    """Return what binds, in a line."""
     busy = (
         f"{found.busiest} is busy {found.busy_share:.1%} of the step and waits for "
         f"messages {found.waiting_share:.1%}"
@@ -97,7 +97,7 @@ def binding_line(found: Binding) -> str:
 
 
 def _link_shares(predicted: Predicted) -> dict[str, float]:
-    """Bytes of a step over every trunk, as a share of what fits through it."""
+    """Return the bytes of a step over every trunk, as a share of its capacity."""
     costs, simulation = predicted.costs, predicted.simulation
     sent: defaultdict[str, float] = defaultdict(float)
     for edge, (sent_s, _) in simulation.messages.items():

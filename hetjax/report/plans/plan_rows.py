@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to say about a plan that was found, as rows of cells and sentences.
+"""Describes a plan that was found, in rows of cells and in sentences.
 
-Owns the words, figures and columns that the terminal and the report share. Does not
-own how they are laid out (`found.py`, `html/plan_page.py`), nor what is true of any
+Owns the words, figures and columns that the terminal and the report share. Does not own
+how they are laid out (`found.py`, `html/plan_page.py`), nor the description of any
 simulated plan (`step_rows.py`).
 """
 
@@ -54,11 +54,11 @@ CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
 _LOOSE_GAP, _SMALL_MODEL_GAP, _LOW_MFU = 0.5, 0.1, 0.2
 _DAYS_FROM_HOURS = 48
 _ALIKE = "as fast"  # less than half a per cent apart
-_WORTH_HALVING = 0.01  # of a step: less is not worth rounding gradients
+_WORTH_HALVING = 0.01  # of a step: a smaller gain is not worth rounding gradients
 
 
 def sentences(planned: Planned) -> Iterator[str]:
-    """Yield what is to be said of the step besides its time, a line each."""
+    """Yield lines on the step besides its time."""
     yield from how_sure_lines(planned.certainty)
     yield hours_line(planned)
     yield from search_lines(planned)
@@ -69,7 +69,7 @@ def sentences(planned: Planned) -> Iterator[str]:
 
 
 def warning_lines(planned: Planned) -> Iterator[str]:
-    """Yield what a reader has to know before the figures: a plan that may be poor."""
+    """Yield what to know before reading the figures: a plan that may be poor."""
     gap, mfu = planned.found.gap, mfu_of(planned)
     if gap is not None and gap > _LOOSE_GAP:
         yield (
@@ -85,8 +85,10 @@ def warning_lines(planned: Planned) -> Iterator[str]:
 
 
 def _why_gap(planned: Planned) -> str:
-    """Whether the plan may be poor, or the bound: the planner's own model, which knows
-    more of a plan than the bound does, tells them apart."""
+    """Return whether the plan or the bound may be poor.
+
+    The planner's own model tells them apart, as it knows more of a plan than the bound.
+    """
     found = planned.found
     if planned.objective.wish != "time" or planned.moved is not None:
         return "it was not chosen for its speed alone"
@@ -109,14 +111,14 @@ def _why_gap(planned: Planned) -> str:
 
 
 def mfu_of(planned: Planned) -> float | None:
-    """Model FLOPs utilization of the devices in use; None if a peak is not known."""
+    """Return model FLOPs utilization of devices in use; None if a peak is unknown."""
     best, request = planned.best, planned.request
     at_peak_s = seconds_at_peak(best.plan, request.model, request.cluster)
     return None if at_peak_s is None else at_peak_s / best.simulation.step_time_s
 
 
 def dtype_lines(planned: Planned) -> Iterator[str]:
-    """Yield which kinds the plan uses in a precision that they have no units for."""
+    """Yield the kinds that the plan uses in a precision that they have no units for."""
     found: dict[tuple[Precision, Precision], set[str]] = defaultdict(set)
     for _, _, stage in planned.best.plan.stages():
         spec = device_spec(planned.request.cluster.node(stage.node))
@@ -130,7 +132,7 @@ def dtype_lines(planned: Planned) -> Iterator[str]:
 
 
 def _wire_lines(planned: Planned) -> Iterator[str]:
-    """Yield what it would gain to send gradients in fewer bytes, if that is much."""
+    """Yield the gain of sending gradients in fewer bytes, if it is large enough."""
     step_s, smaller_s = planned.best.simulation.step_time_s, planned.bfloat16_step_s
     if smaller_s is not None and smaller_s < step_s * (1 - _WORTH_HALVING):
         yield (
@@ -163,8 +165,10 @@ def search_lines(planned: Planned) -> Iterator[str]:
 
 
 def cost_lines(planned: Planned) -> Iterator[str]:
-    """Yield how much cheaper any plan could be, where cost is what is wished, and which
-    prices are spot prices, which change, or electricity."""
+    """Yield how much cheaper any plan could be, if cost is the objective.
+
+    Yields also the prices that are of electricity, or are spot prices, which change.
+    """
     found, request = planned.found, planned.request
     if planned.objective.wish == "cost":
         yield cost_bound_line(found)
@@ -199,8 +203,10 @@ def cost_bound_line(found: Found) -> str:
 
 
 def hours_line(planned: Planned) -> str:
-    """Return how long the tokens take that were asked for, or 10^9 of them, and what
-    they cost, where nothing is lost on the way."""
+    """Return the hours and the cost of the tokens requested, or of 10^9.
+
+    Assumes that nothing is lost on the way.
+    """
     best, tokens = planned.best, planned.objective.tokens or 1e9
     hours = tokens / best.tokens_per_s / 3600
     days = f" ({hours / 24:,.1f} days)" if hours >= _DAYS_FROM_HOURS else ""
@@ -210,17 +216,17 @@ def hours_line(planned: Planned) -> str:
 
 
 def step_line(best: Predicted) -> str:
-    """Return the step in one line, with what it costs where that is known."""
+    """Return the step in one line, with its cost if that is known."""
     usd = best.usd_per_million_tokens
     cost = "" if usd is None else f", {usd:.3g} USD per million tokens"
     return headline(best) + cost
 
 
 def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, str]]:
-    """Return the planners to compare by name, what each found, and what to say of it.
+    """Return the planners to compare by name, each with its result and a comment.
 
-    The search of ours goes on from what the others found: where that helped, what it
-    had found without them is in a row of its own.
+    Our search continues from the plans of the others. If that helped, its result
+    without them has a separate row.
     """
     if planned.baselines is None:
         return []
@@ -246,7 +252,7 @@ def baseline_rows(planned: Planned) -> list[Row]:
 def planner_row(
     planned: Planned, name: str, judged: Predicted | NoFeasiblePlan, comment: str
 ) -> Row:
-    """Return the row of a plan beside ours, below `BASELINES`."""
+    """Return the row of a plan beside ours, under the header `BASELINES`."""
     if isinstance(judged, NoFeasiblePlan):
         return name, "no plan", "", "", "", comment
     step_s = judged.simulation.step_time_s
@@ -258,13 +264,13 @@ def planner_row(
 
 
 def _surely_differs(planned: Planned, name: str) -> bool:
-    """Whether ours is surely faster or slower; nobody doubts what was not asked."""
+    """Return whether ours is surely faster or slower; True if that was not computed."""
     other = planned.certainties.get(name)
     return other is None or distinguishable(other.ratio(planned.certainty))
 
 
 def _comparison(ratio: float) -> str:
-    """Ours beside another plan whose step takes `ratio` times as long.
+    """Return our speed against a plan whose step takes `ratio` times as long.
 
     >>> _comparison(1.36), _comparison(0.5), _comparison(1.0)
     ('1.36x as fast', '2.00x slower', 'as fast')
@@ -275,7 +281,7 @@ def _comparison(ratio: float) -> str:
 
 
 def wish_rows(planned: Planned) -> list[Row]:
-    """Return a row per wish: its best plan, and what that is by the other wishes."""
+    """Return a row per wish: its best plan, and that plan's figures by other wishes."""
     rows = []
     for found in planned.pareto:
         best, wish = found.best, found.objective.wish
@@ -296,7 +302,7 @@ def wish_rows(planned: Planned) -> list[Row]:
 
 
 def change_rows(planned: Planned) -> list[Row]:
-    """Return a row per cluster that might be, against the first, which is."""
+    """Return a row per cluster that might be, compared with the first, which exists."""
     rows = []
     now = planned.what_if[0].tokens_per_s if planned.what_if else None
     for case in planned.what_if:
@@ -315,7 +321,7 @@ def num_devices(plan: Plan) -> int:
 
 
 def _size(best: Predicted) -> tuple[str, str]:
-    """Devices in use, and how full the fullest is."""
+    """Return the number of devices in use, and how full the fullest is."""
     full = max(
         use.total_bytes / best.capacity_bytes[device]
         for device, use in best.memory.items()

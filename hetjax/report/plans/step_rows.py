@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to say about any simulated plan: a row per stage, a bar per device.
+"""Describes any simulated plan: a row per stage, a bar per device.
 
-Owns words, figures and columns. Does not own how they are laid out, nor what is said of
-a search (`plan_rows.py`).
+Owns words, figures and columns. Does not own how they are laid out, nor the description
+of a search (`plan_rows.py`).
 """
 
 import math
@@ -23,7 +23,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBar:
-    """What the devices of some lanes, all of a kind, hold at their peak."""
+    """The peak memory of the devices of some lanes, all of one kind."""
 
     kind: str
     lanes: tuple[Lane, ...]
@@ -47,7 +47,7 @@ class MemoryBar:
 
     @property
     def scale_bytes(self) -> float:
-        """What the whole bar stands for."""
+        """The bytes that the whole bar stands for."""
         known = math.isfinite(self.capacity_bytes)
         return self.capacity_bytes if known else float(self.use.total_bytes)
 
@@ -62,7 +62,7 @@ def stage_header(plan: Plan) -> Row:
 
 
 def stage_rows(best: Predicted, cluster: Cluster) -> list[Row]:
-    """Return a row per stage; of replicas that are alike the first, in large plans."""
+    """Return a row per stage; in large plans, only of the first of alike replicas."""
     plan = best.plan
     alike = {group[0]: len(group) - 1 for group in alike_replicas(plan, cluster)}
     large = len(plan.stages()) > _MOST_STAGES
@@ -80,7 +80,7 @@ def stage_rows(best: Predicted, cluster: Cluster) -> list[Row]:
 def memory_bars(best: Predicted, cluster: Cluster) -> list[MemoryBar]:
     """Return a bar per lane, by kind of device in the cluster's order.
 
-    In large plans lanes of a kind and of equal bars share one.
+    In large plans, lanes of one kind with equal bars share one.
     """
     kinds = {node.name: node.device for node in cluster.nodes}
     order = list(dict.fromkeys(kinds.values()))

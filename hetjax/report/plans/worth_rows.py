@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices are worth: those that the plan does without, and the best plans without
-a kind or a zone and on nothing else.
+"""Describes what devices are worth: idle ones, and the best plans without a part.
 
-Owns the words and the rows. Does not own how they are laid out (`found.py`,
-`html/plan_page.py`) nor what is true of them (`planner/search/`).
+A part is a kind of device or a zone; the best plan on it alone is shown, too. Owns the
+words and the rows. Does not own how they are laid out (`found.py`, `html/plan_page.py`)
+nor what is true of them (`planner/search/`).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PARTS: Row = ("part", "devices", "used", "without it", "alone")
 
 
 def idle_lines(planned: Planned) -> Iterator[str]:
-    """Yield which devices the plan does without, and what it would be with them."""
+    """Yield which devices are idle in the plan, and the best plan with more of them."""
     num_devices = planned.request.cluster.num_devices
     if not planned.idle:
         yield f"all {num_devices} devices are used"
@@ -37,7 +37,7 @@ def idle_lines(planned: Planned) -> Iterator[str]:
 
 
 def _with_more(planned: Planned, idle: Idle) -> str:
-    """The evidence: the best plan with more of this kind."""
+    """Return the evidence: the best plan with more of this kind."""
     early = "" if idle.is_searched else " before the search ended"
     if idle.instead is None or idle.worse is None:
         priced = " and has a price" if planned.objective.wish == "cost" else ""
@@ -47,7 +47,7 @@ def _with_more(planned: Planned, idle: Idle) -> str:
 
 
 def _worse(planned: Planned, instead: Predicted, worse: float) -> str:
-    """Another plan's figure, and how much worse it is than the best under h1f1b."""
+    """Return another plan's figure, and its excess over the best plan under h1f1b."""
     figure, change = _by_wish(planned, instead, worse)
     step = "a step of " if planned.objective.wish != "cost" else ""
     found = planned.found
@@ -56,7 +56,7 @@ def _worse(planned: Planned, instead: Predicted, worse: float) -> str:
 
 
 def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, str]:
-    """Another plan's figure by the objective, and how much worse it is."""
+    """Return another plan's figure by the objective, and how much worse it is."""
     wish = planned.objective.wish
     figure = f"{ms(instead.simulation.step_time_s)} ms"
     if wish == "cost":
@@ -66,8 +66,10 @@ def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, s
 
 
 def part_rows(planned: Planned) -> list[Row]:
-    """Return a row per kind of device and zone: the best plans found without it and on
-    nothing else; `~` marks those of a quick look."""
+    """Return a row per kind of device and zone: best plans without it, and on it alone.
+
+    `~` marks those of a quick look.
+    """
     return [
         (
             worth.part,
@@ -81,7 +83,7 @@ def part_rows(planned: Planned) -> list[Row]:
 
 
 def part_notes(planned: Planned) -> list[str]:
-    """Return what is to be said below these rows."""
+    """Return the notes below these rows."""
     notes, found = list[str](), planned.found
     plans = [plan for part in planned.parts for plan in (part.without, part.alone)]
     if any(plan is not None and not plan.is_searched for plan in plans):
@@ -96,7 +98,7 @@ def part_notes(planned: Planned) -> list[str]:
 
 
 def _instead(planned: Planned, instead: Instead | None) -> str:
-    """The figure of the best plan of some nodes."""
+    """Return the figure of the best plan of some nodes."""
     if instead is None:
         return _NONE
     mark = "" if instead.is_searched else "~"

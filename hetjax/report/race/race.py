@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A race of planners as a result: who trains how many tokens, by the simulator.
+"""Defines the result of a race of planners: simulated tokens per second of each.
 
-Owns the order, and what is said and written of it. Does not own who takes part
-(`planner/search/contest.py`), the live view and its clock (`race_view.py`) nor the
-drawing (`pictures/race_picture.py`).
+Owns the order, and what is said and written of the result. Does not own the
+participants (`planner/search/contest.py`), the live view and its clock (`race_view.py`)
+nor the drawing (`pictures/race_picture.py`).
 """
 
 from collections import Counter
@@ -31,8 +31,8 @@ from hetjax.schedule.predicted import Predicted
 class RaceEntry:
     """A planner in the race: its name, what it is, and its plan as simulated.
 
-    `judged` is NoFeasiblePlan where it found none that fits, None where it found none
-    in time.
+    `judged` is NoFeasiblePlan if it found none that fits, None if it found none in
+    time.
     """
 
     name: str
@@ -51,24 +51,24 @@ class RaceEntry:
 
     @property
     def tokens_per_s(self) -> float:
-        """What it trains; 0 without a plan."""
+        """The tokens per second of its plan; 0 without a plan."""
         return 0.0 if self.step is None else self.step.tokens_per_s
 
     @property
     def num_devices(self) -> int:
-        """How many devices its plan uses; 0 without a plan."""
+        """The number of devices that its plan uses; 0 without a plan."""
         return 0 if self.plan is None else num_devices(self.plan)
 
     @property
     def file_name(self) -> str:
-        """What its plan is called in a folder: letters, digits and hyphens."""
+        """The file name of its plan in a folder: letters, digits and hyphens."""
         letters = (letter if letter.isalnum() else "-" for letter in self.name.lower())
         return f"{''.join(letters)}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What several planners make of one model on one cluster, best first.
+    """The plans of several planners for one model on one cluster, best first.
 
     `print(race)`, `race.draw()`, `race.entries`.
     """
@@ -78,7 +78,7 @@ class Race:
 
     @property
     def best_per_s(self) -> float:
-        """Tokens per second of the fastest; 0 if nobody has a plan."""
+        """Tokens per second of the fastest; 0 if no planner has a plan."""
         return max(entry.tokens_per_s for entry in self.entries)
 
     def entry(self, name: str) -> RaceEntry:
@@ -91,11 +91,11 @@ class Race:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """What stands above the cells of `row`."""
+        """The header of the cells of `row`."""
         return "planner", "tokens/s", "vs even", "devices", ""
 
     def factor(self, entry: RaceEntry) -> float | None:
-        """Return how many times the tokens of the even split; None without either."""
+        """Return the speed as a multiple of the even split's; None without either."""
         even = self.entry(EVEN).tokens_per_s
         return entry.tokens_per_s / even if even and entry.tokens_per_s else None
 
@@ -108,9 +108,9 @@ class Race:
         }
 
     def draw(self) -> Picture:
-        """Draw tokens per second, and the layout of hetjax.
+        """Draw tokens per second, and the layout of hetjax's plan.
 
-        BadInput without matplotlib.
+        Raises BadInput without matplotlib.
         """
         shown = self.ours if self.ours.plan else self.entries[0]
         assert shown.plan is not None  # there is no race without one
@@ -123,7 +123,7 @@ class Race:
         return race_picture(bars, title, plan, cluster, f"the plan of {shown.name}")
 
     def write_plans(self, folder: str | Path) -> None:
-        """Write the plan of each that has one into a folder, which is made."""
+        """Write the plan of each entry that has one into a folder; make the folder."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for entry in self.entries:
             if entry.plan is not None:
@@ -143,7 +143,7 @@ class Race:
         )
 
     def about(self, entry: RaceEntry) -> str:
-        """Return what a planner is, or why it has no plan; of one kind alone, which."""
+        """Return what a planner is, or why it has no plan; for `ALONE`, which kind."""
         if isinstance(entry.judged, NoFeasiblePlan):
             return entry.judged.got.rpartition(": ")[2]
         if entry.plan is None:
@@ -153,7 +153,7 @@ class Race:
         return entry.about
 
     def sentences(self) -> Iterator[str]:
-        """Yield what follows from the figures, and what they are."""
+        """Yield what follows from the figures, and what they rest on."""
         best, ours = self.entries[0], self.ours
         if ours.tokens_per_s:
             yield ", ".join(self._against(ours))
@@ -176,7 +176,7 @@ class Race:
         return html_table(self.header, rows, notes=tuple(self.sentences()))
 
     def _against(self, ours: RaceEntry) -> Iterator[str]:
-        """Our factors, a few words each."""
+        """Yield our speed and our factors, a few words each."""
         yield f"{ours.name} trains {ours.tokens_per_s:,.0f} tokens/s"
         for name in (EVEN, ALONE):
             other = self.entry(name).tokens_per_s
@@ -209,7 +209,7 @@ class Race:
 
 
 def _kinds(plan: Plan, cluster: Cluster) -> str:
-    """Devices in use, by kind."""
+    """Return the devices in use, by kind."""
     nodes = (cluster.node(name) for name, _ in plan.used_devices())
     kinds = Counter(canonical_name(node.device) for node in nodes)
     return " + ".join(f"{count} x {kind}" for kind, count in kinds.items())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A race of planners as somebody watches it: lanes on a terminal, or plain lines.
+"""Shows a race of planners as it runs: lanes on a terminal, or plain lines.
 
 Owns what is shown while planners plan, the clock that runs through an hour of training
-in seconds, the lanes that fill by it, and the standings. Does not own the figures
+in seconds, the lanes that fill with it, and the standings. Does not own the figures
 (`race.py`).
 """
 
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from hetjax.report.progress import is_live
 
-if TYPE_CHECKING:  # the view is there before what takes seconds to import
+if TYPE_CHECKING:  # the view starts before imports that take seconds
     from hetjax.report.race.race import Race, RaceEntry
 
 RACE_S = 3600.0  # simulated seconds from the start of a race to its end
@@ -31,20 +31,20 @@ _OURS, _OTHERS = "green", "cyan"  # colours that dark and light terminals have
 
 
 class RaceView(Protocol):
-    """What a race tells those who watch."""
+    """What a race reports to its viewers."""
 
     def line_up(self, names: Sequence[str]) -> None:
-        """Take who takes part."""
+        """Receive the names of the participants."""
 
     def begins(self, name: str) -> None:
         """Note that a planner has begun."""
 
     def planned(self, entry: "RaceEntry") -> None:
-        """Take what it found."""
+        """Receive what a planner found."""
 
 
 class PlainView:
-    """Lines, as in a log: who is planning on standard error, then the result."""
+    """Shows plain lines: the current planner on standard error, then the result."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -58,7 +58,7 @@ class PlainView:
     def planned(self, entry: "RaceEntry") -> None: ...
 
     def show(self, race: "Race", race_takes_s: float) -> None:
-        """Print the result at once; `race_takes_s` is for those who watch."""
+        """Print the result at once; `race_takes_s` only matters to a live view."""
         print(race)
 
 
@@ -66,7 +66,7 @@ QUIET = PlainView(quiet=True)
 
 
 class LiveView:
-    """A lane for each planner: what it does, how far it is, how it did."""
+    """A lane for each planner: what it does, its progress, its result."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -88,7 +88,7 @@ class LiveView:
         self._live.update(planning(self._lanes))
 
     def show(self, race: "Race", race_takes_s: float) -> None:
-        """Let the lanes fill for so many seconds, then show how all did."""
+        """Let the lanes fill for so many seconds, then show the standings."""
         names, begin_s = tuple(self._lanes), time.monotonic()
         while (watched_s := time.monotonic() - begin_s) < race_takes_s:
             after_s = simulated_s(watched_s, race_takes_s)
@@ -130,7 +130,7 @@ def racing(race: "Race", names: Sequence[str], after_s: float) -> RenderableType
 
 
 def standings(race: "Race") -> RenderableType:
-    """Return how all did, best first, and what follows from it."""
+    """Return the results, best first, and what follows from them."""
     table = _grid(num_figures=3)
     heads = (Text(name, style="dim") for name in race.header[1:4])
     table.add_row("", "", *heads)
@@ -142,7 +142,7 @@ def standings(race: "Race") -> RenderableType:
 
 
 def _grid(num_figures: int = 1) -> Table:
-    """A name, a bar that takes what room there is, then figures."""
+    """Return a table of a name, a bar that takes the free room, then figures."""
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
@@ -164,7 +164,7 @@ def _bar(race: "Race", name: str, after_s: float) -> ProgressBar:
 
 
 def simulated_s(watched_s: float, race_takes_s: float) -> float:
-    """Return how much training is over when somebody has watched for so long.
+    """Return the simulated seconds after so many seconds of watching.
 
     >>> simulated_s(2.0, race_takes_s=8.0)
     900.0
@@ -185,6 +185,6 @@ def filled(tokens_per_s: float, best_per_s: float, after_s: float) -> float:
     >>> filled(50.0, best_per_s=200.0, after_s=1800.0)
     0.125
     """
-    if best_per_s == 0:  # nobody has a plan
+    if best_per_s == 0:  # no planner has a plan
         return 0.0
     return trained_tokens(tokens_per_s, after_s) / trained_tokens(best_per_s, RACE_S)

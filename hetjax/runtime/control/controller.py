@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller of a plan's workers: says when, and collects the answers.
+"""Controls a plan's workers: sends requests and collects the answers.
 
 Owns epochs, turns, and the step as its caller sees it. Out of the data path:
-activations, gradients, batches and checkpoints never come here. Does not own how worker
-processes are started (`launchers/`), nor what they do (`runtime/worker/`).
+activations, gradients, batches and checkpoints never come here. Does not own the start
+of worker processes (`launchers/`), nor their work (`runtime/worker/`).
 """
 
 import time
@@ -41,35 +41,34 @@ from hetjax.schedule.simulation.trace import Span
 
 
 class Controller:
-    """A plan on workers, one per host, or one that has all, reached by `connections`.
+    """A plan on workers, one per host or one for all hosts, reached by `connections`.
 
-    Of the plan's nodes those that are not among `nodes` have one host.
-    Every method may raise WorkerLost; the survivors then keep their state and wait for
-    `connect`.
+    Nodes of the plan that are not among `nodes` have one host. Every method may raise
+    WorkerLost; the survivors then keep their state and wait for `connect`.
     """
 
     def __init__(
         self, plan: Plan, connections: WorkerConnections, nodes: Sequence[Node] = ()
     ) -> None:
         self.connections = connections
-        self.attempts: dict[int, str] = {}  # at saving, by step
-        self.new_attempts = AttemptNames()  # they come after those it has noted
+        self.attempts: dict[int, str] = {}  # of each save, by step
+        self.new_attempts = AttemptNames()  # newer than all that it has noted
         self.saved: int | None = None  # newest step that all workers have saved
-        self.is_kept = True  # no recovery has found since that it may be gone
-        # the newest that ever was is kept until there is a newer one: who has gone with
-        # a part of it may come back
+        self.is_kept = True  # no later recovery has found that `saved` may be gone
+        # the newest complete save stays until there is a newer one: a worker that left
+        # with a part of it may come back
         self.safe: Save | None = None
-        self.is_not_finite = False  # what was to be saved last: it is not
-        self._saving = 0, list[str]()  # what they began to save last, and who
-        self._expected_save_s: float | None = None  # until that is written
-        self._copying: tuple[int, int] | None = None  # since when, how many
+        self.is_not_finite = False  # whether the last state to be saved was not finite
+        self._saving = 0, list[str]()  # step and workers of the last save started
+        self._expected_save_s: float | None = None  # until that save is written
+        self._copying: tuple[int, int] | None = None  # epoch and copies last ordered
         self._turn = 0
-        self.timing, self.predicts_steps = StepTiming(), False  # by the plan's figures
-        self.state_bytes: Mapping[str, int] = {}  # by worker, once they have reported
+        self.timing, self.predicts_steps = StepTiming(), False  # from `plan.predicted`
+        self.state_bytes: Mapping[str, int] = {}  # by worker, once reported
         self.adopt(plan, nodes)
 
     def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
-        """Go on with this plan, once its workers are built and connected."""
+        """Continue with this plan, once its workers are built and connected."""
         self.plan, self._is_first_step = plan, True
         self.members = WorkerMap(plan, tuple(nodes), self.connections.only)
         self.workers = list(self.members.workers)
@@ -81,10 +80,10 @@ class Controller:
         *,
         compiles: bool = False,
     ) -> None:
-        """Let these workers, all by default, make their stages from these settings.
+        """Let these workers (default: all) build their stages from these settings.
 
         The hosts of a node that has several are joined first, on a port of the first.
-        `compiles` lets them begin at once with what `compile` then waits for.
+        With `compiles`, workers start at once to compile what `compile` then waits for.
         """
         asked = self.workers if workers is None else workers
         worlds = self._worlds(asked)
@@ -92,11 +91,11 @@ class Controller:
         self.connections.ask({w: replace(request, world=worlds.get(w)) for w in asked})
 
     def reroute(self, plan: Plan, workers: Sequence[str]) -> None:
-        """Go on with this plan, of the same replicas, of which others are idle.
+        """Continue with this plan, which has the same replicas, but other idle ones.
 
-        These `workers` were built for one that differs from it in the microbatches
-        alone (`plans/rerouting.py`). Those without a stage that takes part keep their
-        state, and are not asked for steps. The others have to be connected.
+        These `workers` were built for a plan that differs only in the microbatches
+        (`plans/rerouting.py`). Workers without a stage that takes part keep their
+        state, and get no requests for steps. The others have to be connected.
         """
         self.adopt(plan, self.members.nodes)
         counts = [replica.num_microbatches for replica in plan.replicas]
@@ -104,23 +103,23 @@ class Controller:
         self.connections.ask(dict.fromkeys(workers, request))
 
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
-        """Let workers compile in the background what this plan will ask of them."""
+        """Let workers compile in the background what this plan will require of them."""
         used = plan.nodes
         there = [worker for worker in self.workers if node_of(worker) in used]
         self.begin_compiling(settings, there)
 
     def begin_compiling(self, settings: Json, workers: Sequence[str]) -> None:
-        """The same for these workers, which have nothing else to do."""
+        """Let these workers, which have no other work, compile for the settings."""
         request = schema.CompileAhead(settings=settings)
         self.connections.ask(dict.fromkeys(workers, request))
 
     def are_compiled(self, workers: Sequence[str]) -> bool:
-        """Whether these have done all that they were to compile in the background."""
+        """Return whether these workers have finished compiling in the background."""
         answers = self.connections.ask(dict.fromkeys(workers, schema.TellAhead()))
         return all(answer.is_done for answer in answers.values())
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
-        """The place of each host of a node with several in their world."""
+        """Return the World of each host of a node that has several hosts."""
         several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
         at = self.connections.ask({hosts[0]: schema.Coordinate() for hosts in several})
         return {
@@ -130,7 +129,7 @@ class Controller:
         }
 
     def _hosts(self) -> list[tuple[str, ...]]:
-        """The workers of each node."""
+        """Return the workers of each node."""
         nodes = dict.fromkeys(map(node_of, self.workers))
         return [self.members.hosts(node) for node in nodes]
 
@@ -139,13 +138,13 @@ class Controller:
     ) -> None:
         """Join the workers to each other, as a new epoch.
 
-        `others` are not the plan's, but may give what they hold.
-        BadInput if the transport's tags cannot tell all messages of the plan apart, or
-        if it cannot reach stages on several hosts.
+        `others` are workers outside the plan, which may give the state that they hold.
+        Raises BadInput if the transport's tags cannot tell all messages of the plan
+        apart, or if it cannot reach stages on several hosts.
         """
         self.connections.epoch += 1
         if self.connections.only is not None:
-            return  # there is nobody else
+            return  # there are no other workers
         if transport == "transfer":
             self._check_one_host_each()
             replicas = self.plan.replicas
@@ -176,7 +175,7 @@ class Controller:
         self.connections.ask(requests, add_progress)
 
     def compiled_bytes(self) -> dict[StageKey, dict[str, int]]:
-        """Temporary bytes of the compiled passes of all stages, as compilers say."""
+        """Return the compilers' figures for temporary bytes of all stages' passes."""
         found: dict[StageKey, dict[str, int]] = {}
         for answer in self._all(schema.TellCompiled()).values():
             for r, s, passes in answer.stages:
@@ -184,7 +183,7 @@ class Controller:
         return found
 
     def initialise(self, seed: int) -> None:
-        """Fresh weights and optimizer state, a function of the seed alone."""
+        """Initialise weights and optimizer state, as a function of the seed alone."""
         self._all(schema.Initialise(seed=seed))
 
     def step(
@@ -195,10 +194,11 @@ class Controller:
         loss_scale: float | None = None,
         checks: StepChecks = NO_CHECKS,
     ) -> StepCommit:
-        """Train on the global batch of this step; returns once all know NORM.
+        """Train on the global batch of this step; return once all workers know NORM.
 
-        `loss_scale` is for plans with a float16 stage. When the actions of a traced
-        step ran is in `spans`, how long those of an earlier one in `timing`.
+        `loss_scale` is for plans with a float16 stage. Then `spans` returns when the
+        actions of a traced step ran, and `timing` has how long those of an earlier step
+        took.
         """
         request = schema.Train(
             step=number,
@@ -217,28 +217,28 @@ class Controller:
         return first
 
     def _predicted_step_s(self) -> float | None:
-        """What the plan says of its first step; those before tell of all others."""
+        """Return the plan's prediction for its first step; None for later steps."""
         is_known = self.predicts_steps and self._is_first_step and self.plan.predicted
         return is_known.step_time_s if is_known else None
 
     def leave_out(self, number: int) -> StepCommit:
-        """Commit this step without its batch: it changes nothing."""
+        """Commit this step without its batch: the state does not change."""
         left_out = StepCommit(squares=0.0, losses=(), num_tokens=1, is_left_out=True)
         self._all(schema.LeaveOut(step=number, commit=left_out))
         return left_out
 
     def check_state(self, digests: bool) -> tuple[bool, tuple[Disagreement, ...]]:
-        """Whether all weights are finite, and where holders have unlike ones."""
+        """Return whether all weights are finite, and where those of holders differ."""
         answers = self._all(schema.CheckState(digests=digests))
         found = [stage for answer in answers.values() for stage in answer.stages]
         of_stages = {stage.stage: dict(stage.digests) for stage in found}
         return all(stage.is_finite for stage in found), disagreements(of_stages)
 
     def drop_state(self, storage: CheckpointStorage) -> None:
-        """Let no worker believe what it has in memory, not even one without a part.
+        """Make every worker discard its state in memory, even one outside the plan.
 
-        What they have saved since the newest checkpoint goes, too: a later start would
-        go on from it.
+        Workers also delete what they have saved since the newest checkpoint: a later
+        start would resume from it.
         """
         kept = -1 if self.saved is None else self.saved
         request = schema.DropState(kept=kept, storage=storage)
@@ -246,12 +246,12 @@ class Controller:
         self.is_not_finite, self._saving = False, (0, [])
 
     def spans(self) -> list[Span]:
-        """When the actions of all traced steps ran, by the controller's clock."""
+        """Return when all traced actions ran, by the controller's clock."""
         return [span for worker in self.workers for span in self._spans(worker)]
 
     def _spans(self, worker: str) -> Iterator[Span]:
-        """Spans of one worker, whose clock is read half-way between ask and answer."""
-        # what it still does, it does now
+        """Yield the spans of a worker, which reads its clock half-way to the answer."""
+        # the first request waits for pending work, so that the second does not
         self.connections.ask({worker: schema.TellTime()})
         asked_s = time.perf_counter()
         clock_s = self.connections.ask({worker: schema.TellTime()})[worker].now_s
@@ -263,7 +263,7 @@ class Controller:
             yield Span(node, device, action, start_s + late_s, end_s + late_s)
 
     def evaluate(self, batches: Sequence[int]) -> float:
-        """Mean cross-entropy in nats per token over batches of these numbers."""
+        """Return the mean cross-entropy in nats per token over these batches."""
         sums, num_tokens = 0.0, 0
         for number in batches:
             answers = self._all(schema.Evaluate(batch=number, turn=self.next_turn()))
@@ -272,7 +272,7 @@ class Controller:
         return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """logits_V that follow the (last seq_len) tokens, by the first replica."""
+        """Return logits_V after the (last seq_len) tokens, by the first replica."""
         answers = self._all(schema.Predict(tokens=tokens, turn=self.next_turn()))
         (logits_V,) = [m.logits for m in answers.values() if m.logits is not None]
         return np.array(logits_V, np.float32)
@@ -284,12 +284,12 @@ class Controller:
         host: Mapping[str, Any],
         best: Callable[[], int | None] = lambda: None,
     ) -> bool:
-        """Start a checkpoint; False if one is still being written somewhere.
+        """Start a checkpoint; return False if one is still being written somewhere.
 
-        Workers write side by side, each what it owns, and `host` with it. Step `best`,
-        asked for once it is known which step all have saved, stays, however old. All
-        of them copy the same steps to the store: those at which none is still copying
-        another, and the last.
+        Workers write in parallel, each the state that it owns, with `host`. The step
+        that `best` returns is kept, however old; it is called once it is known which
+        step all have saved. All workers upload the same steps to the store: the last,
+        and those at which no worker is still uploading.
         """
         states = self._savers()
         if any(message.busy for message in states.values()):
@@ -315,15 +315,15 @@ class Controller:
         return True
 
     def moving_s(self, times: int = 1, is_bounded: bool = True) -> float | None:
-        """How long it takes to write or send the whole state so often, at worst.
+        """Return how long writing or sending the whole state so often takes at worst.
 
-        None if that is not known: a store may be slower than all that is.
+        None if that is unknown: a store may be slower than any known rate.
         """
         found = sum(self.state_bytes.values())
         return times * moving_s(found) if found and is_bounded else None
 
     def _see_to_copies(self, storage: CheckpointStorage) -> None:
-        """Tell workers who keeps copies for whom, once for each epoch."""
+        """Tell workers who keeps copies for whom, once per epoch."""
         now = self.connections.epoch, storage.copies
         if storage.copies == 1 or self._copying == now or self.connections.only:
             return
@@ -345,7 +345,7 @@ class Controller:
         self._savers()
 
     def _savers(self) -> dict[str, schema.SavingState]:
-        """Ask how saving goes; learn which step all have saved."""
+        """Query how saving proceeds; record which step all have saved."""
         states = self._all(schema.TellSaving())
         step, workers = self._saving
         save = step, self.attempts.get(step)
@@ -358,9 +358,9 @@ class Controller:
         return states
 
     def end(self) -> None:
-        """Let the workers finish what they write, and leave.
+        """Let the workers finish their writes, and leave.
 
-        The first host of a node is the last to go: the others depend on it.
+        The first host of a node leaves last: the others depend on it.
         """
         first = [hosts[0] for hosts in self._hosts()]
         self.wait_saved()
@@ -370,9 +370,10 @@ class Controller:
             self.connections.ask(dict.fromkeys(leaving, request))
 
     def dismiss(self, leaving: Sequence[str]) -> None:
-        """Let these leave, whose state the others have by now.
+        """Let these workers leave, whose state the others have by now.
 
-        Raises WorkerLost if one of the others has gone: then it may be needed again.
+        Raises WorkerLost if one of the others has gone: the state may then be needed
+        again.
         """
         there = self.connections.workers
         for worker in self.workers:
@@ -391,7 +392,7 @@ class Controller:
                 )
 
     def next_turn(self) -> int:
-        """A number for what workers do together: no two share their messages."""
+        """Return a number for one joint activity, to keep its messages apart."""
         self._turn += 1
         return self._turn
 

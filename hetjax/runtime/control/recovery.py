@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of getting all workers to one step.
+"""Brings all workers to one step: the controller's side of recovery.
 
-Owns finishing a step that one survivor has committed, asking who holds what, and the
-rounds in which every worker gets what it lacks. Out of the data path: slices go from
-worker to worker, or from the store to a worker. Does not own what follows from what
-they say (`recovery_decisions.py`), which source (`checkpoint/recovery_plan.py`), nor
-who starts workers and chooses the plan (`hetjax/training/`).
+Owns finishing a step that one survivor has committed, finding out who holds what, and
+the rounds in which every worker gets what it lacks. Out of the data path: slices go
+from worker to worker, or from the store to a worker. Does not own the conclusions from
+the answers (`recovery_decisions.py`), the choice of sources
+(`checkpoint/recovery_plan.py`), nor the start of workers and the choice of the plan
+(`hetjax/training/`).
 """
 
 import warnings
@@ -45,13 +46,13 @@ from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
-_NUM_NAMED = 3  # slices that an error spells out
+_NUM_NAMED = 3  # slices that an error lists
 
 
 def remember_saved(
     controller: Controller, restored: Restored, storage: CheckpointStorage
 ) -> None:
-    """Correct what the controller knows to be saved by what a recovery has found."""
+    """Correct the controller's record of saved steps by what a recovery has found."""
     if controller.saved is None:
         return
     has_store = storage.cloud is not None
@@ -63,10 +64,10 @@ def remember_saved(
 def finish_step(
     connections: WorkerConnections, workers: Sequence[str]
 ) -> StepCommit | None:
-    """Let all survivors finish a step of which one has the commit, and return that.
+    """Let all survivors finish a step that one has committed; return the commit.
 
-    They have all done their part of it, or that one would not know it. None if nobody
-    knows any.
+    All survivors have done their part of that step, or no worker would know its NORM.
+    Returns None if no survivor has a commit.
     """
     answers = connections.ask(dict.fromkeys(workers, schema.TellReached()))
     commit, late = committed_step(answers)
@@ -76,7 +77,7 @@ def finish_step(
 
 
 def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSnapshot]:
-    """The state that these workers have, kept from now on until `restore` is done."""
+    """Return the state in these workers' memory; they hold it until `restore` ends."""
     answers = controller.connections.ask(dict.fromkeys(workers, schema.HoldState()))
     return [
         PartialSnapshot(
@@ -96,10 +97,10 @@ def on_disk(
     storage: CheckpointStorage,
     places: MutableMapping[str, str],
 ) -> list[PartialSnapshot]:
-    """What the disks of these workers hold; they must be built.
+    """Return what the disks of these workers hold; the workers must be built.
 
-    `places` gets the folder of each that does not see the run's directory, and "" for
-    the others. Raises BadInput where what they hold is of another model.
+    `places` receives the folder of each worker that does not see the run's directory,
+    and "" for the others. Raises BadInput if a worker holds the state of another model.
     """
     answers = connections.ask(dict.fromkeys(workers, schema.FindSaves(storage=storage)))
     places.update({worker: answer.place for worker, answer in answers.items()})
@@ -127,12 +128,12 @@ def restore(
     others: Sequence[str] = (),
     most: int | None = None,
 ) -> Restored | None:
-    """Bring all workers to the newest save that is left of the run.
+    """Bring all workers to the newest save of the run that can be restored.
 
-    Saves of steps after `most` are of a past that was given up. The store is asked if
-    it may have a newer one than the workers have together, or what is damaged there.
-    None if none is whole. Workers must be built and connected, and so must `others`
-    that hold something. Raises BadInput where what is left is of another model.
+    Saves of steps after `most` belong to a discarded past. The store is searched if it
+    may have a newer save than the workers have together, or intact copies of damaged
+    parts. Returns None if no save is whole. Workers must be built and connected, and so
+    must `others` that hold something. Raises BadInput if the save is of another model.
     """
     controller.new_attempts.note(holding.save[1] for holding in held)
     held = _until(most, held)
@@ -179,7 +180,7 @@ def _until(most: int | None, held: Sequence[PartialSnapshot]) -> list[PartialSna
 def _in_store(
     controller: Controller, storage: CheckpointStorage
 ) -> list[PartialSnapshot]:
-    """What the store has; nothing, with a warning, if it cannot be read."""
+    """Return what the store has; nothing, with a warning, if it cannot be read."""
     try:
         found = in_store(storage.store(is_tried=False), storage.key())
     except OSError as error:
@@ -214,7 +215,7 @@ def _rounds(
     size_bytes: Mapping[str, int],
     storage: CheckpointStorage,
 ) -> Restored | None:
-    """Move until nobody lacks anything; None if something is nowhere to be had."""
+    """Move slices until no worker lacks any; return None if one has no source left."""
     excluded: set[tuple[str, LeafSource]] = set()
     restored = Restored(step=save[0])
     while any(lacking.values()):
@@ -243,7 +244,7 @@ def _orders(
     turn: int,
     storage: CheckpointStorage,
 ) -> dict[str, schema.CollectLeaves]:
-    """One order for each worker: what it has or fetches, gives and takes."""
+    """Return one order per worker: the slices that it loads itself, gives and takes."""
     numbers = {leaf: n for n, leaf in enumerate(sorted(_leaves(found)))}
     own: dict[str, dict[Tier, list[str]]] = {worker: {} for worker in workers}
     give: dict[str, list[tuple[str, Tier, list[str]]]] = {w: [] for w in workers}
@@ -273,7 +274,7 @@ def _orders(
 
 
 def _expected_s(found: Assignment, size_bytes: Mapping[str, int]) -> float | None:
-    """How long it takes at worst to move all of it; None where a store has some."""
+    """Return how long moving all slices takes at worst; None if a store has some."""
     moves = [move for sources in found.values() for move in sources.items()]
     if any(source.worker == CLOUD for _, source in moves):
         return None

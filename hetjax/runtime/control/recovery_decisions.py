@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from what workers tell after a loss: functions without I/O.
+"""Decides what follows from the workers' answers after a loss: functions without I/O.
 
-Owns which step is committed and who lacks it, which save to go back to and when to ask
-the store, and what a round of a recovery has moved. Does not own asking and doing
-(`recovery.py`), nor who gives which slice to whom (`checkpoint/recovery_plan.py`).
+Owns which step is committed and who lacks it, which save to restore and when to search
+the store, and what a round of a recovery has moved. Does not own requests and their
+effects (`recovery.py`), nor who gives which slice to whom
+(`checkpoint/recovery_plan.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,10 +21,11 @@ ASK_STORE: Literal["ask the store"] = "ask the store"
 def committed_step(
     reached: Mapping[str, Reached],
 ) -> tuple[StepCommit | None, list[str]]:
-    """The commit of the newest step that a survivor has, and who has to finish it.
+    """Return the commit of the newest step that a survivor has, and who must finish it.
 
-    These have done their part of it, or that one would not know it; who was given an
-    older state since has none. None and nobody if nobody knows any.
+    Those workers have done their part of the step, or no survivor would have its
+    commit. A worker that has since received an older state has no commit. (None, []) if
+    no survivor has one.
     """
     newest_at = max((r.at for r in reached.values() if r.at is not None), default=None)
     known = [r.commit for r in reached.values() if r.at == newest_at and r.commit]
@@ -35,7 +37,7 @@ def committed_step(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leftovers:
-    """What is left of a run's saves, and what has been tried to restore one.
+    """What is left of a run's saves, and the attempts to restore one.
 
     `needed` are the leaves of a whole state. `saved` is the newest step that all
     workers are known to have saved, `failed` the save that was tried last.
@@ -48,16 +50,16 @@ class Leftovers:
     failed: Save | None = None
 
     def with_store(self, found: Iterable[PartialSnapshot]) -> "Leftovers":
-        """What was tried without the store is tried again: it may have what lacked."""
+        """Add what the store has, and retry failed saves: it may fill their gaps."""
         held = [*self.held, *found]
         return replace(self, held=held, has_asked_store=True, failed=None)
 
 
 def next_save(left: Leftovers) -> Save | Literal["ask the store"] | None:
-    """The newest whole save that has not failed; None if there is no other.
+    """Return the newest whole save that has not failed; None if there is no other.
 
-    The store is asked first where it may have a newer one than the workers have
-    together, or what is damaged there.
+    ASK_STORE comes first if the store may have a newer save than the workers have
+    together, or intact copies of damaged parts.
     """
     save = newest(left.held, left.needed, left.failed)
     if left.has_asked_store:
@@ -68,22 +70,22 @@ def next_save(left: Leftovers) -> Save | Literal["ask the store"] | None:
 
 
 def kept_save(left: Leftovers) -> Save | None:
-    """The newest save that disks, or the store, have all leaves of."""
+    """Return the newest save of which disks, or the store, have all leaves."""
     lasting = [snapshot for snapshot in left.held if snapshot.tier != "memory"]
     return newest(lasting, left.needed)
 
 
 def _is_behind(save: Save, left: Leftovers) -> bool:
-    """Whether there has been a newer save, of which the workers lack something."""
+    """Return whether there was a newer save, of which the workers lack a part."""
     return save[0] < left.saved or save < max(holding.save for holding in left.held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """All workers have the state after `step`; what moved, and until when, by tier.
+    """All workers have the state after `step`; bytes moved and seconds taken, by tier.
 
-    `host` is what its checkpoint says besides; empty if it was in memory alone. `kept`
-    is the newest save that is whole without anybody's memory, as far as was seen.
+    `host` is the other content of the checkpoint; empty if the state was only in
+    memory. `kept` is the newest save seen that is whole without any worker's memory.
     """
 
     step: int
@@ -94,31 +96,31 @@ class Restored:
 
 
 def still_saved(saved: int, restored: Restored, has_store: bool) -> int | None:
-    """The newest checkpoint that is left: disks may be gone with their machines."""
+    """Return the newest checkpoint left: disks may be gone with their machines."""
     saved = min(saved, restored.step)
     if has_store:
-        return saved  # it may have more than was looked for
+        return saved  # the store may have more than the recovery looked for
     return None if restored.kept is None else min(saved, restored.kept[0])
 
 
 def is_kept(saved: int | None, restored: Restored) -> bool:
-    """Whether that checkpoint was seen: else the store may have it, or nobody."""
+    """Return whether the recovery saw that checkpoint; else at most a store has it."""
     return saved is None or (restored.kept is not None and saved <= restored.kept[0])
 
 
 def safe_save(
     before: Save | None, saved: int | None, restored: Restored
 ) -> Save | None:
-    """What no save may remove before it is whole itself: what the run would go back to.
+    """Return the save that must stay until a newer one is whole, to fall back to.
 
-    If that is not what was `before`, it is an older one that was found whole.
+    It is `before`, or an older one that the recovery found whole.
     """
     is_found = restored.kept is not None and restored.kept[0] == saved
     return restored.kept if is_found else before
 
 
 def after_round(before: Restored, answers: Collection[Collected]) -> Restored:
-    """Add a round: its bytes of all workers, and the time of the slowest."""
+    """Add a round: the bytes of all workers, and the time of the slowest."""
     num_bytes, seconds = dict(before.num_bytes), dict(before.seconds)
     for tier in sorted({tier for collected in answers for tier in collected.num_bytes}):
         some = [collected for collected in answers if tier in collected.num_bytes]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of going on at once with the replicas that are left.
+"""Continues at once with the replicas that are left: the controller's side.
 
-Owns getting them to a plan in which they have the samples of all. No state moves and
-nobody waits for a worker to be started. Does not own the shares
-(`plans/rerouting.py`), what a worker does about them (`execution/stage_runtime.py`),
-nor when it is done and the others come back (`hetjax/training/recovery/`).
+Owns the switch to a plan in which they train on all samples. No state moves, and
+nothing waits for a worker to start. Does not own the shares (`plans/rerouting.py`), a
+worker's part of the switch (`execution/stage_runtime.py`), nor when to switch and when
+the other replicas come back (`hetjax/training/recovery/`).
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ def take_over(
     workers: Sequence[str],
     transport: TransportName = "sockets",
 ) -> int | None:
-    """Let the whole replicas that `workers` have of a plan train on all samples.
+    """Let the replicas that `workers` hold completely train on all samples.
 
-    Those of them that the `whole` plan has were built for it; a step that one has
-    committed is finished before (`recovery.py`). Returns how many steps they have
-    behind them. None if no replica is whole, or if those that are have no common state:
-    then recover otherwise. Raises WorkerLost.
+    Workers of the `whole` plan were built for it; a step that one of them has committed
+    must be finished first (`recovery.py`). Returns the number of steps that they have
+    completed. None if no replica is complete, or if those that are have no common
+    state: the caller must then recover otherwise. Raises WorkerLost.
     """
     connections, nodes = controller.connections, controller.members.nodes
     built_for = WorkerMap(whole, nodes).workers

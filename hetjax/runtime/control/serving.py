@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller asks of workers whose model is used, not trained.
+"""Sends requests to workers whose model is used, not trained.
 
-Owns putting together what several of them tell. Does not own how workers got there
-(`controller.py`), nor what is asked for (`hetjax/api/model_on_plan.py`).
+Owns combining the answers of several workers. Does not own how workers get their stages
+(`controller.py`), nor what is requested (`hetjax/api/model_on_plan.py`).
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from hetjax.runtime.rpc.serving_schema import GoOn, Score, array_text, text_arra
 def row_losses(
     controller: Controller, inputs_GL: np.ndarray, targets_GL: np.ndarray
 ) -> np.ndarray:
-    """Summed losses (nats) of the rows of a global batch, in order."""
+    """Return the summed losses (nats) of the rows of a global batch, in order."""
     request = Score(
         num_rows=len(inputs_GL),
         inputs=array_text(inputs_GL),
@@ -30,7 +30,7 @@ def row_losses(
 
 
 def logits_after(controller: Controller, piece: TextPiece) -> np.ndarray:
-    """logits_V (fp32) of what follows a piece of a text."""
+    """Return logits_V (fp32) of what follows a piece of a text."""
     request = GoOn(piece=piece, turn=controller.next_turn())
     answers = controller.connections.ask(dict.fromkeys(controller.workers, request))
     (logits_V,) = [m.logits for m in answers.values() if m.logits is not None]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers report of the times of a step, put together.
+"""Combines the times of a step that workers report.
 
-Owns that a step counts only if all report the same one, in numbers that can be. Does
-not own how they measure (`hetjax/runtime/execution/step_clock.py`).
+Owns the rule that a step counts only if all workers report the same one, and only times
+that are finite and positive. Does not own how workers measure
+(`hetjax/runtime/execution/step_clock.py`).
 """
 
 import math
@@ -13,26 +14,26 @@ from hetjax.runtime.rpc.schema import Trained
 
 
 class StepTiming:
-    """Whether the next steps are timed, and the times of an earlier one."""
+    """Whether the next steps are timed, and the times of an earlier step."""
 
     def __init__(self) -> None:
         self.is_wanted = False
         self._times: StepTimes | None = None
 
     def record(self, answers: Mapping[str, Trained]) -> None:
-        """Take the answers of all workers to a step."""
+        """Record the answers of all workers to a step."""
         self._times = joined_times(answers)
 
     def pop_times(self) -> StepTimes | None:
-        """Return what came with the last step, once."""
+        """Return the times that came with the last step, once."""
         found, self._times = self._times, None
         return found
 
 
 def joined_times(answers: Mapping[str, Trained]) -> StepTimes | None:
-    """Return the times of a step, counted from 1; None where there are none.
+    """Return the times of a step, counted from 1; None if workers disagree on the step.
 
-    Of a stage on several hosts that of the slowest counts.
+    For a stage on several hosts the slowest host counts.
     """
     of_worker = {worker: answer.times for worker, answer in answers.items()}
     [step, *others] = {times and times.step for times in of_worker.values()}

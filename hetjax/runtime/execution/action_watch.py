@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When every action really ran, without slowing the driver.
+"""Measures when every action really ran, without slowing the driver.
 
-One watching thread per stage waits for the arrays that its actions make, in order.
-A stage's programs run one after the other on its devices, so an action starts when it
-is enqueued, when its predecessor ends or when what it receives arrives, whichever is
-last. Waiting in a collective (REDUCE, NORM) counts as part of it. Owns these threads
-and this rule. Does not own what is made of it: spans (`tracer.py`) or sums
+One watching thread per stage waits, in order, for the arrays that its actions make. A
+stage's programs run one after the other on its devices. So an action starts when it is
+enqueued, when its predecessor ends or when its input arrives, whichever is last.
+Waiting in a collective (REDUCE, NORM) counts as part of the action. Owns these threads
+and this rule. Does not own the use of the times: spans (`tracer.py`) or sums
 (`step_clock.py`).
 """
 
@@ -20,12 +20,12 @@ import jax
 
 from hetjax.schedule.programs.action import Action, StageKey
 
-Seen = Callable[[Action, float, float], None]  # an action, its start and its end
+Seen = Callable[[Action, float, float], None]  # action, start, end
 _Watched = tuple[Action, float, Any, Seen] | threading.Event | None
 
 
 class ActionWatch:
-    """Times are this process's `time.perf_counter`.
+    """Watches actions; times are this process's `time.perf_counter`.
 
     One thread calls `watch`; a stage has a watching thread from its first action on.
     """
@@ -34,7 +34,7 @@ class ActionWatch:
         self._queues: dict[StageKey, SimpleQueue[_Watched]] = {}
 
     def watch(self, action: Action, enqueued_s: float, made: Any, seen: Seen) -> None:
-        """Tell `seen`, on another thread, once what the action has made is there."""
+        """Call `seen`, on another thread, once the arrays that were made are ready."""
         queue = self._queues.get(action.key) or self._begin(action.key)
         queue.put((action, enqueued_s, made, seen))
 
@@ -46,7 +46,7 @@ class ActionWatch:
         return queue
 
     def wait(self) -> None:
-        """Return once all is there that is watched for."""
+        """Return once all watched arrays are ready."""
         reached = [threading.Event() for _ in self._queues]
         for queue, event in zip(self._queues.values(), reached, strict=True):
             queue.put(event)
@@ -55,7 +55,7 @@ class ActionWatch:
 
 
 def _watch(queue: SimpleQueue[_Watched]) -> None:
-    """Watch one stage until there is None; nothing here keeps what was watched."""
+    """Watch one stage until the item is None; keep no reference to watched arrays."""
     free_s = 0.0
     while (item := queue.get()) is not None:
         if isinstance(item, threading.Event):
@@ -76,4 +76,4 @@ def _wait(made: Any) -> None:
             if not array.is_deleted():
                 array.block_until_ready()
         except RuntimeError:
-            pass  # donated while we waited, and only a finished step donates
+            pass  # donated meanwhile, and only a finished step donates

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step has come to, which all its workers know at NORM.
+"""Defines the outcome of a step, which all its workers know at NORM.
 
-Owns the commit and what follows from it alone. Does not own how it is agreed on
-(`gradient_sync.py`) nor what is done about it.
+Owns the commit and what follows from it alone. Does not own the agreement on it
+(`gradient_sync.py`) nor its consequences.
 """
 
 import math
@@ -19,13 +19,14 @@ StageLoss = tuple[StageKey, float]  # summed over the microbatches of a last sta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCommit:
-    """What all workers know once a step is committed, the same bits for each.
+    """The outcome of a committed step, the same bits on all workers.
 
-    `num_tokens` are the targets of the whole batch that count, `squares` is the squared
-    norm of the summed gradients, which UPDATE finds multiplied by `loss_scale`, if that
-    is there; `losses` has all last stages. Of the weights that the step began with
-    `is_finite` says whether they are, `disagreements` where holders have unlike bits,
-    if they were compared. What `is_left_out` was decided before it was computed.
+    `num_tokens` is the number of targets of the whole batch that count. `squares` is
+    the squared norm of the summed gradients, without the factor `loss_scale` that
+    UPDATE's gradients have if it is set. `losses` has all last stages. `is_finite` says
+    whether the weights before the step are finite. `disagreements` says where holders'
+    bits differ, if they were compared. `is_left_out` steps are skipped without being
+    computed.
     """
 
     squares: float
@@ -40,14 +41,14 @@ class StepCommit:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether UPDATE does nothing."""
+        """Whether UPDATE changes nothing."""
         if self.is_left_out or not math.isfinite(self.squares):
             return True
         return self.skips_spikes and self.is_spike
 
     @property
     def is_spike(self) -> bool:
-        """Whether the loss is beyond what was said to be the most."""
+        """Whether the loss is beyond `most_loss`."""
         if self.is_left_out or self.most_loss is None:
             return False
         return self.loss() > self.most_loss
@@ -58,10 +59,10 @@ class StepCommit:
         return self.squares**0.5 / self.num_tokens
 
     def loss(self) -> float:
-        """Mean cross-entropy in nats per token."""
+        """Return the mean cross-entropy in nats per token."""
         return total_loss(self.losses) / self.num_tokens
 
 
 def total_loss(losses: Iterable[StageLoss]) -> float:
-    """The sum over last stages, in double precision, in the order of the stages."""
+    """Return the sum over last stages, in double precision, in order of the stages."""
     return float(np.sum([loss for _, loss in sorted(losses)]))

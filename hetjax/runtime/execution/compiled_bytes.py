@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of the memory of one program.
+"""Reads the compiler's figures for the memory of one program.
 
-Owns how the figures of a backend are read. Does not own what is done with them
+Owns the interpretation of each backend's figures. Does not own their use
 (`costs/measured/compiled.py`).
 """
 
@@ -13,11 +13,11 @@ from hetjax.runtime.execution.programs import Compiled
 
 
 def temp_bytes(program: Compiled) -> int | None:
-    """Bytes that the program needs while it runs, if the compiler says how many.
+    """Return the temporary bytes of a program, or None if the compiler does not say.
 
-    A TPU's compiler tells the heap and once more what of it is lost between buffers,
-    which is the heap less what these hold. That is no more than lives at once: so the
-    mean of the two is the heap, at most.
+    A TPU's compiler reports the heap plus its fragmentation, which is the heap less the
+    bytes in its buffers. Buffers hold no more bytes than live at once. So the mean of
+    that figure and `live_bytes` is not under the heap.
     """
     compiled: Any = program
     said = compiled.memory_analysis()
@@ -30,14 +30,14 @@ def temp_bytes(program: Compiled) -> int | None:
 
 
 def live_bytes(program: Compiled) -> int:
-    """The most bytes that live at once beside what is given and made, in any memory."""
+    """Return the most bytes that live at once beside inputs and outputs, anywhere."""
     said = cast(Any, program).memory_analysis()
     made = said.output_size_in_bytes - said.alias_size_in_bytes
     return said.peak_memory_in_bytes - said.argument_size_in_bytes - made
 
 
 def made_bytes(program: Compiled) -> int | None:
-    """What it needs with the bytes of what it gives, on each device."""
+    """Return the temporary bytes and the bytes of the outputs, on each device."""
     needed, compiled = temp_bytes(program), cast(Any, program)
     if needed is None:
         return None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An executor interprets the program of one node, action by action.
+"""Interprets the program of one node, action by action.
 
-Owns the meaning of every action on arrays: which compiled program runs, which buffers
-it reads, makes and frees. Does not own the order (that is the program's), nor how
-arrays travel (`hetjax/comm/transport.py`) nor where stages meet (`gradient_sync.py`).
+Owns the meaning of every action on arrays: which compiled program runs, and which
+buffers it reads, makes and frees. Does not own the order (the program's), the transfer
+of arrays (`hetjax/comm/transport.py`) nor the exchange between stages
+(`gradient_sync.py`).
 
 Nothing here waits for a device except NORM, the commit point.
 """
@@ -55,7 +56,7 @@ class BatchFeed:
 
 
 class ActionObserver(Protocol):
-    """Called after every action that was enqueued, with an array that it made."""
+    """Called after each enqueued action, with an array that the action produced."""
 
     def enqueued(
         self, action: Action, start_s: float, end_s: float, made: Any
@@ -64,7 +65,7 @@ class ActionObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What one pass over the program works with."""
+    """The inputs of one pass over the program."""
 
     number: int
     feed: BatchFeed
@@ -75,19 +76,19 @@ class StepContext:
     checks: StepChecks = NO_CHECKS
     observer: ActionObserver | None = None
     epoch: int = 0
-    rows: dict[Action, jax.Array] | None = None  # gets the losses of each row
+    rows: dict[Action, jax.Array] | None = None  # receives the losses of each row
 
 
 class Executor:
-    """Drives the stages of one node; buffers live from their maker to their FREE."""
+    """Runs the actions of one node's stages; buffers live until their FREE."""
 
     def __init__(self, stages: Mapping[StageKey, StageState]) -> None:
         self.stages = stages
         self._buffers: dict[tuple[str, int, int, int], Any] = {}
 
     def run(self, program: Program, step: StepContext) -> Iterator[int]:
-        """Enqueue the whole program; yield where an action is that has to wait."""
-        self._buffers.clear()  # of a step that was broken off
+        """Enqueue the whole program; yield the position of an action that must wait."""
+        self._buffers.clear()  # left over from an aborted step
         for state in self.stages.values():
             state.drop_step()
             state.loss_scale = _placed(step, state)
@@ -104,7 +105,7 @@ class Executor:
     def _ready(self, action: Action, step: StepContext) -> bool:
         if action.op is Op.RECV:
             return step.transport.arrived(_tag(action, step, action.stage))
-        if action.op is Op.NORM:  # once all groups that are shared have been summed
+        if action.op is Op.NORM:  # once all shared groups have been summed
             return all(
                 step.sync.summed(group.name, action.key) is not None
                 for group in self._state(action).updates.groups
@@ -118,7 +119,7 @@ class Executor:
         state = self._state(action)
         x = self._input(action, step)
         if state.programs.function.last:
-            self._acc(state)  # makes the loss too
+            self._acc(state)  # creates the loss, too
             targets = self._targets(action, step)
             state.loss, saved = state.programs.forward(
                 state.params, x, targets, state.loss
@@ -208,7 +209,7 @@ class Executor:
     def _reduce(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         if action.group not in {group.name for group in state.updates.groups}:
-            return None  # all parameters of the segment are tied: they have a group
+            return None  # all its parameters are tied, in another group
         rows = self._packed(state, action.group)
         step.sync.post(action.group, action.key, rows)
         return rows
@@ -226,7 +227,7 @@ class Executor:
         gradients = tuple(state.gradients.values())
         if action.replica == step.feed.plan.first_replica:
             squares = state.updates.square_sum(gradients)
-        else:  # others have the same sums
+        else:  # other replicas have the same sums
             squares = to_mesh(np.float32(0), state.programs.scalar.sharding)
         if state.is_finite is None:
             state.is_finite = state.checks.is_finite(state.masters)
@@ -300,7 +301,7 @@ class Executor:
 
 
 def gradient_scale(commit: StepCommit, clip_norm: float) -> float:
-    """Factor from summed gradients to clipped token means (clip by global norm)."""
+    """Return the factor from summed gradients to clipped token means (global norm)."""
     clipped = min(1.0, clip_norm / max(commit.grad_norm, 1e-12))
     return clipped / commit.num_tokens / (commit.loss_scale or 1.0)
 
@@ -349,9 +350,9 @@ _MEANING = {
 
 
 def check_runnable(programs: Programs) -> None:
-    """Refuse actions that the IR knows and this runtime has no program for.
+    """Raise BadInput for actions of the IR that this runtime cannot run.
 
-    Raises BadInput: programs may be written by hand.
+    Programs may be written by hand.
     """
     for node, program in programs.items():
         for action in program:

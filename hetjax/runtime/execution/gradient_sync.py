@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What REDUCE and NORM mean: where stages meet in one step, and what it comes to.
+"""Implements REDUCE and NORM: sums gradients over stages, and agrees on the commit.
 
-Owns the meeting of stages in one process, where devices add, or in several, where
-hosts do while the devices go on. A stage posts and goes on; results are there once
+Owns the exchange between stages: in one process devices add; between processes hosts
+add, while the devices continue. A stage posts and continues; results are available once
 every holder has posted. Does not own the arithmetic of a group's sum
 (`hetjax/comm/reduction.py`) nor the commit of a step (`commit.py`).
 """
@@ -39,12 +39,12 @@ from hetjax.runtime.execution.shares import (
 
 
 class GradientSync(ABC):
-    """Meeting points of one training step, for the stages of one worker.
+    """The exchange of one training step, for the stages of one worker.
 
-    Gradients come multiplied by `loss_scale`, if there is one. `holders` are the stages
-    that hold each group. `losses` gives those of the last stages here, read at NORM:
-    they are ready then. All calls return at once but `commit`, which may wait for the
-    devices of stages that have posted.
+    Gradients are multiplied by `loss_scale`, if there is one. `holders` are the stages
+    that hold each group. `losses` returns those of this worker's last stages; it is
+    called at NORM, when they are ready. All calls return at once except `commit`, which
+    may wait for the devices of stages that have posted.
     """
 
     def __init__(
@@ -70,35 +70,35 @@ class GradientSync(ABC):
             self._start_sum(group, self._posted.pop(group))
 
     def is_shared(self, group: Group) -> bool:
-        """Whether several stages hold it, which sum it."""
+        """Return whether several stages hold the group and so sum it."""
         return len(self._holders[group]) > 1
 
     def summed(self, group: Group, stage: StageKey) -> Rows | None:
-        """The group's sum for this holder, or None while a holder is missing."""
+        """Return the group's sum for this holder, or None while a holder is missing."""
         return self._sums.get((group, stage))
 
     def post_share(self, stage: StageKey, share: StageShare) -> None:
-        """Contribute what the stage tells at NORM."""
+        """Contribute the stage's share at NORM."""
         self._shares[stage] = share
 
     @property
     def commit(self) -> StepCommit | None:
-        """What the step has come to, or None while a stage of the plan is missing."""
+        """The outcome of the step, or None while a stage of the plan is missing."""
         return self._commit
 
     def settle(self, commit: StepCommit) -> None:
-        """Take what the step has come to from who knows it."""
+        """Adopt the commit from a worker that knows it."""
         self._commit = commit
 
     def _come_to(
         self, shares: Mapping[StageKey, HostShare], losses: Mapping[StageKey, float]
     ) -> StepCommit:
-        """The commit of all stages, which are added in their order."""
+        """Return the commit of all stages, added in their order."""
         ordered = [shares[stage].squares for stage in sorted(shares)]
         scale = self._loss_scale or 1.0
         found = float(np.sum(ordered, dtype=np.float64)) / scale**2
         return StepCommit(
-            # of NaN nobody could say that it is the same as others have
+            # NaN would never compare equal to the NaN of other workers
             squares=math.inf if math.isnan(found) else found,
             losses=tuple((stage, float(losses[stage])) for stage in sorted(losses)),
             num_tokens=self._num_tokens,
@@ -111,20 +111,20 @@ class GradientSync(ABC):
 
     @abstractmethod
     def attend(self) -> None:
-        """Take part with no stage at all."""
+        """Take part without any stage."""
 
     @abstractmethod
     def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
-        """Those of the stages that this worker has."""
+        """Return the stages that this worker has."""
 
     @abstractmethod
     def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None: ...
 
 
 class LocalSync(GradientSync):
-    """The meeting where one process has all `num_stages` stages of the plan.
+    """The exchange if one process has all `num_stages` stages of the plan.
 
-    `sent` counts what devices send each other, by (from stage, to stage).
+    `sent` counts the bytes that devices send each other, by (from stage, to stage).
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class LocalSync(GradientSync):
 
     @property
     def commit(self) -> StepCommit | None:
-        """Waits for the devices once all stages have posted."""
+        """The outcome; waits for the devices once all stages have posted."""
         if self._commit is None and len(self._shares) == self._num_stages:
             losses = jax.device_get(self._losses())
             shares = {stage: share.read() for stage, share in self._shares.items()}
@@ -149,7 +149,7 @@ class LocalSync(GradientSync):
         return self._commit
 
     def attend(self) -> None:
-        """Nobody is waited for."""
+        """Do nothing: no other worker waits."""
 
     def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
         return set(stages)
@@ -166,11 +166,11 @@ class LocalSync(GradientSync):
 
 
 class PeerSync(GradientSync):
-    """The meeting of workers that are connected.
+    """The exchange between connected workers.
 
-    `members` are the workers of each stage, `at` (epoch, step) names this meeting to
-    peers; gradients travel between workers in dtype `wire`. What is there is told of by
-    the mailbox of `peers`.
+    `members` are the workers of each stage. `at`, (epoch, step), identifies this
+    exchange to peers. Gradients travel between workers in dtype `wire`. The mailbox of
+    `peers` wakes those who wait for results.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class PeerSync(GradientSync):
         self._given_up = False
 
     def give_up(self) -> None:
-        """Sum nothing any more; all sums are there at once and have no value (NaN)."""
+        """Stop summing; all sums are there at once, and are NaN."""
         self._given_up = True
 
     def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
@@ -234,7 +234,7 @@ class PeerSync(GradientSync):
         posted: Mapping[StageKey, Rows],
         there: Mapping[StageKey, Rows],
     ) -> None:
-        """Sum the rows that are here, those that the same workers have at a time."""
+        """Sum the rows that are here, one share of `WorkerMap.shares` at a time."""
         own, holders = self._peers.own, self._holders[group]
         some = next(iter(posted.values()))
         num_rows = len(some) * some[0].shape[0]
@@ -263,11 +263,11 @@ class PeerSync(GradientSync):
         self._peers.mailbox.touch()
 
     def _over(self, workers: Sequence[str], key: Key, rows: np.ndarray) -> np.ndarray:
-        """The sum over workers, the same bits for each.
+        """Return the sum over workers, the same bits for each.
 
-        By the host, whoever they are. Workers that are processes of one JAX world could
-        sum on their devices instead, by one program on a mesh of all of them, which XLA
-        runs by NCCL; this is the place to tell the two apart.
+        The hosts add in all cases. Workers that are processes of one JAX world could
+        instead sum on their devices, by one program on a mesh of all of them, which XLA
+        runs by NCCL. This is the place to distinguish the two.
         """
         if len(workers) == 1:
             return rows
@@ -275,9 +275,9 @@ class PeerSync(GradientSync):
         return flat.reshape(rows.shape)
 
     def _exchange_shares(self) -> None:
-        """Tell all workers our stages' shares; all add them in the same order.
+        """Send this worker's shares to all workers; all add them in the same order.
 
-        Their losses, too: a worker that is lost after NORM takes none along.
+        Losses travel, too, so that a worker lost after NORM takes none along.
         """
         key: Key = (*self._at, SQUARES, 0, 0, 0)
         peers, leader = self._peers, self._members.leader

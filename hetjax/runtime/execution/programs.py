@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs of one stage: forward, backward, fused, evaluation, packing.
+"""Compiles the programs of one stage: forward, backward, fused, evaluation, packing.
 
-Owns ahead-of-time compilation on the stage's mesh: every program is compiled once,
-on first use, for fixed shapes and shardings. An executable belongs to its devices, so
-programs are shared by equal stages on the same devices: over re-planning, not within
-a plan. Does not own the mathematics (`hetjax/stage/`) nor the optimizer's programs
-(`update.py`).
+Owns ahead-of-time compilation on the stage's mesh: every program is compiled once, on
+first use, for fixed shapes and shardings. An executable belongs to its devices. So
+equal stages on the same devices share programs: across plans, not within a plan. Does
+not own the mathematics (`hetjax/stage/`) nor the optimizer's programs (`update.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +41,10 @@ Compiled = Callable[..., Any]
 class StagePrograms:
     """The programs of a stage; stages equal in all fields share them.
 
-    `activation_shape` is that of the residual stream of a whole microbatch. What comes
-    from the stages before and after has their dtypes, and is converted by the program
-    that reads it. Where the loss is scaled, backwards take the scale; where sequences
-    are packed, documents beside x and one scale for each kind of loss. Where they are
+    `activation_shape` is that of the residual stream of a whole microbatch. Arrays from
+    the stages before and after have those stages' dtypes; the program that reads them
+    converts them. If the loss is scaled, backwards take the scale. If sequences are
+    packed, programs take documents beside x, and one scale for each kind of loss. If
     `deterministic`, the same inputs give the same bits, on GPUs too.
     """
 
@@ -66,12 +65,12 @@ class StagePrograms:
 
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:
-        """What the stage gets per microbatch: tokens, or the residual stream."""
+        """The stage's input per microbatch: tokens, or the residual stream."""
         return self.tokens if self.function.first else self._stream(self.dtype_before)
 
     @property
     def given(self) -> Any:
-        """The same with the documents of packed sequences."""
+        """`inputs`, with the documents if sequences are packed."""
         return Packed(self.inputs, self.tokens) if self.is_packed else self.inputs
 
     @property
@@ -85,7 +84,7 @@ class StagePrograms:
 
     @property
     def output_gradients(self) -> jax.ShapeDtypeStruct:
-        """What the stage after sends back."""
+        """The gradient that the next stage sends back."""
         return self._stream(self.dtype_after)
 
     def _stream(self, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
@@ -109,11 +108,11 @@ class StagePrograms:
 
     @cached_property
     def trained(self) -> Any:
-        """Those of the compute weights that have gradients."""
+        """The compute weights that have gradients."""
         return trained_part(self.function.stacks, self.params)
 
     def program(self, op: Op) -> Compiled:
-        """The program that computes an action."""
+        """Return the program that computes an action."""
         return {
             Op.F: lambda: self.forward,
             Op.B: lambda: self.backward,
@@ -129,8 +128,10 @@ class StagePrograms:
 
     @cached_property
     def forward(self) -> Compiled:
-        """(params, x) -> (y, saved); of the last stage, whose loss is donated,
-        (params, x, targets, loss) -> (loss, saved)."""
+        """(params, x) -> (y, saved).
+
+        For the last stage (params, x, targets, loss) -> (loss, saved); loss is donated.
+        """
         return self.compile(self._forward_lowered)
 
     @cached_property
@@ -152,28 +153,28 @@ class StagePrograms:
         out: Any,
         options: Mapping[str, Any] | None = None,
     ) -> Compiled:
-        """Compile as all programs of the stage, also those of its state and checks."""
+        """Compile with the stage's options, also for its state and checks."""
         program = lowered(function, inputs, donate=donate, out=out)
         given = dict(options or {})
-        for sharding in jax.tree.leaves(out)[:1]:  # none where there is no output
+        for sharding in jax.tree.leaves(out)[:1]:  # none if there is no output
             given |= compiler_options(sharding.mesh, deterministic=self.deterministic)
         return program.compile(compiler_options=given or None)
 
     def compile(self, program: jax.stages.Lowered) -> Compiled:
-        """The same for one that is lowered to the mesh of the stage."""
+        """Compile a program that is lowered to the mesh of the stage."""
         options = compiler_options(self.mesh, deterministic=self.deterministic)
         return program.compile(compiler_options=options or None)
 
     @property
     def saved(self) -> list[jax.ShapeDtypeStruct]:
-        """The residuals of one microbatch as the compiled forward lays them out."""
+        """The residuals of one microbatch, as the compiled forward lays them out."""
         return _laid_out(self._forward_lowered.out_info[1], self.forward)
 
     @cached_property
     def backward(self) -> Compiled:
         """(params, x, saved, dy, scale, acc) -> (acc, dx); acc is donated.
 
-        Here as in all backwards `scale` is None where the loss is not scaled.
+        As in all backwards, `scale` is None if the loss is not scaled.
         """
         acc = self.accumulators
         return self.compiled(
@@ -185,8 +186,10 @@ class StagePrograms:
 
     @cached_property
     def input_gradient(self) -> Compiled:
-        """(params, x, saved, dy, scale) -> (dx, crossing); dy is None on the last
-        stage."""
+        """(params, x, saved, dy, scale) -> (dx, crossing).
+
+        dy is None on the last stage.
+        """
         return self.compile(self._input_gradient_lowered)
 
     @cached_property
@@ -216,7 +219,7 @@ class StagePrograms:
         return self.compiled(add, inputs, donate=(2,), out=out)
 
     def kept(self, given: tuple[Any, ...], crossing: list[Any]) -> list[Any]:
-        """The half of a microbatch: what its W needs of these, after its I.
+        """Return the half of a microbatch: the values that its W needs after its I.
 
         `given` are I's inputs (x, saved, dy, scale).
         """
@@ -233,7 +236,7 @@ class StagePrograms:
 
     @cached_property
     def _split(self) -> BackwardSplit:
-        """The backward, cut; its inputs are the leaves of `_backward_inputs`."""
+        """The split backward; its inputs are the leaves of `_backward_inputs`."""
         leaves, tree = jax.tree.flatten(self._backward_inputs)
 
         def gradients(*leaves: Any) -> list[jax.Array]:
@@ -257,15 +260,17 @@ class StagePrograms:
 
     @property
     def half(self) -> list[jax.ShapeDtypeStruct]:
-        """What lives between I and W of one microbatch, as it is laid out."""
+        """The arrays that live between I and W of one microbatch, as laid out."""
         made = self._input_gradient_lowered.out_info[1]
         crossing = _laid_out(made, self.input_gradient)
         return self.kept(self._backward_inputs[1:], crossing)
 
     @cached_property
     def fused(self) -> Compiled:
-        """(params, x, targets, scale, acc, loss) -> (acc, loss, dx); acc and loss are
-        donated."""
+        """(params, x, targets, scale, acc, loss) -> (acc, loss, dx).
+
+        acc and loss are donated.
+        """
         acc = self.accumulators
         return self.compiled(
             partial(stage.fused, self.function),
@@ -276,7 +281,7 @@ class StagePrograms:
 
     @cached_property
     def evaluate(self) -> Compiled:
-        """(params, x) -> y, or of the last stage (params, x, targets, loss) -> loss."""
+        """(params, x) -> y; for the last stage (params, x, targets, loss) -> loss."""
         output = partial(stage.evaluate, self.function)
         if not self.function.last:
             inputs = (self.params, self.given)
@@ -304,7 +309,10 @@ class StagePrograms:
         return self.compiled(function, (self.params, self.given, position), out=whole)
 
     def last_logits(self, params: Any, x: Any, position: int) -> np.ndarray:
-        """logits_V at a position of the first sequence, on the host (last stage)."""
+        """Return logits_V at a position of the first sequence, on the host.
+
+        Only for the last stage.
+        """
         at = to_mesh(np.int32(position), replicated(self.mesh))
         return value_here(self.logits(params, x, at)).astype(np.float32, copy=False)
 
@@ -316,7 +324,7 @@ class StagePrograms:
         return self.compiled(make, (), out=shardings(abstract))
 
     def packer(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
-        """Traceable (leaves of acc) -> rows_DN arrays, data ranks summed."""
+        """Return a traceable (leaves of acc) -> rows_DN arrays, data ranks summed."""
         stacks, num_devices = self.function.stacks, self.mesh.devices.size
         dims = [pack_dim(stacks[at], leaf) for at, leaf in leaf_ids]
 
@@ -326,7 +334,7 @@ class StagePrograms:
         return packed
 
     def pack(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
-        """(leaves of acc) -> rows_DN arrays, ready for exchange between holders."""
+        """Return the program (leaves of acc) -> rows_DN arrays, ready for exchange."""
         if (leaf_ids, rows) not in self._packs:
             leaves = [self.accumulators[at][leaf] for at, leaf in leaf_ids]
             packer, out = self.packer(leaf_ids, rows), row_sharding(self.mesh)
@@ -343,7 +351,7 @@ class StagePrograms:
 
 
 def _laid_out(made: Any, program: Compiled) -> list[jax.ShapeDtypeStruct]:
-    """The second output of a program, as its compiled form lays it out."""
+    """Return the second output of a program, as its compiled form lays it out."""
     layouts = program.output_shardings[1]  # pyright: ignore
     return [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)

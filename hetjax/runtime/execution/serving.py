@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of one worker of a served model: they score rows and continue one text.
+"""Runs a worker's stages of a served model: they score rows and continue one text.
 
-Owns what of a text stays on the stages between two of its pieces. Everything else is as
-in training: the programs of an evaluation, their transport, the state and where it
-comes from (`stage_runtime.py`). Does not own windows nor the choice of tokens
-(`hetjax/serving/`).
+Owns the part of a text's state that stays on the stages between two of its pieces. All
+else is as in training: the evaluation programs, their transport, the state and its
+source (`stage_runtime.py`). Does not own windows nor sampling (`hetjax/serving/`).
 """
 
 import math
@@ -26,14 +25,14 @@ from hetjax.runtime.execution.state import Read
 from hetjax.runtime.execution.text_programs import TextPrograms, of_size
 from hetjax.schedule.programs.action import Action
 
-RowLosses = tuple[int, Sequence[float]]  # number of the first row, and theirs in order
+RowLosses = tuple[int, Sequence[float]]  # number of the first row, then losses in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPiece:
-    """Tokens of a text from position `start` on, and where among them the last one is.
+    """Tokens of a text from position `start` on; `last` is the index of the last one.
 
-    What comes after that fills a length. The text has room for `num_positions`.
+    Tokens after `last` are padding. The text has room for `num_positions`.
     """
 
     tokens: Sequence[int]
@@ -43,10 +42,10 @@ class TextPiece:
 
 
 class ServingStages(StageRuntime):
-    """The stages of a worker; `restore` comes first.
+    """The stages of a worker; call `restore` first.
 
-    Rows and texts may have any length, whatever the plan's is. Names of the entries
-    that weights are read from begin with `weights_in`.
+    Rows and texts may have any length, whatever the plan's is. The entries from which
+    weights are read have names that begin with `weights_in`.
     """
 
     def __init__(self, *given: Any, weights_in: str = WEIGHTS, **named: Any) -> None:
@@ -56,7 +55,7 @@ class ServingStages(StageRuntime):
         self._kept: dict[StageKey, Any] = {}
 
     def restore(self, read: Read) -> None:
-        """As there; what only training needs does not stay on devices."""
+        """Restore like `StageRuntime`, then drop what only training needs."""
 
         def read_in(entry: Entry) -> np.ndarray:
             if not entry.name.startswith(WEIGHTS):
@@ -72,10 +71,10 @@ class ServingStages(StageRuntime):
     def row_losses(
         self, number: int, inputs_GL: np.ndarray, targets_GL: np.ndarray
     ) -> list[RowLosses]:
-        """Summed losses of each row of a global batch, of rows whose last stage is led
-        from here.
+        """Return the summed losses of those rows whose last stage is led from here.
 
-        `number` tells this from other work. Raises PeerLost.
+        They are rows of a global batch. `number` distinguishes this from other work.
+        Raises PeerLost.
         """
         rows: dict[Action, jax.Array] = {}
         step = replace(self._step(number, (inputs_GL, targets_GL)), rows=rows)
@@ -95,10 +94,10 @@ class ServingStages(StageRuntime):
         ]
 
     def next_logits(self, number: int, piece: TextPiece) -> np.ndarray | None:
-        """logits_V (fp32) of what follows the piece, from the worker that leads the
-        last stage of the first replica.
+        """Return logits_V (fp32) of what follows the piece.
 
-        A piece that starts at 0 begins another text. Raises PeerLost.
+        None except from the worker that leads the last stage of the first replica. A
+        piece that starts at 0 begins another text. Raises PeerLost.
         """
         rows_BL = np.tile(np.array(piece.tokens, np.int32), (self._num_texts, 1))
         sized = {k: self._sized(s, *rows_BL.shape) for k, s in self.stages.items()}
@@ -119,13 +118,13 @@ class ServingStages(StageRuntime):
     def _passed(
         self, key: StageKey, state: StageState, x: Any, piece: TextPiece
     ) -> jax.Array:
-        """A stage's output for a piece; what the next one needs is kept."""
+        """Return a stage's output for a piece; keep what the next piece needs."""
         programs, run = state.programs, self._text_programs(key, piece.num_positions)
         whole = replicated(programs.mesh)
         last, start = (to_mesh(np.int32(n), whole) for n in (piece.last, piece.start))
         kept = self._kept.pop(key, None)
         if piece.start == 0:
-            del kept  # or devices would have to hold it twice
+            del kept  # otherwise devices would hold it twice
             y, self._kept[key] = run.begin(programs)(state.params, x, last)
         else:
             given = state.params, x, last, kept, start
@@ -133,14 +132,16 @@ class ServingStages(StageRuntime):
         return y
 
     def _text_programs(self, key: StageKey, num_positions: int) -> TextPrograms:
-        """Made once for each size of texts, and used again."""
+        """Return the programs for a size of texts; made once, then reused."""
         own = TextPrograms(num_positions)
         return self._programs_of_texts.setdefault((key, num_positions), own)
 
     @property
     def _num_texts(self) -> int:
-        """So many that all stages of the first replica can cut them over their data
-        ranks; they are the same text."""
+        """The number of copies of the text: all stages of the first replica can cut it.
+
+        They cut the copies over their data ranks.
+        """
         stages = self.plan.replicas[self.plan.first_replica].stages
         return math.lcm(*(stage.mesh.data for stage in stages))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage tells at NORM: on its devices, on the host, and as bytes for peers.
+"""Defines a stage's share in NORM: on its devices, on the host, and as bytes for peers.
 
-Owns the form. Does not own what it means (`commit.py`, `checks.py`) nor its way
+Owns the form. Does not own the meaning (`commit.py`, `checks.py`) nor the transfer
 (`gradient_sync.py`).
 """
 
@@ -17,16 +17,17 @@ from hetjax.runtime.execution.checking.checks import Digests
 from hetjax.runtime.execution.checking.digests import whole
 
 # replica, stage, squares, whether the weights are finite, whether last, its loss, and
-# how many digests follow: the number of a group, and 64 bits
+# the number of digests that follow, each the number of a group and 64 bits
 _SHARE, _DIGEST = struct.Struct("<IId??dI"), struct.Struct("<IQ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageShare:
-    """What a stage tells, still on its devices.
+    """A stage's share, still on its devices.
 
-    `squares` is of the gradients of groups that it owns, `is_finite` and `digests`
-    (arrays of uint32[N, 2], of the `groups`) of the weights that the step began with.
+    `squares` is of the gradients of groups that the stage owns. `is_finite` and
+    `digests` (arrays of uint32[N, 2], of the `groups`) are of the weights before the
+    step.
     """
 
     squares: jax.Array
@@ -35,7 +36,7 @@ class StageShare:
     digests: Sequence[jax.Array] = ()
 
     def read(self) -> "HostShare":
-        """Wait for the devices."""
+        """Return the share on the host; wait for the devices."""
         arrays = self.squares, self.is_finite, *self.digests
         for array in arrays:
             array.copy_to_host_async()
@@ -50,7 +51,7 @@ class StageShare:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostShare:
-    """The same on the host."""
+    """A stage's share on the host."""
 
     squares: float
     is_finite: bool
@@ -62,7 +63,7 @@ def packed_shares(
     losses: Mapping[StageKey, float],
     numbers: Mapping[Group, int],
 ) -> bytes:
-    """The shares of stages, with the losses of last stages among them, as bytes."""
+    """Return the shares of stages, and the losses of last stages, as bytes."""
     parts = list[bytes]()
     for stage, share in shares.items():
         is_last, digests = stage in losses, share.digests.items()
@@ -75,7 +76,10 @@ def packed_shares(
 def unpacked_shares(
     packed: Iterable[bytes], groups: Sequence[Group]
 ) -> tuple[dict[StageKey, HostShare], dict[StageKey, float]]:
-    """What several workers have packed, by stage; `groups` in the order of numbers."""
+    """Return the shares and losses of several workers, by stage.
+
+    `groups` are in the order of their numbers.
+    """
     shares: dict[StageKey, HostShare] = {}
     losses: dict[StageKey, float] = {}
     for data in packed:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of one worker: it runs steps of them, alone or together with peers.
+"""Runs steps on the stages of one worker, alone or together with peers.
 
 Owns how far each node's program can be enqueued before it has to wait, for another one
 here or for a peer. Does not own the stages (`stages.py`), the meaning of actions
-(`executor.py`), connections (`hetjax/comm/peers.py`), nor when a step is run: a
+(`executor.py`), connections (`hetjax/comm/peers.py`), nor when a step runs: a
 controller says so (`runtime/worker/serving.py`).
 """
 
@@ -41,12 +41,12 @@ from hetjax.runtime.execution.state import Read, Weights
 from hetjax.schedule.programs.action import Programs, StageKey
 from hetjax.stage.function import Packed
 
-_NUM_SENDING = 4  # threads that wait for what is to be sent
+_NUM_SENDING = 4  # threads that wait for data to send
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """The peers of an epoch, and how what they are sent travels."""
+    """The peers of an epoch, and the transport to them."""
 
     epoch: int
     peers: Peers
@@ -59,13 +59,14 @@ class StageRuntime(Stages):
     """The stages of a worker of the plan, on local devices, with peers for the rest.
 
     `devices` are those of its nodes, by node. One worker alone has all nodes of a plan:
-    `StageRuntime(plan, model, devices, optimizer)` runs it in this process. Else
-    `members` says what is whose. A node may have several hosts: `devices` are then
+    `StageRuntime(plan, model, devices, optimizer)` runs it in this process. Otherwise
+    `members` maps stages to workers. A node may have several hosts: `devices` are then
     those of all of them, stages may span them, and each host's worker does its part of
     every program. Gradients travel to peers in the dtype `gradient_wire`.
 
-    After a PeerLost the state is as it was before the step: if others have committed
-    it, `finish` does so here, too. The next step needs peers of another epoch (`join`).
+    After a PeerLost the state is as it was before the step. If others have committed
+    it, `finish` commits it here, too. The next step needs peers of another epoch
+    (`join`).
     """
 
     def __init__(
@@ -101,9 +102,9 @@ class StageRuntime(Stages):
         self._take_part(members or WorkerMap(plan, only=worker))
 
     def reroute(self, num_microbatches: Sequence[int]) -> None:
-        """As there; what a step that was broken off has come to is dropped.
+        """Reroute like `Stages`, and discard an aborted step.
 
-        The state stays as it was before that. The next step needs peers of another
+        The state stays as it was before that step. The next step needs peers of another
         epoch, those whose replicas are not idle.
         """
         super().reroute(num_microbatches)
@@ -114,7 +115,7 @@ class StageRuntime(Stages):
         self._take_part(replace(self.members, plan=self.plan))
 
     def _take_part(self, members: WorkerMap) -> None:
-        """Find out what is ours of the plan: who runs which stages, and how."""
+        """Derive this worker's part of the plan: which stages it runs, and how."""
         self.members, worker = members, self.worker
         here = {key for key, of in self.members.members.items() if worker in of}
         assert here == self.stages.keys(), (worker, here, list(self.stages))
@@ -135,18 +136,18 @@ class StageRuntime(Stages):
         }
 
     def join(self, peers: Peers, epoch: int, server: PullServer | None = None) -> None:
-        """Go on with these peers; those of before are left.
+        """Continue with these peers; leave the previous ones.
 
-        Activations travel by the transfer server, if there is one, else by link.
+        Activations travel by the transfer server, if there is one, otherwise by link.
         """
         self.leave()
-        # a sum keeps a thread until all its holders have come
+        # a sum occupies a thread until all its holders have sent
         pool = HostWorkPool(peers, len(self.partition.holders) + 1 + _NUM_SENDING)
         transport = self._by(peers, pool, server)
         self._joined = _Joined(epoch, peers, pool, transport, server)
 
     def leave(self) -> None:
-        """End the connections and what waits for them."""
+        """End the connections and everything that waits for them."""
         joined, self._joined = self._joined, None
         if joined is not None:
             joined.peers.close()
@@ -155,7 +156,7 @@ class StageRuntime(Stages):
             joined.pool.close()
 
     def close(self) -> None:
-        """Let go of the peers, and of all state that nobody else holds."""
+        """Leave the peers, and drop all state that no one else holds."""
         self.leave()
         for state in self._built.values():
             state.clear()
@@ -168,9 +169,9 @@ class StageRuntime(Stages):
         loss_scale: float | None = None,
         checks: StepChecks = NO_CHECKS,
     ) -> StepCommit:
-        """Train on one global batch; returns once NORM is known and UPDATE enqueued.
+        """Train on one global batch; return once NORM is known and UPDATE enqueued.
 
-        `loss_scale` is a power of two where the loss `is_scaled`, else None. Raises
+        `loss_scale` is a power of two if the loss `is_scaled`, otherwise None. Raises
         PeerLost.
         """
         assert self.is_scaled == (loss_scale is not None), loss_scale
@@ -188,19 +189,19 @@ class StageRuntime(Stages):
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether a step was, and the state is still that of before it."""
+        """Whether a step was aborted, and the state is still that of before it."""
         return self._unfinished is not None
 
     def restore(self, read: Read) -> None:
-        """As there; a step that was broken off is none of this state."""
+        """Restore like `Stages`; an aborted step is not part of this state."""
         super().restore(read)
         self._unfinished = None
 
     def finish(self, commit: StepCommit) -> StepCommit:
-        """Commit the step that a PeerLost has broken off, as others have.
+        """Commit the step that a PeerLost has aborted, as others have.
 
-        Who knows the commit has had our part of it: only UPDATE is left to do; nothing
-        of a step that is left out.
+        A worker that knows the commit has had this worker's part: only UPDATE is left
+        to do; nothing if the step is left out.
         """
         if commit.is_left_out:
             self.skip()
@@ -218,9 +219,9 @@ class StageRuntime(Stages):
         self._leave_idle_behind()
 
     def evaluate(self, number: int, batch: Batch) -> list[StageLoss]:
-        """Summed losses of last stages that are led from here, no update.
+        """Return the summed losses of last stages that are led from here; no update.
 
-        `number` tells this evaluation from others. Raises PeerLost.
+        `number` distinguishes this evaluation from others. Raises PeerLost.
         """
         step = self._step(number, batch)
         self._run(self._runs(self._evaluation, step), step)
@@ -228,10 +229,9 @@ class StageRuntime(Stages):
         return [(stage, float(value_here(loss))) for stage, loss in found.items()]
 
     def next_logits(self, number: int, tokens: Sequence[int]) -> np.ndarray | None:
-        """logits_V that follow the (last seq_len) tokens, by the first replica that is
-        not idle.
+        """Return logits_V after the (last seq_len) tokens, by the first active replica.
 
-        From the worker that leads its last stage. Raises PeerLost.
+        None except from the worker that leads its last stage. Raises PeerLost.
         """
         inputs_BL, position = _window(self.plan, tokens)
         found: list[np.ndarray] = []
@@ -260,11 +260,10 @@ class StageRuntime(Stages):
         stages: Mapping[StageKey, StageState],
         call: Callable[[StageKey, Any], jax.Array | None],
     ) -> Iterator[int]:
-        """Call those of the stages that are the first replica's which is not idle, one
-        after the other.
+        """Call this worker's stages of the first active replica, one after the other.
 
-        Yield whenever the next one has to wait for the one before. What a stage is
-        called with and gives is as its programs say; the last gives None.
+        Yield whenever the next stage has to wait for the one before. A stage's input
+        and output are as its programs say; `call` returns None for the last stage.
         """
         r = self.plan.first_replica
         tag = partial(Tag, step.epoch, step.number, "F", r, microbatch=0)
@@ -300,7 +299,7 @@ class StageRuntime(Stages):
                 holders, stages, num_tokens, self._last_losses, loss_scale, checks
             )
         else:
-            # what a broken step left of messages within goes with its own
+            # a new InProcess per step drops messages that an aborted step left
             transport = Routed(self._within, transport, joined.transport)
             sync = PeerSync(
                 joined.peers,
@@ -335,7 +334,7 @@ class StageRuntime(Stages):
         return TransferTransport(peers, pool, self._nodes, server, degrees)
 
     def _own(self, programs: Programs) -> Programs:
-        """The nodes' programs without stages that have no device here."""
+        """Return the nodes' programs without stages that have no device here."""
         return {
             node: tuple(a for a in programs[node] if a.key in self.stages)
             for node in self._executors
@@ -345,7 +344,7 @@ class StageRuntime(Stages):
         return [self._executors[node].run(p, step) for node, p in programs.items()]
 
     def _run(self, runs: Sequence[Iterator[int]], step: StepContext) -> None:
-        """Round robin: each enqueues until it has to wait for another, here or not."""
+        """Run round robin: each run enqueues until it must wait, here or for a peer."""
         try:
             before: list[tuple[Iterator[int], int]] = []
             left = runs
@@ -362,10 +361,10 @@ class StageRuntime(Stages):
             raise
 
     def _run_out(self, runs: Sequence[Iterator[int]], step: StepContext) -> None:
-        """Enqueue all up to UPDATE on what has no value, since other hosts may have.
+        """Enqueue everything up to UPDATE on NaN inputs, since other hosts may have.
 
-        A program that spans hosts waits for all of them: what only some were given to
-        do before they learnt of the loss would meet the next step on the others.
+        A program that spans hosts waits for all of them. If only some had enqueued it
+        before they learnt of the loss, it would meet the next step on the others.
         """
         assert self._joined is not None and isinstance(
             self._joined.transport, SocketTransport
@@ -381,19 +380,19 @@ class StageRuntime(Stages):
         return 0 if self._joined is None else self._joined.peers.mailbox.version
 
     def _wait(self, version: int) -> int:
-        """Sleep until something has come since; without peers nothing ever will."""
+        """Sleep until something has arrived since; without peers nothing ever will."""
         assert self._joined is not None, "stalled: no stage here can go on"
         return self._joined.peers.mailbox.wait(version)
 
     def _last_losses(self) -> dict[StageKey, jax.Array]:
-        """Of last stages that this worker leads."""
+        """Return the losses of last stages that this worker leads."""
         last = {k: s for k, s in self.stages.items() if s.programs.function.last}
         return {k: s.loss for k, s in last.items() if leads(s.programs.mesh)}
 
 
 def _window(plan: Plan, tokens: Sequence[int]) -> tuple[np.ndarray, int]:
-    """(inputs_BL, position): the last tokens as the first sequence of a microbatch of
-    that replica, and where in it the last one is."""
+    """Return (inputs_BL, position): the last tokens as the first sequence of a
+    microbatch of that replica, and the index of the last token in it."""
     last, replica = list(tokens)[-plan.seq_len :], plan.replicas[plan.first_replica]
     inputs_BL = np.zeros((replica.microbatch_size, plan.seq_len), np.int32)
     inputs_BL[0, : len(last)] = last

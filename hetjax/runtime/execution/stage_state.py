@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One stage on its devices: programs, and the arrays that outlive a step.
+"""Defines a stage on its devices: programs, and the arrays that outlive a step.
 
-Owns which arrays these are, and when the weights to evaluate are made. Does not own the
-programs (`programs.py`, `update.py`) nor when they run (`executor.py`).
+Owns the choice of these arrays, and when the weights to evaluate are computed. Does not
+own the programs (`programs.py`, `update.py`) nor when they run (`executor.py`).
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +18,9 @@ from hetjax.runtime.execution.updates.update import UpdatePrograms
 class StageState:
     """One stage on its devices: programs, and the arrays that outlive a step.
 
-    `is_finite` says whether the masters are, since UPDATE, or None. `evaluated` are
-    weights to evaluate, if they are not `params` and were asked for since.
+    `is_finite` says whether the masters after UPDATE are finite; None if not yet known.
+    `evaluated` are the weights to evaluate, if they are not `params` and were requested
+    since UPDATE.
     """
 
     programs: StagePrograms
@@ -37,10 +38,10 @@ class StageState:
     gradients: dict[Group, Any] = field(default_factory=dict)
 
     def evaluation_params(self) -> Any:
-        """Compute weights to evaluate.
+        """Return the compute weights to evaluate.
 
-        If they are not those that are trained they stay until the next step needs
-        their memory for its sums of gradients, which are as large at least.
+        If they are not the trained ones, they stay until the next step needs their
+        memory for its gradient sums, which are at least as large.
         """
         if not self.updates.evaluates_elsewhere:
             return self.params
@@ -55,12 +56,12 @@ class StageState:
         self.opt_state, self.is_finite = self.updates.skipped(self.opt_state), None
 
     def clear(self) -> None:
-        """Let go of all arrays."""
+        """Drop all arrays."""
         self.masters = self.opt_state = self.params = self.frozen = None
         self.evaluated = self.is_finite = None
         self.drop_step()
 
     def drop_step(self) -> None:
-        """Let go of what a step has made so far."""
+        """Drop the results of a step so far."""
         self.acc = self.loss = None
         self.gradients.clear()

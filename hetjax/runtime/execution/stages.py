@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages that a process holds: their programs, and their state.
+"""Builds the stages that a process holds: their programs and their state.
 
 Owns building the stages of a plan for the nodes whose devices are here, compiling, and
-state to and from plan-independent entries. Does not own steps
+conversion of state to and from plan-independent entries. Does not own steps
 (`stage_runtime.py`).
 """
 
@@ -54,14 +54,14 @@ from hetjax.stage.partition import NamedStack, PlanPartition
 class Stages:
     """The plan's stages on the nodes of `devices`; `stages` has them by key.
 
-    Devices may be other processes', too: stages that have none here are left out.
-    `training` and `evaluation` are the programs of all nodes of the plan. `dtype` is
-    what stages compute in that do not say. Where one computes in float16 the loss is
-    scaled for all of them: `is_scaled`. First weights are `weights`, if they are given.
-    `kinds` are those of the devices of each node of the plan: `CPU` unless it is there.
-    Where all is to be `deterministic`, GPUs give the same bits again, in a longer time.
+    Devices may belong to other processes, too: stages without a device here are left
+    out. `training` and `evaluation` are the programs of all nodes of the plan. `dtype`
+    is the precision of stages that give none. If one stage computes in float16, the
+    loss is scaled for all: `is_scaled`. `weights`, if given, are the first weights.
+    `kinds` are the device kinds of the plan's nodes, by default `CPU`. If
+    `deterministic`, GPUs reproduce the same bits, but take longer.
 
-    After `reroute` those of idle replicas are not among `stages`, but keep their state.
+    After `reroute`, stages of idle replicas leave `stages`, but keep their state.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Stages:
         check_evaluation(self.evaluation, plan)
 
     def reroute(self, num_microbatches: Sequence[int]) -> None:
-        """Go on with so many microbatches by replica (`plans/rerouting.py`) of the plan
-        that the stages were built for."""
+        """Give each replica another number of microbatches (`plans/rerouting.py`), in
+        the plan that the stages were built for."""
         self._lay_out(with_microbatches(self._built_for, num_microbatches))
         left = self.partition.stages
         self.stages = {key: state for key, state in self._built.items() if key in left}
@@ -132,10 +132,11 @@ class Stages:
                 progress(done, len(jobs))
 
     def temp_bytes(self) -> dict[StageKey, dict[str, int]]:
-        """Temporary bytes of the compiled passes of every stage, as XLA says; those of
-        its update (UPDATE) and, with the packed rows, of packing gradients (PACK).
+        """Return the temporary bytes of every stage's compiled passes, as XLA reports.
 
-        Without those of which the backend says nothing, and what runs elsewhere.
+        Also those of its update (UPDATE) and, with the packed rows, of packing
+        gradients (PACK). Leaves out programs of which the backend reports nothing, and
+        updates that run on the host.
         """
         ops = _ops(self.training)
         return {
@@ -148,8 +149,8 @@ class Stages:
         }
 
     def initialise(self, seed: int) -> None:
-        """First weights, those given or a function of the seed alone, and fresh
-        optimizer state."""
+        """Set fresh optimizer state and the first weights, which are given or a
+        function of the seed alone."""
         for stage, state in self.stages.items():
             held, abstract = self.partition.stages[stage], state.updates.masters
             if self._weights is None:
@@ -162,11 +163,13 @@ class Stages:
         self._behind = self._idle
 
     def restore(self, read: Read) -> None:
-        """State of all stages from plan-independent entries; what is frozen is no
-        state, and comes again from where it began."""
+        """Set the state of all stages from plan-independent entries.
+
+        Frozen weights are no state: they are read again from their source.
+        """
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
-            state.clear()  # or devices would have to hold it twice
+            state.clear()  # otherwise devices would hold it twice
             held = self._parameters[stage]
             masters, opt_state = place(held, *abstract, read)
             read_first = frozen_weights(self.model, self._first_weights)
@@ -175,29 +178,29 @@ class Stages:
         self._behind = self._idle
 
     def _first_weights(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A weight that is frozen, as the run began with it."""
+        """Return a frozen weight, as the run began with it."""
         assert self._weights is not None, f"nobody says where {path} is from"
         return self._weights(path, shape)
 
     def _frozen(self, stage: StageKey, read: Read) -> Any:
-        """What is frozen of a stage, on its devices, as its programs read it."""
+        """Return a stage's frozen weights on its devices, as its programs read them."""
         held, abstract = self.partition.stages[stage], self.stages[stage].updates.frozen
         return place(held, abstract, ({},) * len(abstract), read)[0]
 
     def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
-        """A host copy of the state that is saved from here, every entry once.
+        """Yield a host copy of the state that this worker saves, every entry once.
 
-        All workers of a plan together give the whole state: what several stages hold
-        they share out among them (`PlanPartition.savers`).
+        All workers of a plan together yield the whole state: stages that hold the same
+        parameters share them out among them (`PlanPartition.savers`).
         """
         for stage, state in self.stages.items():
             held, wanted = self.partition.stages[stage], partial(self._saves, stage)
             yield from host_values(held, state.masters, state.opt_state, wanted)
 
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
-        """All state that is here, also of what others save, copied when it is asked.
+        """Yield all state that is here, also what others save, copied on request.
 
-        Without stages that are behind.
+        Leaves out stages that are behind.
         """
         for stage, state in self._built.items():
             if stage not in self._behind:
@@ -205,9 +208,9 @@ class Stages:
                 yield from held_values(held, state.masters, state.opt_state)
 
     def numbers(self, with_digests: bool) -> Iterator[StageNumbers]:
-        """What the weights of each stage are, of those that are led from here.
+        """Yield the findings on the weights of each stage that this worker leads.
 
-        A program of all members of a stage: they all have to ask.
+        Runs a program of all members of a stage: all of them have to call this.
         """
         for stage, state in self.stages.items():
             is_finite = state.checks.is_finite(state.masters)
@@ -224,7 +227,7 @@ class Stages:
                 yield numbers
 
     def skip(self) -> None:
-        """Go on to the next step with the weights as they are."""
+        """Continue to the next step with the weights unchanged."""
         for state in self.stages.values():
             state.skip()
         self._leave_idle_behind()
@@ -234,7 +237,7 @@ class Stages:
         return mine and self.partition.savers.get(named.name_of(unit)) == stage
 
     def needed(self) -> Iterator[Entry]:
-        """What `restore` reads, known before there is any state."""
+        """Yield the entries that `restore` reads; needs no state."""
         for stage, state in self.stages.items():
             held, updates = self.partition.stages[stage], state.updates
             for _, found, _ in stage_entries(held, updates.masters, updates.opt_state):
@@ -242,7 +245,7 @@ class Stages:
 
     @property
     def saves(self) -> bool:
-        """Whether `entries` gives anything."""
+        """Whether `entries` yields anything."""
         savers = set(self.partition.savers.values())
         return any(
             stage in savers and leads(state.programs.mesh)
@@ -250,7 +253,7 @@ class Stages:
         )
 
     def _leave_idle_behind(self) -> None:
-        """A step was committed, of which idle stages know nothing."""
+        """Record that a step was committed without the idle stages."""
         self._behind |= self._idle
 
     @property
@@ -325,7 +328,7 @@ def _programs(
 
 
 def needs_scaling(dtypes: Mapping[StageKey, str]) -> bool:
-    """Whether gradients would underflow: those of float16 do."""
+    """Return whether gradients would underflow: those of float16 do."""
     return "float16" in dtypes.values()
 
 
@@ -333,9 +336,9 @@ def _dtypes(plan: Plan, otherwise: str) -> dict[StageKey, str]:
     return {(r, s): stage.precision or otherwise for r, s, stage in plan.stages()}
 
 
-# a new plan finds the programs of stages that stay as they are, and one that was
-# compiled ahead all of them; few, as a process of Linux may have 65,530 mappings, and
-# an update for a CPU can need 500
+# A new plan reuses the programs of unchanged stages, and a plan that was compiled ahead
+# reuses all. The caches are small: a process of Linux may have 65,530 mappings, and an
+# update for a CPU can need 500.
 _shared = lru_cache(maxsize=32)(StagePrograms)
 _shared_updates = lru_cache(maxsize=32)(UpdatePrograms)
 _shared_checks = lru_cache(maxsize=32)(CheckPrograms)
@@ -353,7 +356,7 @@ def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int,
 
 
 def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
-    """What each stage computes, in the order of first use."""
+    """Return what each stage computes, in the order of first use."""
     found: dict[StageKey, dict[Op, None]] = {}
     for program in programs.values():
         for action in program:
@@ -364,7 +367,7 @@ def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
 def _said_bytes(
     state: StageState, ops: Sequence[Op]
 ) -> Iterator[tuple[str, Iterable[int | None]]]:
-    """What the compiler says of programs of which one is run at a time, by name."""
+    """Yield the compiler's figures by name; of a name's programs one runs at a time."""
     programs, updates = state.programs, state.updates
     for op in ops:
         yield op.name, [temp_bytes(programs.program(op))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Persistent state of a stage by layer: the names under which any plan finds it.
+"""Maps the persistent state of a stage to names by layer, which any plan can find.
 
 Owns the map between a stage's (stacked, sharded) leaves and plan-independent entries:
 one per parameter or optimizer leaf of one module. Does not own files
@@ -30,14 +30,14 @@ from hetjax.models.model import (
 from hetjax.stage.partition import NamedStack, StageParameters
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
-# fp32 value of the parameter with this full path and shape, none quantised
+# fp32 value of the parameter with this full path and shape, not quantised
 Weights = Callable[[str, tuple[int, ...]], np.ndarray]
-# What of a module's parameters is drawn with a key
+# the parameters of a module that are drawn with a key
 Init = Callable[[ModuleSpec, jax.Array], dict[str, Any]]
 
 
 def entries(named: NamedStack, leaf_path: tuple[Any, ...], leaf: Any) -> list[Entry]:
-    """The entries of one leaf of a stack's (masters, opt_state), one per unit.
+    """Return the entries of one leaf of a stack's (masters, opt_state), one per unit.
 
     `leaf_path` is the key path within that pair: masters are `(0, leaf name)`,
     optimizer leaves `(1, module name, ...)`.
@@ -55,7 +55,7 @@ def entries(named: NamedStack, leaf_path: tuple[Any, ...], leaf: Any) -> list[En
 def stage_entries(
     held: StageParameters, masters: Any, opt_state: Any
 ) -> Iterator[tuple[NamedStack, list[Entry], Any]]:
-    """Every leaf of the stage's state with its stack and its entries, in tree order."""
+    """Yield every leaf of a stage's state with its stack and entries, in tree order."""
     for named, master, state in zip(held.stacks, masters, opt_state, strict=True):
         for path, leaf in jax.tree_util.tree_leaves_with_path((master, state)):
             yield named, entries(named, tuple(map(_key, path)), leaf), leaf
@@ -67,9 +67,10 @@ def host_values(
     opt_state: Any,
     wanted: Callable[[NamedStack, int], bool],
 ) -> Iterator[tuple[Entry, np.ndarray]]:
-    """Copies of the entries of those units that are wanted.
+    """Yield copies of the entries of those units that are wanted.
 
-    Of a stage that spans processes the leading one gets them, and all have to ask.
+    If a stage spans processes, only the leading one gets them, but all have to call
+    this.
     """
     kept = [
         (named, found, leaf)
@@ -89,9 +90,10 @@ def host_values(
 def held_values(
     held: StageParameters, masters: Any, opt_state: Any
 ) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
-    """Every entry with what copies it to the host, a leaf's units together.
+    """Yield every entry with a function that copies it to the host.
 
-    What spans processes is copied now, by all of them, and is the leading one's.
+    The units of a leaf are copied together. A leaf that spans processes is copied now,
+    by all of them, and only the leading one yields it.
     """
     for named, found, leaf in stage_entries(held, masters, opt_state):
         whole = _copied_later(leaf)
@@ -113,17 +115,17 @@ def _unit(whole: Callable[[], np.ndarray], unit: int) -> np.ndarray:
 
 
 def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
-    """Initial weights of the modules that the stage holds.
+    """Return the initial weights of the modules that the stage holds.
 
     They are drawn on the host's CPU, whatever the stage runs on, from the seed and the
-    module's place in the model: replicas on unlike devices start bit-equal.
+    module's index in the model. So replicas on unlike devices start bit-equal.
     """
     values = _all_drawn(model, held, seed)
     return frozen_weights(model, lambda path, shape: values[path])
 
 
 def _all_drawn(model: Model, held: StageParameters, seed: int) -> dict[str, np.ndarray]:
-    """Those by path."""
+    """Return the drawn parameters by path."""
     number = {module.path: i for i, module in enumerate(model.modules)}
     modules = {m.path: m for named in held.stacks for m in named.modules()}
     of_kind: dict[Any, list[str]] = {}
@@ -143,8 +145,10 @@ def _all_drawn(model: Model, held: StageParameters, seed: int) -> dict[str, np.n
 
 
 def given_weights(model: Model, weights: Weights, seed: int) -> Read:
-    """Initial weights that come from elsewhere; adapters have none there, and are drawn
-    as `fresh_weights` draws them."""
+    """Return initial weights that come from elsewhere.
+
+    Adapters have none there; they are drawn as `fresh_weights` draws them.
+    """
     adapters = _Drawn(model, seed, init_adapters)
     names = {
         f"{spec.path}.{name}"
@@ -160,10 +164,10 @@ def given_weights(model: Model, weights: Weights, seed: int) -> Read:
 
 
 def frozen_weights(model: Model, weights: Weights) -> Read:
-    """Such weights as a stage holds them: those that are frozen quantised, if so said.
+    """Return weights as a stage holds them: frozen ones quantised if the spec says so.
 
-    Each is read and quantised once, by whoever holds it; what is kept until it is asked
-    for is the scales of one leaf.
+    Each holder reads and quantises a weight once. Only the scales of one leaf are kept
+    until they are read.
     """
     specs = {spec.path: spec for spec in model.modules}
     kept: dict[str, np.ndarray] = {}
@@ -189,13 +193,15 @@ def frozen_weights(model: Model, weights: Weights) -> Read:
 
 
 def drawn_weights(model: Model, seed: int) -> Weights:
-    """The weights of `fresh_weights`, of any module at any time."""
+    """Return the weights of `fresh_weights`, for any module at any time."""
     return _Drawn(model, seed, init_params)
 
 
 class _Drawn:
-    """Parameters by path as a function makes them of module and key; those of the
-    module that was asked for last are kept."""
+    """Parameters by path, drawn by a function of module and key.
+
+    Keeps those of the module that was requested last.
+    """
 
     def __init__(self, model: Model, seed: int, init: Init) -> None:
         self._seed, self._init = seed, init
@@ -212,7 +218,7 @@ class _Drawn:
 
 
 def _prefixes(path: str) -> list[str]:
-    """What may be a module's path in the full path of its parameter."""
+    """Return the possible module paths in a parameter's full path."""
     words = path.split(".")
     return [".".join(words[:2]), words[0]]
 
@@ -220,7 +226,7 @@ def _prefixes(path: str) -> list[str]:
 def _drawn(
     init: Init, kind: ModuleSpec, seed: int, number: int
 ) -> dict[str, np.ndarray]:
-    """What a module begins with, drawn on the host's CPU."""
+    """Return a module's initial parameters, drawn on the host's CPU."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.fold_in(jax.random.key(seed), number)
         params = _initialiser(init, kind)(key)
@@ -235,7 +241,7 @@ def _initialiser(
 
 
 def place(held: StageParameters, masters: Any, opt_state: Any, read: Read) -> Any:
-    """(masters, opt_state) on the stage's devices from entries; arguments abstract."""
+    """Return (masters, opt_state) on devices, from entries; arguments are abstract."""
     leaves = [
         to_mesh(_assembled(named, found, read), leaf.sharding)
         for named, found, leaf in stage_entries(held, masters, opt_state)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long each stage worked in a step, by kind of action; nobody waits for it.
+"""Sums how long each stage worked in a step, by kind of action, without waiting for it.
 
-Owns the sums, and that they are given only when they are whole: of a step that is over
-while the next one runs. Waiting for others is no work: receiving, sums and NORM are
-watched for when they end, and not counted. Does not own when an action ran
-(`action_watch.py`) nor what the sums are for (`hetjax/costs/slowness/`).
+Owns the sums, and the rule that only complete sums are reported: those of a finished
+step, while the next one runs. Waiting for others is no work: RECV, REDUCE and NORM are
+watched for their ends, but not counted. Does not own when an action ran
+(`action_watch.py`) nor the use of the sums (`hetjax/costs/slowness/`).
 """
 
 import threading
@@ -20,9 +20,9 @@ from hetjax.schedule.programs.action import Action, Op
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTimes:
-    """What a worker reports of a step that is over.
+    """A worker's report of a finished step.
 
-    `worked` has replica, stage, kind of action and seconds, `sent` the seconds per byte
+    `worked` has replica, stage, kind of action and seconds; `sent` the seconds per byte
     of large messages to peers since its last report.
     """
 
@@ -52,14 +52,14 @@ class StepSums:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was enqueued has run; asked once no more will be."""
+        """Whether all enqueued actions have run; read once no more will be enqueued."""
         return self._num_left == 0
 
     def worked(self) -> list[tuple[int, int, str, float]]:
         """Return the sums, once the step is whole.
 
-        Of an action that was interrupted no more counts than a few usual ones: a pause
-        of the host, which falls on one of many, is none of the device's.
+        An interrupted action counts as at most a few median ones: a pause of the host,
+        which hits one of many actions, is no work of the device.
         """
         found = []
         for part, seconds in sorted(self._seconds.items()):
@@ -91,8 +91,7 @@ class StepClock:
     def pop_finished(self, before: int) -> StepSums | None:
         """Return the last step before this one, once, if all of it has run.
 
-        Its UPDATE runs into the next step, which is why a step is never reported at
-        once.
+        Its UPDATE runs into the next step, so a step is never reported at once.
         """
         over = [sums for sums in self._begun if sums.step < before]
         self._begun = [sums for sums in self._begun if sums.step >= before]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs of one stage that lets texts go on.
+"""Compiles the programs of one stage that continue texts.
 
-Owns for which pieces of texts programs are compiled, and how what modules keep lies on
-the stage's devices: as the compiler lays out the keys and values of a first piece, so
-that heads stay where their weights are. Does not own the mathematics
+Owns for which pieces of texts programs are compiled, and the layout of `kept` on the
+stage's devices: the compiler's layout for the keys and values of a first piece, so that
+heads stay where their weights are. Does not own the mathematics
 (`hetjax/stage/decoding.py`).
 """
 
@@ -24,7 +24,7 @@ from hetjax.stage.function import StageFunction, StageParams
 
 @lru_cache(maxsize=64)
 def of_size(programs: StagePrograms, num_rows: int, length: int) -> StagePrograms:
-    """The programs of the same stage for batches of other sizes."""
+    """Return the programs of the same stage for batches of other sizes."""
     width = programs.activation_shape[2:]
     return replace(
         programs,
@@ -37,15 +37,15 @@ def of_size(programs: StagePrograms, num_rows: int, length: int) -> StageProgram
 class TextPrograms:
     """Programs of a stage for texts of up to `num_positions`, by length of a piece.
 
-    `begin` is for the first piece, `decode` for those after it, which needs that one
-    has begun. The last stage gives logits_V of the first text after position `at` of
-    the piece, others the residual stream.
+    `begin` is for the first piece, `decode` for later pieces; call `begin` first. The
+    last stage returns logits_V of the first text after position `at` of the piece,
+    others the residual stream.
     """
 
     num_positions: int
     _begin: dict[int, Compiled] = field(default_factory=dict)
     _decode: dict[int, Compiled] = field(default_factory=dict)
-    _kept: Any = None  # abstract, as it is laid out
+    _kept: Any = None  # abstract, with its layout
 
     def begin(self, programs: StagePrograms) -> Compiled:
         """(params, x, at) -> (y, kept)."""
@@ -55,7 +55,7 @@ class TextPrograms:
         return self._begin[length]
 
     def decode(self, programs: StagePrograms) -> Compiled:
-        """(params, x, at, kept, start) -> (y, kept); what is kept is donated."""
+        """(params, x, at, kept, start) -> (y, kept); `kept` is donated."""
         length = programs.tokens_shape[1]
         if length not in self._decode:
             inputs = (*_inputs(programs), self._kept, _position(programs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When every compute action of some steps ran, as spans on devices.
+"""Records when every compute action of some steps ran, as spans on devices.
 
 Owns which actions are shown. Does not own when an action ran (`action_watch.py`).
 """

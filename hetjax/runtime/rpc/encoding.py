@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as JSON text, checked on arrival.
+"""Encodes messages as JSON text, and checks them on arrival.
 
-Owns the form, {"version": .., "message": CLASS, "fields": {..}}, and the check of what
-arrives against the class's type hints: what no `encode` of this version can have
-written raises BadMessage, and nothing else. Does not own the classes (`schema.py`).
+Owns the form, {"version": .., "message": CLASS, "fields": {..}}, and the check of
+incoming data against the class's type hints: data that no `encode` of this version can
+have written raises BadMessage, and no other error. Does not own the classes
+(`schema.py`).
 """
 
 import json
@@ -20,25 +21,25 @@ from hetjax.files.parsing import json_value
 from hetjax.runtime.rpc.schema import Message, Request
 
 VERSION = 4  # of the protocol: both sides must have the same
-_WHOLE = 1 << 53  # below this each integer is a float
+_WHOLE = 1 << 53  # floats represent all smaller integers exactly
 _M = TypeVar("_M", bound=Message)
 
 
 class BadMessage(ValueError):
-    """What has arrived is no message of this protocol."""
+    """The data received is no message of this protocol."""
 
 
 def encode(message: Message) -> np.ndarray:
-    """The message as bytes (uint8)."""
+    """Return the message as bytes (uint8)."""
     name, fields = type(message).__name__, asdict(message)
     frame = {"version": VERSION, "message": name, "fields": fields}
     return np.frombuffer(json.dumps(frame).encode(), np.uint8)
 
 
 def decode(data: np.ndarray, expected: type[_M]) -> _M:
-    """The message that `encode` has made these bytes of; raises BadMessage.
+    """Return the message that `encode` wrote as these bytes; raise BadMessage.
 
-    So does one that is none of the `expected` class.
+    Also raises BadMessage for a message that is not of the `expected` class.
     """
     try:
         frame = json_value(data.tobytes(), finite=False)
@@ -57,7 +58,7 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
 
 @cache
 def kinds() -> Mapping[str, type[Message]]:
-    """The classes of messages by name."""
+    """Return the classes of messages by name."""
     found = {*Message.__subclasses__(), *Request.__subclasses__()}
     return {kind.__name__: kind for kind in found - {Request}}
 
@@ -66,7 +67,7 @@ _hints = cache(get_type_hints)
 
 
 def _typed(hint: Any, found: Any, where: str) -> Any:
-    """The JSON value as what the type hint says; raises BadMessage."""
+    """Return the JSON value as the type that the hint says; raise BadMessage."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return _one_of(parts, found, where)

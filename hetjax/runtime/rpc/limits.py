@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a worker may take: what the table allows, or less where more is known.
+"""Computes how long a worker may take: the table's limit, or less if more is known.
 
-Owns the rule, and the slow rates and the least limits that it goes by. Does not own the
-table (`message.py`), nor who predicts or measures how long something takes
-(`runtime/control/`, `rounds.py`).
+Owns the rule, and the slow rates and least limits that it uses. Does not own the table
+(`message.py`), nor predicting or measuring times (`runtime/control/`, `rounds.py`).
 """
 
 from collections.abc import Mapping
@@ -12,12 +11,12 @@ from typing import Any
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 
-WATCHDOG_FACTOR = 10.0  # times as long as expected, and a worker hangs
-LEAST_S = 60.0  # however quick it is expected to be: a machine may be starved
-# A compiler that has found its programs in a cache says nothing of how long it takes
-# where it has to make them; this is without any that is done, for it may be a large one
+WATCHDOG_FACTOR = 10.0  # times the expected time, after which a worker hangs
+LEAST_S = 60.0  # even if less is expected: a machine may be starved
+# The time with programs from a cache says nothing of the time to compile them. This is
+# the limit for a wait in which no program gets done, as one may be large.
 LEAST_COMPILE_S = 600.0
-SLOW_BYTES_PER_S = 20e6  # of a disk, or of a link, that is still of use
+SLOW_BYTES_PER_S = 20e6  # of the slowest disk or link that is still useful
 
 
 def limit_s(
@@ -26,11 +25,11 @@ def limit_s(
     longest_s: float | None,
     factor: float,
 ) -> float:
-    """How long a worker may take for this kind of request, before it hangs.
+    """Return how long a worker may take for this kind of request, before it hangs.
 
-    `predicted_s` is what it should take, `longest_s` what it took at most so far; what
-    is not known is None. If neither is, the table alone says. Of steps the first of a
-    plan alone is predicted, and may compile something, too.
+    `predicted_s` is the expected time, `longest_s` the longest time so far; None if not
+    known. If both are None, only the table counts. Of steps, only the first of a plan
+    is predicted; it may compile something, too.
     """
     most_s = LIMITS[what].seconds
     known_s = [found for found in (predicted_s, longest_s) if found is not None]
@@ -43,7 +42,7 @@ def limit_s(
 
 
 def first_step_s(step_s: float, longest_s: Mapping[Any, float]) -> float | None:
-    """How long the first step of a plan should take: it may compile some things, too.
+    """Return how long the first step of a plan, which may compile, should take.
 
     None before anything was compiled.
     """
@@ -52,7 +51,7 @@ def first_step_s(step_s: float, longest_s: Mapping[Any, float]) -> float | None:
 
 
 def moving_s(num_bytes: float) -> float:
-    """How long it takes to write so many bytes, or to send them, where that is slow.
+    """Return how long writing or sending so many bytes takes at a slow rate.
 
     >>> moving_s(100e6)
     5.0

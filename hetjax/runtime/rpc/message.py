@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every message has, and how long a request may take.
+"""Defines the parts that all messages share, and how long a request may take.
 
-Owns the classes that the messages (`schema.py`) are made of, and the table of limits.
+Owns the base classes of the messages (`schema.py`), and the table of limits.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from typing import Any, Generic, TypeVar, dataclass_transform, get_args
 class Limit:
     """How long a controller waits for a worker to do `what`.
 
-    Generous, as it only has to end what would never end: a worker that is gone, or
-    stopped, is reported by other means (`hetjax/comm/heart.py`).
+    Generous: it only ends waits that would never end. A worker that is gone or stopped
+    is reported by other means (`hetjax/comm/heart.py`).
     """
 
     seconds: float
     what: str
 
     def passed(self, limit_s: float) -> str:
-        """Why a worker that took longer counts as lost."""
+        """Return why a worker that took longer counts as lost."""
         return (
             f"took more than {limit_s:g} s to {self.what} "
             "(--timeout-scale multiplies all such limits)"
         )
 
 
-START = "start"  # of a worker, which nobody can ask for it
+START = "start"  # of a worker, for which there is no request
 LIMITS: dict[type["Request[Any]"] | str, Limit] = {
     START: Limit(600.0, "start and call its controller")
 }
@@ -36,7 +36,7 @@ LIMITS: dict[type["Request[Any]"] | str, Limit] = {
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What one side tells the other; every class of messages is a frozen dataclass."""
+    """The base of all messages; every subclass is a frozen dataclass."""
 
     epoch: int = 0
 
@@ -49,10 +49,10 @@ A = TypeVar("A", bound=Message)
 
 
 class Request(Message, Generic[A]):
-    """What a worker is asked; it answers with an `A`, or tells of trouble.
+    """A request to a worker, which answers with an `A`, or reports trouble.
 
-    It may take so many `minutes` to do `what`, before it counts as lost; less, where
-    the caller says, or it is known, how long that should take (`limits.py`).
+    The worker may take `minutes` to do `what` before it counts as lost; less, if the
+    caller gives the expected time or earlier requests show it (`limits.py`).
     """
 
     expected_s: float | None = None
@@ -66,6 +66,6 @@ AnyRequest = Request[Any]
 
 
 def answer_of(request: type[Request[A]]) -> type[A]:
-    """The class of what answers a request of this class."""
+    """Return the class of the answer to requests of this class."""
     (base,) = request.__orig_bases__  # pyright: ignore[reportAttributeAccessIssue]
     return get_args(base)[0]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller knows of its workers, and the round that it waits for: no I/O.
+"""Tracks a controller's workers, and the round that it waits for: no I/O.
 
-A round asks several workers the same kind of thing at once. It is over when all that
-were asked have answered or are lost: then no other worker is busy with it any more, and
-the survivors' state is known. Owns who is there (a worker's newest start alone, which
-its incarnation tells from earlier ones), which answers count, the limits, and when the
-others are told to break off. Pure: `react` gives the next state and what to do. Does
-not own connections or clocks (`worker_connections.py`), the messages (`schema.py`), nor
-what is asked when (`runtime/control/`).
+A round sends several workers the same kind of request at once. It is over when all of
+them have answered or are lost: then no other worker is busy with it any more, and the
+survivors' state is known. Owns which workers are there (only the newest start of each,
+which has its own incarnation), which answers count, the limits, and when other workers
+are told to abort. Pure: `react` returns the next state and the actions. Does not own
+connections or clocks (`worker_connections.py`), the messages (`schema.py`), nor what is
+requested when (`runtime/control/`).
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR, first_step_s, limit_s
 from hetjax.runtime.rpc.message import LIMITS, AnyRequest, Message, answer_of
 
-Trouble = tuple[str, str]  # which worker is lost, and why
+Trouble = tuple[str, str]  # lost worker, reason
 
 # --- events
 
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A worker is being started; what was started before it counts no more."""
+    """A worker is being started; its earlier starts no longer count."""
 
     worker: str
     start: int
@@ -34,9 +34,9 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A worker has called and shown who it is; who calls later has a greater number.
+    """A worker has called and proven who it is; later calls have greater incarnations.
 
-    `start` is the number of its start, by which it is known to who started it.
+    `start` is the number of its start, by which its launcher knows it.
     """
 
     worker: str
@@ -55,7 +55,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """This start of a worker answers the request of a number, or says how far it is."""
+    """This start of a worker answers the request `number`, or reports its progress."""
 
     worker: str
     incarnation: int
@@ -65,7 +65,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The run wants these workers to do something; a round before is given up."""
+    """The run requests something of these workers; the previous round is given up."""
 
     requests: Mapping[str, AnyRequest]
 
@@ -80,7 +80,7 @@ class TakenForLost:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing has happened: a limit may have passed."""
+    """Nothing has happened, but a limit may have passed."""
 
 
 Event: TypeAlias = Spawned | Called | Ended | Heard | Asked | TakenForLost | TimePassed
@@ -106,7 +106,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A worker says how far its part of the round is."""
+    """A worker reports the progress of its part of the round."""
 
     worker: str
     message: schema.Compiling
@@ -114,7 +114,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The round is over: its answers, and who was lost in it, if anybody was."""
+    """The round is over: its answers, and the worker that was lost in it, if any."""
 
     replies: Mapping[str, Message]
     trouble: Trouble | None
@@ -127,9 +127,9 @@ Action: TypeAlias = Send | Close | Tell | Finish
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """Who was asked what, as which start of it, and what has come of it so far.
+    """The requests of a round, the start of each worker, and the results so far.
 
-    `broken_by` is why the others were told to break off, once they were.
+    `broken_by` is why the others were told to abort, once they were.
     """
 
     asked: Mapping[str, AnyRequest]
@@ -143,7 +143,7 @@ class Round:
 
     @property
     def late(self) -> list[str]:
-        """Those of whom nothing is known yet."""
+        """Workers that have neither answered nor been lost."""
         return [w for w in self.asked if w not in self.replies and w not in self.lost]
 
     @property
@@ -153,16 +153,16 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """The workers of a run, by the newest start of each, and the round of now.
+    """The workers of a run, by the newest start of each, and the current round.
 
-    Limits (`limits.py`) are multiplied by `timeout_scale`; `longest_s` has by kind of
-    request how long it has taken at most, of those that take about as long each time.
+    Limits (`limits.py`) are multiplied by `timeout_scale`. `longest_s` has the longest
+    time so far by kind of request, for kinds that take about as long each time.
     """
 
     timeout_scale: float = 1.0
     watchdog_factor: float = WATCHDOG_FACTOR
     longest_s: Mapping[type[AnyRequest], float] = field(default_factory=dict)
-    number: int = 0  # of the round that was asked last
+    number: int = 0  # of the latest round
     there: Mapping[str, int] = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict)
     started: Mapping[str, int] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class Rounds:
     def limit_s(
         self, what: type[AnyRequest] | str, expected_s: float | None = None
     ) -> float:
-        """How long a worker may take for this kind of request."""
+        """Return how long a worker may take for this kind of request."""
         longest_s = None if isinstance(what, str) else self.longest_s.get(what)
         if what is schema.Train and expected_s is not None:
             expected_s = first_step_s(expected_s, self.longest_s)
@@ -180,14 +180,14 @@ class Rounds:
         return self.timeout_scale * found_s
 
 
-# they take about as long each time, or have a least limit that allows for more
+# kinds that take about as long each time, or whose least limit allows for more
 _STEADY = (schema.Train, schema.Evaluate, schema.Compile)
 Reaction = tuple[Rounds, tuple[Action, ...]]
 
 
 @singledispatch
 def react(event: Event, state: Rounds, now_s: float) -> Reaction:
-    """The state after an event, and what is to be done, in this order.
+    """Return the state after an event, and the actions to do, in this order.
 
     `now_s` is of a clock that never goes back.
     """
@@ -226,7 +226,7 @@ def _called(event: Called, state: Rounds, now_s: float) -> Reaction:
 @react.register
 def _ended(event: Ended, state: Rounds, now_s: float) -> Reaction:
     if state.there.get(event.worker) != event.incarnation:
-        return state, ()  # an earlier start, which has long been replaced or given up
+        return state, ()  # an earlier start, already replaced or given up
     return _see_to_round(_without(state, event.worker, event.reason), now_s)
 
 
@@ -240,7 +240,7 @@ def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
     if state.there.get(event.worker) != event.incarnation:
         return state, ()
     if event.number < state.number:
-        return state, ()  # nobody waits for it any more
+        return state, ()  # the answer is no longer awaited
     found, worker = state.round, event.worker
     asked = None
     if found is not None and event.number == state.number and worker in found.late:
@@ -250,7 +250,7 @@ def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
         return _lose(state, {worker: reason}, now_s)
     assert found is not None
     if isinstance(event.message, schema.Compiling):
-        # a limit for each program, within what the table has for all
+        # a limit for each program, within the table's limit for all
         most_s = state.timeout_scale * LIMITS[schema.Compile].seconds
         end_s = min(found.begin_s + most_s, now_s + found.limit_s)
         found = replace(found, end_s=max(found.end_s, end_s))
@@ -290,9 +290,9 @@ _NEVER = "has not called"
 
 
 def _see_to_round(state: Rounds, now_s: float) -> Reaction:
-    """End the round if nobody is late; past its limit, or after a loss, break it off.
+    """End the round if no worker is late; abort it past its limit, or after a loss.
 
-    Those that answer then have waited for another: who does not even do that is lost.
+    Workers that then answer had waited for another; one that does not answer is lost.
     """
     found = state.round
     if found is None:
@@ -345,7 +345,7 @@ def _finished(state: Rounds, found: Round, now_s: float) -> Reaction:
 
 
 def _lose(state: Rounds, reasons: Mapping[str, str], now_s: float) -> Reaction:
-    """Take workers for lost, and end their connections."""
+    """Count workers as lost, and end their connections."""
     closing = [Close(w, state.there[w]) for w in reasons if w in state.there]
     for worker, reason in reasons.items():
         state = _without(state, worker, reason)
@@ -354,9 +354,9 @@ def _lose(state: Rounds, reasons: Mapping[str, str], now_s: float) -> Reaction:
 
 
 def _without(state: Rounds, worker: str, reason: str) -> Rounds:
-    """The state without this start of the worker, also in the round of now."""
+    """Return the state without this start of the worker, also in the current round."""
     there = {name: at for name, at in state.there.items() if name != worker}
-    lost = {worker: reason, **state.lost}  # the first reason that was known stays
+    lost = {worker: reason, **state.lost}  # the first known reason stays
     found = state.round
     if found is not None and worker in found.late:
         found = replace(found, lost={**found.lost, worker: lost[worker]})
@@ -364,7 +364,7 @@ def _without(state: Rounds, worker: str, reason: str) -> Rounds:
 
 
 def _refusal(message: Message, asked: AnyRequest | None) -> str | None:
-    """Why a message does not follow from what the worker was asked."""
+    """Return why a message does not answer the worker's request; None if it does."""
     name = type(message).__name__
     if asked is None:
         return f"{name} answers what was not asked"
@@ -383,9 +383,9 @@ _EXCUSES = schema.Lost, schema.RequestRefused, schema.RequestFailed
 def trouble_of(
     replies: Mapping[str, Message], lost: Mapping[str, str]
 ) -> Trouble | None:
-    """Who is lost or failed, and how: first-hand news before hearsay.
+    """Return which worker is lost or failed, and how: first-hand news before hearsay.
 
-    One that is lost may have made others fail.
+    A lost worker may have made others fail.
     """
     for worker, reason in lost.items():
         return worker, reason

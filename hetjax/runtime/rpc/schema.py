@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between a controller and its workers.
+"""Defines the messages between a controller and its workers.
 
-Owns a class for each request, each answer, and for what a worker tells unasked. Does
-not own what all have (`message.py`), how they travel (`worker_connections.py`), who
-sends which when (`runtime/control/`), nor what a worker does then (`runtime/worker/`).
+Owns a class for each request, answer, and unsolicited report of a worker. Does not own
+what all messages share (`message.py`), their transport (`worker_connections.py`), who
+sends which when (`runtime/control/`), nor reactions to them (`runtime/worker/`).
 
 `epoch` counts how often the controller has connected its workers to each other. A
-request is of the epoch in which it is asked, an answer of that of its request.
+request has the epoch in which it is sent, an answer that of its request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,66 +29,66 @@ TransportName = Literal["sockets", "transfer"]
 
 
 class Done(Message):
-    """The answer where there is nothing else to say."""
+    """The answer if there is nothing else to report."""
 
 
 class Address(Message):
-    """Where the worker listens, host:port."""
+    """The address at which the worker listens, host:port."""
 
     address: str
 
 
 class Trained(Message):
     commit: StepCommit
-    times: WorkerTimes | None = None  # of a step before it
+    times: WorkerTimes | None = None  # of an earlier step
 
 
 class Reached(Message):
-    """`at` steps are behind the state, None: it has none; the commit of the last."""
+    """The number of steps behind the state (None: no state), and the last commit."""
 
     at: int | None
     commit: StepCommit | None
-    is_broken_off: bool  # the next one was
+    is_broken_off: bool  # whether the next step was aborted
 
 
 class CheckedState(Message):
-    """Of the stages that the worker leads."""
+    """The findings on the stages that the worker leads."""
 
     stages: Sequence[StageNumbers]
 
 
 class HeldState(Message):
     at: int | None
-    leaves: Sequence[str]  # that are kept of the state after so many steps
+    leaves: Sequence[str]  # held of the state after `at` steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSave:
-    """What a disk has of a save: workers that are `absent` took part, and have no part
-    there; `run` is whose save it is."""
+    """The part of a save that a disk has; `run` is the run that saved it. Workers that
+    are `absent` took part in the save, but have no part there."""
 
     save: Save
     leaves: Sequence[str]
     host: Json
     absent: Sequence[str] = ()
     run: str = ""
-    is_trusted: bool = True  # it is signed with the run's key, if there is one
+    is_trusted: bool = True  # signed with the run's key, if there is one
 
 
 class FoundSaves(Message):
     saves: Sequence[FoundSave]
-    place: str = ""  # its folder, where the run's directory cannot be seen
+    place: str = ""  # its folder, if it does not see the run's directory
 
 
 class NeededState(Message):
-    """The leaves that the worker's stages are made of, with their bytes."""
+    """The leaves of the worker's stages, with their bytes."""
 
     at: int | None
     leaves: Mapping[str, int]
 
 
 class Collected(Message):
-    """What did not come; what did by tier, and until when."""
+    """The leaves that did not come; bytes that did and seconds taken, by tier."""
 
     missing: Sequence[str]
     num_bytes: Mapping[str, int]
@@ -100,7 +100,7 @@ class ClockTime(Message):
 
 
 class Ahead(Message):
-    is_done: bool  # all that was to be compiled ahead, or it cannot be
+    is_done: bool  # all is compiled ahead, or cannot be
 
 
 class CompiledBytes(Message):
@@ -115,21 +115,21 @@ class TracedActions(Message):
 
 
 class Evaluated(Message):
-    """Summed losses by last stage, of those that the worker leads."""
+    """Summed losses by last stage, for those that the worker leads."""
 
     losses: Sequence[StageLoss]
     num_tokens: int
 
 
 class NextLogits(Message):
-    """logits_V, of the one worker that has them."""
+    """logits_V, from the one worker that has them."""
 
     logits: Sequence[float] | None
 
 
 class SavingState(Message):
-    """Whether it saves anything, is about to, or copies a save to the store. `newest`
-    is done; `not_finite` was not written, for its weights are not."""
+    """Whether it saves anything, is writing a save, or copies one to the store.
+    `newest` is complete; `not_finite` was not written: its weights are not finite."""
 
     saves: bool
     busy: bool = False
@@ -139,14 +139,14 @@ class SavingState(Message):
 
 
 class Lost(Message):
-    """The request was broken off, as this worker is lost."""
+    """The request was aborted, as this worker is lost."""
 
     worker: str
     reason: str
 
 
 class RequestRefused(Message):
-    """The request asks for what the user has to put right: a BadInput."""
+    """The request needs a correction by the user: a BadInput."""
 
     got: str
     allowed: str
@@ -157,7 +157,7 @@ class RequestFailed(Message):
     error: str
 
 
-# --- what nobody asked
+# --- unsolicited reports
 
 
 class Compiling(Message):
@@ -188,9 +188,9 @@ class Coordinate(
 
 
 class Build(Request[Done], minutes=60, what="make its stages and open the data"):
-    """Make stages and data from settings; `world` is entered first.
+    """Build stages and data from settings; enter `world` first.
 
-    If so asked, what `Compile` waits for is begun at once, beside what comes next.
+    With `compiles`, start at once what `Compile` waits for, beside what follows.
     """
 
     settings: Json
@@ -199,13 +199,13 @@ class Build(Request[Done], minutes=60, what="make its stages and open the data")
 
 
 class CompileAhead(Request[Done], minutes=5, what="begin to compile in the background"):
-    """Compile in the background what other settings would ask for."""
+    """Compile in the background what other settings would require."""
 
     settings: Json
 
 
 class TellAhead(Request[Ahead], minutes=5, what="tell what it compiles ahead"):
-    """Tell how compiling in the background goes."""
+    """Report how compiling in the background proceeds."""
 
 
 class Listen(Request[Address], minutes=5, what="listen for its peers"):
@@ -220,11 +220,11 @@ class Join(Request[Done], minutes=10, what="connect to its peers"):
 
 
 class Compile(Request[Done], minutes=120, what="compile its stages"):
-    """Compile the programs of all stages; `Compiling` tells how far that is."""
+    """Compile the programs of all stages; `Compiling` reports progress."""
 
 
 class TellCompiled(Request[CompiledBytes], minutes=10, what="tell of its programs"):
-    """Tell what the compiled passes need while they run."""
+    """Report the bytes that the compiled passes need while they run."""
 
 
 class Initialise(Request[Done], minutes=60, what="make its first weights"):
@@ -236,53 +236,53 @@ class Initialise(Request[Done], minutes=60, what="make its first weights"):
 class Train(Request[Trained], minutes=30, what="train a step"):
     """Train on the batch of a step; no two turns share their messages to peers.
 
-    `loss_scale` is there where a stage of the plan computes in float16.
+    `loss_scale` is set if a stage of the plan computes in float16.
     """
 
     step: int
     turn: int
     traced: bool
-    timed: bool = False  # which the answer to a later one tells
+    timed: bool = False  # a later answer reports it
     loss_scale: float | None = None
     checks: StepChecks = NO_CHECKS
 
 
 class LeaveOut(Request[Done], minutes=30, what="leave a step out"):
-    """Commit the step of this number without a look at its batch."""
+    """Commit the step of this number without reading its batch."""
 
     step: int
     commit: StepCommit
 
 
 class CheckState(Request[CheckedState], minutes=30, what="check its weights"):
-    """Tell whether the weights are finite, and digests of them if so asked."""
+    """Report whether the weights are finite, and with `digests` their digests."""
 
     digests: bool
 
 
 class DropState(Request[Done], minutes=10, what="drop its state"):
-    """Have no state any more, nor saves after `kept` steps: neither is believed."""
+    """Discard the state, and saves after `kept` steps: neither is trusted."""
 
     kept: int
     storage: CheckpointStorage
 
 
 class Reroute(Request[Done], minutes=10, what="take over samples of others"):
-    """Go on with other numbers of microbatches by replica; one of none is idle.
+    """Continue with other microbatch counts by replica; a replica with none is idle.
 
-    The state stays as it is, and what a broken step has come to is dropped. Peers are
-    left: `Join` others.
+    The state stays as it is, and the results of an aborted step are discarded. Peers
+    are left: `Join` others.
     """
 
     num_microbatches: Sequence[int]
 
 
 class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):
-    """Tell how far the state is."""
+    """Report how far the state is."""
 
 
 class FinishStep(Request[Done], minutes=30, what="finish a step"):
-    """Commit the step that was broken off, as others have."""
+    """Commit the aborted step, as others have."""
 
     commit: StepCommit
 
@@ -292,13 +292,13 @@ class HoldState(Request[HeldState], minutes=30, what="tell what it has in memory
 
 
 class FindSaves(Request[FoundSaves], minutes=60, what="tell what it has on disk"):
-    """Look what the disk has."""
+    """Report what the disk has."""
 
     storage: CheckpointStorage
 
 
 class TellNeeds(Request[NeededState], minutes=10, what="tell what it needs"):
-    """Tell what the state is made of."""
+    """Report the leaves of the state."""
 
 
 class CollectLeaves(
@@ -306,8 +306,8 @@ class CollectLeaves(
 ):
     """Give and take leaves of one save, as one round of a recovery.
 
-    `own` are leaves by tier that the worker has itself, `give` are (to whom, tier,
-    leaves), `take` are (from whom, leaves). `numbers` are the same for all workers.
+    `own` are leaves by tier that the worker loads itself, `give` are (receiver, tier,
+    leaves), `take` are (sender, leaves). `numbers` are the same for all workers.
     """
 
     save: Save
@@ -320,7 +320,7 @@ class CollectLeaves(
 
 
 class PlaceState(Request[Done], minutes=60, what="put the state on its devices"):
-    """Put what was collected on the devices: the state after `step`."""
+    """Put the collected leaves on the devices: the state after `step`."""
 
     step: int
 
@@ -330,35 +330,35 @@ class TellTime(Request[ClockTime], minutes=30, what="tell the time of its clock"
 
 
 class TellSpans(Request[TracedActions], minutes=10, what="tell when its actions ran"):
-    """Tell when the actions of all traced steps ran."""
+    """Report when the actions of all traced steps ran."""
 
 
 class Evaluate(Request[Evaluated], minutes=30, what="evaluate a batch"):
-    """Run a validation batch, no update."""
+    """Evaluate a validation batch, without an update."""
 
     batch: int
     turn: int
 
 
 class Predict(Request[NextLogits], minutes=30, what="predict a token"):
-    """Tell the logits of what follows the tokens."""
+    """Report the logits of what follows the tokens."""
 
     tokens: Sequence[int]
     turn: int
 
 
 class TellSaving(Request[SavingState], minutes=10, what="tell what it has saved"):
-    """Tell how saving goes."""
+    """Report how saving proceeds."""
 
 
 class KeepCopies(Request[Address], minutes=10, what="be ready to keep copies"):
-    """Be ready to keep copies of what others save."""
+    """Prepare to keep copies of what others save."""
 
     storage: CheckpointStorage
 
 
 class SendCopies(Request[Done], minutes=10, what="connect to who keeps its copies"):
-    """Send copies of what is saved to those at these addresses, by file name."""
+    """Send copies of saves to the workers at these addresses, by file name."""
 
     to: Mapping[str, str]
 
@@ -366,8 +366,8 @@ class SendCopies(Request[Done], minutes=10, what="connect to who keeps its copie
 class SaveState(Request[Done], minutes=30, what="begin a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
-    `host` goes into its manifest. Save `safe` and step `best` stay; what is not
-    `is_stored` is not copied to the store for now.
+    `host` goes into its manifest. Save `safe` and step `best` stay. Only if it
+    `is_stored` is the checkpoint copied to the store for now.
     """
 
     storage: CheckpointStorage
@@ -384,15 +384,15 @@ class AwaitSaved(Request[Done], minutes=120, what="finish a checkpoint"):
 
 
 class Leave(Request[Done], minutes=120, what="finish what it writes, and leave"):
-    """Finish what is being written, and end."""
+    """Finish pending writes, and end."""
 
 
 class BreakOff(
     Request[Done], minutes=2, what="leave a step that another worker has broken"
 ):
-    """Wait no longer for this worker, which is lost; nobody answers this.
+    """Stop waiting for this worker, which is lost; there is no answer to this.
 
-    One that `is_late` has itself taken too long, and writes to its log where it is.
+    If `is_late`, the recipient has taken too long, and logs where it is.
     """
 
     worker: str

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between a controller and workers whose model is used, not trained.
+"""Defines messages between a controller and workers whose model is used, not trained.
 
-Owns a class for each request, for what answers it, and arrays in them: as text, of
-which JSON makes one value and not one for each number. Does not own those that come
-before: how workers are built, joined and given their weights (`schema.py`).
+Owns a class for each request and answer, and arrays in them: as text, which JSON reads
+as one value instead of one per number. Does not own earlier messages: how workers are
+built, joined and given their weights (`schema.py`).
 """
 
 from base64 import b64decode, b64encode
@@ -16,31 +16,31 @@ from hetjax.runtime.rpc.message import Message, Request
 
 
 def array_text(values: np.ndarray) -> str:
-    """The numbers as text; shape and dtype are not in it."""
+    """Return the numbers as text, without shape and dtype."""
     return b64encode(np.ascontiguousarray(values).tobytes()).decode()
 
 
 def text_array(text: str, dtype: type[np.generic], num_rows: int = 1) -> np.ndarray:
-    """The numbers again, in so many rows."""
+    """Return the numbers of a text, in so many rows."""
     return np.frombuffer(b64decode(text), dtype).reshape(num_rows, -1)
 
 
 class Scored(Message):
-    """Summed losses of rows of which the worker leads the last stage."""
+    """Summed losses of rows whose last stage the worker leads."""
 
     losses: Sequence[RowLosses]
 
 
 class Continued(Message):
-    """logits_V (float32 as text), of the one worker that has them."""
+    """logits_V (float32 as text), from the one worker that has them."""
 
     logits: str | None
 
 
 class Score(Request[Scored], minutes=120, what="compile for a batch, and score it"):
-    """Tell the losses of the rows (int32 as text) of a global batch.
+    """Report the losses of the rows (int32 as text) of a global batch.
 
-    Targets that do not count have none.
+    Targets that do not count have no loss.
     """
 
     num_rows: int
@@ -50,7 +50,7 @@ class Score(Request[Scored], minutes=120, what="compile for a batch, and score i
 
 
 class GoOn(Request[Continued], minutes=120, what="compile for a text, and go on"):
-    """Tell the logits of what follows a piece of a text, after those before it."""
+    """Report the logits of what follows a piece of a text, after earlier pieces."""
 
     piece: TextPiece
     turn: int

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a controller and its workers talk: sockets on both sides of requests and answers.
+"""Connects a controller and its workers by sockets, for requests and answers.
 
-Owns the connections, and waiting for what comes of a round. A side that sends what is
-no message, or none that it may send now, is lost like one that has ended. Does not own
-what follows from what has come (`rounds.py`), the messages (`schema.py`), nor what they
-mean (`runtime/worker/`, `runtime/control/`).
+Owns the connections, and waiting for the end of a round. A side that sends what is no
+message, or no message that it may send now, counts as lost, like one that has ended.
+Does not own the conclusions from messages (`rounds.py`), the messages (`schema.py`),
+nor their meaning (`runtime/worker/`, `runtime/control/`).
 """
 
 import itertools
@@ -34,19 +34,19 @@ from hetjax.runtime.rpc.rounds import Rounds
 
 CONTROLLER = "controller"
 Answer = TypeVar("Answer", bound=schema.Message)
-Progress = Callable[[str, schema.Compiling], None]  # from whom, and how far it is
+Progress = Callable[[str, schema.Compiling], None]  # worker, its progress
 
 Record = Callable[[rounds.Event, float, Sequence[rounds.Action]], None]
 
-_LOOK_S = 0.5  # whether a limit has passed, or somebody interrupts
-_CALL_S = 0.1  # the same while workers start, which may end without a word
+_LOOK_S = 0.5  # interval of the checks for a passed limit or an interrupt
+_CALL_S = 0.1  # the same while workers start, which may end silently
 
 
 class WorkerLost(ConnectionError):
     """A worker is gone, or failed; the others have left the step and wait.
 
-    `reports` has by worker what the survivors said. One that `has_failed` came upon an
-    error of its own.
+    `reports` has the answers of the survivors, by worker. A worker that `has_failed`
+    had an error itself.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class WorkerLost(ConnectionError):
 class WorkerConnections(Protocol):
     """A controller's connections to its workers, by name: sockets, or in this process.
 
-    Requests are sent as of `epoch`, which whoever connects workers counts up. `noticed`
-    is called, from any thread, when a worker tells that its machine is about to go.
+    Requests are sent with `epoch`, which the code that connects workers increments.
+    `noticed` is called, from any thread, when a worker reports that its machine is
+    about to be taken away.
     """
 
     epoch: int
@@ -79,7 +80,7 @@ class WorkerConnections(Protocol):
 
     @property
     def workers(self) -> Sequence[str]:
-        """Those who can be asked."""
+        """The workers that can receive requests."""
         ...
 
     def ask(
@@ -87,7 +88,7 @@ class WorkerConnections(Protocol):
         requests: Mapping[str, schema.Request[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
-        """Ask several workers the same kind of thing and return their answers.
+        """Send several workers the same kind of request and return their answers.
 
         Raises WorkerLost once no other worker is busy with it, or the BadInput that a
         worker found.
@@ -95,19 +96,18 @@ class WorkerConnections(Protocol):
         ...
 
     def lose(self, worker: str, reason: str) -> None:
-        """Take a worker for lost, whatever its connection says."""
+        """Count a worker as lost, whatever its connection says."""
         ...
 
     def interrupted_by(
         self, interrupt: Callable[[], None]
     ) -> AbstractContextManager[None]:
-        """Let waits in here end with what this may raise."""
+        """Let `interrupt` end waits in here by raising an error."""
         ...
 
 
 class ControllerConnection:
-    """A worker's connection to its controller; calls `on_request` with every
-    request."""
+    """A worker's connection to its controller; passes all requests to `on_request`."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ControllerConnection:
         self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
 
     def send(self, number: int, message: schema.Message) -> None:
-        """Answer the request of this number, or say how far it is; 0: unasked."""
+        """Answer the request of this number, or report its progress; 0: unsolicited."""
         self._socket.send(_key(number), [encode(message)])
 
     def close(self) -> None:
@@ -138,8 +138,8 @@ class ControllerConnection:
 class SocketConnections:
     """A controller's sockets to its workers, by name.
 
-    What has come is taken in on the controller's own thread, one event after the other;
-    `record` is called with each, the time and what was done about it.
+    The controller's own thread handles incoming events, one after the other. `record`
+    is called with each event, the time and the resulting actions.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SocketConnections:
         self._state = Rounds(
             timeout_scale=timeout_scale, watchdog_factor=watchdog_factor
         )
-        # no SimpleQueue: if a signal comes as the time is up, its get waits for ever
+        # no SimpleQueue: its get waits for ever if a signal comes as the time is up
         self._events = queue.Queue[rounds.Event | _Arrival]()
         self._sockets: dict[tuple[str, int], Connection] = {}
         self._admitted = itertools.count()
@@ -174,7 +174,7 @@ class SocketConnections:
         return [*self._state.there]
 
     def expect(self, worker: str, incarnation: int) -> None:
-        """Let no earlier start of the worker in any more: this one is on its way."""
+        """Admit no earlier start of the worker any more: this one is on its way."""
         self._events.put(rounds.Spawned(worker, incarnation))
 
     def wait_for(
@@ -182,7 +182,7 @@ class SocketConnections:
         workers: Sequence[str],
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait until they have called; `alive` may raise if they never will."""
+        """Wait until the workers have called; `alive` may raise if they never will."""
         begun_s = time.monotonic()
         while not self.have_called(workers, begun_s, alive):
             self._interrupt()
@@ -191,9 +191,9 @@ class SocketConnections:
     def have_called(
         self, workers: Sequence[str], begun_s: float, alive: Callable[[], None]
     ) -> bool:
-        """Whether they are there; `alive` may raise if they never will be.
+        """Return whether the workers have called; `alive` may raise if they never will.
 
-        Raises WorkerLost where one takes too long.
+        Raises WorkerLost if one takes too long.
         """
         limit_s = self._state.limit_s(START)
         there = self.workers
@@ -218,7 +218,7 @@ class SocketConnections:
         requests: Mapping[str, schema.Request[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
-        """If one is lost or fails, the others are told to break off."""
+        """Send the requests; if a worker is lost or fails, tell the others to abort."""
         if not requests:
             return {}
         (what,) = {type(request) for request in requests.values()}
@@ -233,23 +233,23 @@ class SocketConnections:
         return answers_of(self._finished, what)
 
     def lose(self, worker: str, reason: str) -> None:
-        """May be called from any thread."""
+        """Count a worker as lost; may be called from any thread."""
         self._events.put(rounds.TakenForLost(worker, reason))
 
     def close(self) -> None:
-        """End all connections; workers end themselves then."""
+        """End all connections; workers then end themselves."""
         self._listener.close()
-        self._catch_up()  # who has just called is to end, too
+        self._catch_up()  # also end those that have just called
         for found in [*self._sockets.values()]:
             found.close()
 
     def _catch_up(self) -> None:
-        """Take in all that has come."""
+        """Handle all events that have arrived."""
         while not self._events.empty():
             self._handle(self._events.get())
 
     def _handle_next(self, limit_s: float) -> None:
-        """Take in what comes next, unless nothing does for so long."""
+        """Handle the next event, unless none arrives within the limit."""
         with suppress(queue.Empty):
             self._handle(self._events.get(timeout=limit_s))
 
@@ -283,7 +283,7 @@ class SocketConnections:
     def _deliver(
         self, incarnation: int, worker: str, key: Key, data: np.ndarray
     ) -> None:
-        """Called by the connection's thread; what this raises loses the worker."""
+        """Handle a message on the connection's thread; an error loses the worker."""
         message, number = decode(data, schema.Message), key[1]
         if isinstance(message, schema.Warned):
             return warnings.warn(f"worker {worker}: {message.text}", stacklevel=1)
@@ -292,9 +292,9 @@ class SocketConnections:
         self._events.put(rounds.Heard(worker, incarnation, number, message))
 
     def _admit(self, found: Ends, worker: str, incarnation: int) -> None:
-        """Called by the listener's threads, which let no older start in after a newer.
+        """Pass on a caller; the listener's threads admit no older start after a newer.
 
-        So the order in which they come tells starts apart, also those of one number.
+        So the order of these calls distinguishes starts, even those of the same number.
         """
         called = rounds.Called(worker, next(self._admitted), incarnation)
         self._events.put(_Arrival(found, called))
@@ -313,7 +313,7 @@ class SocketConnections:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A worker whose messages are not read yet."""
+    """A worker that has called, and whose messages are not read yet."""
 
     ends: Ends
     called: rounds.Called
@@ -322,7 +322,7 @@ class _Arrival:
 def answers_of(
     finished: rounds.Finish, what: type[schema.Request[Answer]]
 ) -> dict[str, Answer]:
-    """The answers of a round; raises what `WorkerConnections.ask` says."""
+    """Return the answers of a round; raise what `WorkerConnections.ask` says."""
     kind, replies = answer_of(what), finished.replies
     if finished.trouble is None:
         return {w: m for w, m in replies.items() if isinstance(m, kind)}

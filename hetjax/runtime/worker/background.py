@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does beside what it is asked: one thing, or what is wanted later.
+"""Runs a worker's background work: one task, or compiling ahead.
 
 Owns the threads, their priority, and where their errors go. Does not own what is done
 and compiled there (`service.py`).
@@ -17,15 +17,14 @@ _LOWEST = 19  # of the system's priorities: training comes first
 
 
 class Background:
-    """Calls `do`, until it is waited for, in a thread of this name, which keeps no
-    process from ending."""
+    """Calls `do` in a thread of this name, which does not keep the process alive."""
 
     def __init__(self, do: Callable[[], None], name: str) -> None:
         self._do, self._result = do, Future[None]()
         threading.Thread(target=self._run, daemon=True, name=name).start()
 
     def wait(self) -> None:
-        """Return when it is done; raises what it has raised."""
+        """Return once `do` has returned; raise what it has raised."""
         self._result.result()
 
     def _run(self) -> None:
@@ -38,9 +37,10 @@ class Background:
 
 
 class Warmer:
-    """Compiles one after the other what it is given, in the background.
+    """Compiles what `add` gives it, one after the other, in the background.
 
-    It stays in JAX's cache on the disk and, as long as this process lives, in memory.
+    The programs stay in JAX's cache on the disk and, as long as this process lives, in
+    memory.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Warmer:
         self._thread: threading.Thread | None = None
 
     def add(self, compile_: Callable[[], None]) -> None:
-        """Compile this when all before it are done; returns at once."""
+        """Compile this once all earlier ones are done; return at once."""
         self._waiting.put(compile_)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="warm")
@@ -56,18 +56,18 @@ class Warmer:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing waits, nor is being compiled."""
+        """Whether nothing waits or is being compiled."""
         return not self._waiting.unfinished_tasks
 
     def clear(self) -> None:
-        """Forget what waits: now something else has to be compiled."""
+        """Drop what waits: something else has to be compiled now."""
         with suppress(Empty):
             while True:
                 self._waiting.get_nowait()
                 self._waiting.task_done()
 
     def _run(self) -> None:
-        with suppress(AttributeError, OSError):  # of this thread alone, on Linux
+        with suppress(AttributeError, OSError):  # of this thread only, on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         while True:
             compile_ = self._waiting.get()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process is given by whoever starts it, before it can call anybody.
+"""Defines what a worker process gets from its launcher before it can call others.
 
-Owns these words and their form on a pipe. Does not own who says them
+Owns these fields and their form on a pipe. Does not own who sends them
 (`launchers/bootstraps.py`).
 """
 
@@ -16,13 +16,14 @@ from hetjax.files.parsing import json_value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerBootstrap:
-    """Where a worker stands: what it is given by whoever starts it.
+    """The settings that a worker gets from its launcher.
 
-    `listen` is the address at which its peers reach it (port 0: any). One that
-    `watches` tells of notices that its machine is about to go. `incarnation` is greater
-    with each start of a worker: an older one is let in nowhere any more. Whoever starts
-    it may say the `only_code` that it calls because a controller names it, empty: none.
-    At `files` it gets files of the controller's machine; empty: there is nobody.
+    `listen` is the address at which its peers reach it (port 0: any). A worker that
+    `watches` reports notices that its machine is about to be taken away. `incarnation`
+    is greater with each start of a worker: an older one is admitted nowhere any more.
+    `only_code`, if set, is the only code that the worker calls because a controller
+    names it; empty: none. `files` is the address of a giver of the controller's files;
+    empty: there is none.
     """
 
     worker: str
@@ -38,7 +39,7 @@ class WorkerBootstrap:
 
     @property
     def giver(self) -> GiverPlace | None:
-        """Who gives it files, if somebody does."""
+        """The giver of its files, if there is one."""
         if not self.files:
             return None
         return GiverPlace(
@@ -55,7 +56,7 @@ class WorkerBootstrap:
         return self.listen.rpartition(":")[0]
 
     def text(self) -> str:
-        """One line, for a pipe that nobody else reads."""
+        """Return the settings as one line, for a pipe that no one else reads."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         tls = None if self.tls is None else asdict(self.tls)
         return json.dumps(fields | {"secret": self.secret.hex(), "tls": tls})

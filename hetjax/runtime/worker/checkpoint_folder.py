@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's folder of checkpoints: what it writes there, and what peers have copied.
+"""Manages a worker's folder of checkpoints: its own saves, and copies of its peers'.
 
-Owns the lease that keeps other runs out, the writer and the copies, each made when it
-is first needed and kept to the end. Does not own what is written (`checkpoint/`), nor
-what is found there (`state_inventory.py`).
+Owns the lease that keeps other runs out, the writer and the copies; each is created
+when it is first needed and kept to the end. Does not own the content (`checkpoint/`),
+nor what is found there (`state_inventory.py`).
 """
 
 from collections.abc import Iterable
@@ -23,17 +23,17 @@ from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 
 
 class CheckpointFolder:
-    """The folder of one worker; `hold` and whatever writes raise if it is another's."""
+    """The folder of one worker; `hold` and all writes raise if another run has it."""
 
     def __init__(self, worker: str) -> None:
         self._name = file_name(worker)
         self._lease: Lease | None = None
-        self._held: Path | None = None  # the folder that this is for
+        self._held: Path | None = None  # the folder of the lease
         self._writer: CheckpointWriter | None = None
-        self._copies: PeerReplication | None = None  # of what others save
+        self._copies: PeerReplication | None = None  # of peers' saves
 
     def close(self) -> None:
-        """Finish what is being written; the folder is held to the very end."""
+        """Finish pending writes; hold the folder to the very end."""
         with ExitStack() as stack:
             if self._lease is not None:
                 stack.callback(self._lease.release)
@@ -42,18 +42,19 @@ class CheckpointFolder:
                     stack.callback(part.close)
 
     def path(self, storage: CheckpointStorage) -> Path:
-        """Where this worker's checkpoints are."""
+        """Return where this worker's checkpoints are."""
         return storage.here().at(self._name)
 
     def own_path(self, storage: CheckpointStorage) -> str:
-        """The same if it is not what the storage says, as the run's directory cannot be
-        seen from here; else empty."""
+        """Return that path if the run's directory is not visible here; else empty."""
         here = storage.here()
         return "" if here.directory == storage.directory else str(here.at(self._name))
 
     def hold(self, storage: CheckpointStorage) -> None:
-        """Keep other runs out of the folder, until the end; it is another one once the
-        run turns out to be another."""
+        """Keep other runs out of the folder, until the end.
+
+        If the run turns out to be another, hold that run's folder instead.
+        """
         path = self.path(storage)
         if path != self._held:
             if self._lease is not None:
@@ -67,7 +68,7 @@ class CheckpointFolder:
             self._writer.keep_all()
 
     def give_up_after(self, storage: CheckpointStorage, kept: int) -> None:
-        """Remove what was saved after the step `kept`."""
+        """Remove all saves of steps after `kept`."""
         self._writer_to(storage).give_up_after(kept)
 
     def state(self, saves: bool) -> schema.SavingState:
@@ -106,7 +107,7 @@ class CheckpointFolder:
     def save(
         self, request: schema.SaveState, entries: Iterable[tuple[Entry, np.ndarray]]
     ) -> None:
-        """Begin to write a checkpoint, if this worker takes part in it."""
+        """Start writing a checkpoint, if this worker takes part in it."""
         if self._name not in request.workers:
             return
         started = self._writer_to(request.storage).save(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does next, and how far its state is: no I/O.
+"""Decides what a worker does next, and how far its state is: no I/O.
 
-Requests are answered one after the other, in the order in which they come; breaking off
-alone cannot wait. Owns this order, the epochs, which request may be begun on which
-state, and what each makes of it. Pure: `react` gives the next state and what to do.
-Does not own doing it (`service.py`), threads and the connection (`serving.py`), nor the
+Requests are answered one after the other, in the order of arrival; only an abort cannot
+wait. Owns this order, the epochs, which request may be started on which state, and its
+effect on the state. Pure: `react` returns the next state and the actions. Does not own
+the actions' effects (`service.py`), threads and the connection (`serving.py`), nor the
 controller's side (`hetjax/runtime/rpc/rounds.py`).
 """
 
@@ -28,7 +28,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What was begun is done, or came to nothing."""
+    """The current request is done, or has failed."""
 
     message: Message
 
@@ -51,7 +51,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class BreakOffDuty:
-    """Let what is being done wait no longer for another worker."""
+    """Stop the current request from waiting for another worker."""
 
     request: schema.BreakOff
 
@@ -64,7 +64,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End the process: nobody is left to work for, or all is done if `reason` is ""."""
+    """End the process: no controller is left, or all is done if `reason` is ""."""
 
     reason: str = ""
 
@@ -76,7 +76,7 @@ Action: TypeAlias = Begin | BreakOffDuty | Reply | End
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What a worker has to do: `doing` now, `waiting` after that."""
+    """The requests of a worker: `doing` now, `waiting` after that."""
 
     epoch: int = 0
     doing: tuple[int, AnyRequest] | None = None
@@ -89,7 +89,7 @@ Reaction = tuple[Duties, tuple[Action, ...]]
 
 @singledispatch
 def react(event: Event, state: Duties) -> Reaction:
-    """The state after an event, and what is to be done, in this order."""
+    """Return the state after an event, and the actions to do, in this order."""
     raise TypeError(event)
 
 
@@ -133,7 +133,7 @@ def _ended(state: Duties, reason: str = "") -> Reaction:
 
 
 def _next(state: Duties) -> Reaction:
-    """Begin what has waited longest, unless something is being done."""
+    """Start the request that has waited longest, unless one is being done."""
     if state.doing is not None or not state.waiting:
         return state, ()
     (number, request), *others = state.waiting
@@ -145,14 +145,14 @@ def _next(state: Duties) -> Reaction:
 
 
 class OutOfOrder(Exception):
-    """The request does not follow from the state."""
+    """The request does not fit the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`at` steps are behind the state, None: it has none; `commit` is of the last one.
+    """The number of steps behind the state, `at` (None: no state), and the last commit.
 
-    That is there if it was done here, and not restored.
+    `commit` is set if that step was done here, and not restored.
     """
 
     at: int | None = None
@@ -160,7 +160,7 @@ class Progress:
 
 
 def begun(progress: Progress, request: AnyRequest) -> Progress:
-    """How far the state is once the request is begun; raises OutOfOrder."""
+    """Return how far the state is once the request has started; raise OutOfOrder."""
     at = progress.at
     if isinstance(request, schema.FinishStep) and not _can_finish(progress, request):
         raise OutOfOrder(f"asked to finish a step after step {at}, and has broken none")
@@ -172,14 +172,14 @@ def begun(progress: Progress, request: AnyRequest) -> Progress:
 
 
 def _can_finish(progress: Progress, request: schema.FinishStep) -> bool:
-    """Whether a step was broken off, or is one to leave out, which is never begun."""
+    """Return whether a step was aborted, or is left out and so was never started."""
     if progress.at is None:
         return False
     return progress.commit is None or request.commit.is_left_out
 
 
 def done(progress: Progress, request: AnyRequest) -> Progress:
-    """How far the state is after a request that was begun, and came to its end."""
+    """Return how far the state is after a request that has started and succeeded."""
     match request:
         case schema.Initialise():
             return Progress(at=0)
@@ -196,13 +196,13 @@ def done(progress: Progress, request: AnyRequest) -> Progress:
 
 
 def committed(step: int, commit: StepCommit) -> Progress:
-    """How far the state is once a step of training is committed here."""
+    """Return how far the state is once a step of training is committed here."""
     return Progress(at=step + 1, commit=commit)
 
 
 def rerouted(progress: Progress, is_behind: bool) -> Progress:
-    """How far the state is once other stages take part, some of which may be behind.
+    """Return how far the state is once other stages take part; some may be behind.
 
-    What a broken step has come to is dropped, and nobody finishes it any more.
+    The results of an aborted step are discarded, and it is never finished.
     """
     return Progress(at=None if is_behind else progress.at)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker and those of the other hosts of its node, which depend on each other.
+"""Joins a worker with those of the other hosts of its node: they depend on each other.
 
-Owns entering and leaving their world, and that the process ends where it can be of no
-use any more: a host of the node is lost, or a program waits for one for ever. Does not
-own the settings of a world (`hetjax/mesh/multihost.py`) nor who is told to enter which
-(`runtime/control/`).
+Owns entering and leaving their world, and ending the process once it is useless: a host
+of the node is lost, or a program waits for one for ever. Does not own the settings of a
+world (`hetjax/mesh/multihost.py`) nor who is told to enter which (`runtime/control/`).
 """
 
 import os
@@ -19,13 +18,13 @@ from hetjax.mesh.multihost import World, join_world, leave_world
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.rpc.schema import Build, Compile, Leave, Message
 
-_WITHOUT_OTHERS = (Build, Compile, Leave)  # may take long, and end by themselves
+_WITHOUT_OTHERS = (Build, Compile, Leave)  # may take long, but end by themselves
 
 
 class HostGroup:
-    """The world of `worker`, if there is one; it serves it on `host` if it is first.
+    """The world of `worker`, if there is one; its first host serves it on `host`.
 
-    `limit_s` is how long a request may take that others have broken off.
+    `limit_s` is how long an aborted request may take.
     """
 
     def __init__(self, worker: str, host: str, limit_s: float) -> None:
@@ -34,11 +33,11 @@ class HostGroup:
         self._answering: tuple[int, type[Message]] | None = None
 
     def coordinate(self) -> str:
-        """Where this process serves the world that it will be the first of."""
+        """Return the address at which this process serves the world if it is first."""
         return _free_address(self._host) if self._world is None else self._world.address
 
     def enter(self, world: World) -> None:
-        """Join the others, once in the life of a process; raises BadInput."""
+        """Join the world, once in a process's life; raise BadInput for another one."""
         if self._world is None:
             join_world(world)
             self._world = world
@@ -51,16 +50,16 @@ class HostGroup:
             )
 
     def leave(self) -> None:
-        """Part from the others in good order."""
+        """Leave the others in good order."""
         if self._world is not None:
             leave_world()
 
     def begin(self, number: int, request: type[Message]) -> None:
-        """Remember what is to be answered next, as soon as it has arrived."""
+        """Record the request to be answered next, as soon as it has arrived."""
         self._answering = number, request
 
     def done(self, lost: str | None, close: Callable[[], None]) -> None:
-        """It has been answered; close and end if a host of the node was lost on it."""
+        """Record the answer; close and end if it reports a host of the node as lost."""
         self._answering = None
         if self._world is None or lost is None:
             return
@@ -69,7 +68,7 @@ class HostGroup:
             _stop(f"worker {self._worker} ends: {lost}, of the same node, is lost")
 
     def break_off(self) -> None:
-        """End the process unless it has answered within the limit."""
+        """End the process unless it answers within the limit."""
         if self._world is None or self._answering is None:
             return
         if self._answering[1] not in _WITHOUT_OTHERS:
@@ -85,13 +84,13 @@ class HostGroup:
 
 
 def _free_address(host: str) -> str:
-    """An address of this machine that nobody listens at."""
+    """Return an address of this machine at which nothing listens."""
     found, address = listen(f"{host}:0")
     found.close()
     return address
 
 
 def _stop(reason: str) -> None:
-    with suppress(OSError):  # a full disk under the log must not keep us here
+    with suppress(OSError):  # a full disk under the log must not stop this
         print(reason, file=sys.stderr, flush=True)
-    os._exit(1)  # threads may wait for what never comes
+    os._exit(1)  # threads may wait for ever

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does about each request, in whichever process it is.
+"""Handles each request to a worker, in whichever process the worker is.
 
-Owns the worker's parts (its stages, its data, its connections to peers, what it saves,
-what it salvages, what it compiles ahead) and one handler for each request. What goes
-wrong is raised. Does not own how requests come (`serving.py`,
-`launchers/in_process.py`), nor anything that is of the whole process. What a worker
-works on is made by a room above.
+Owns the worker's parts (its stages, its data, its connections to peers, its saves, its
+salvaged state, its compiling ahead) and one handler for each request. Errors are
+raised. Does not own how requests arrive (`serving.py`, `launchers/in_process.py`), nor
+anything of the whole process. A room above makes the worker's `Work`.
 """
 
 import time
@@ -53,23 +52,23 @@ class Work(Protocol):
     def runtime(self) -> StageRuntime: ...
 
     def close(self) -> None:
-        """Let go of it: something else is built, or the worker ends."""
+        """Release it: something else is built, or the worker ends."""
         ...
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a training step."""
+        """Return the global batch of a training step."""
         ...
 
     def validation(self, number: int) -> Batch:
-        """One of the global batches of an evaluation."""
+        """Return one of the global batches of an evaluation."""
         ...
 
 
 class WorkerService:
-    """A worker: `answer` does what it is asked.
+    """A worker: `answer` carries out requests.
 
-    `make` makes what it works on, `warm` compiles the same ahead. One that has no
-    `bootstrap` is alone. `tell` is called as programs are compiled.
+    `make` makes its `Work`, `warm` compiles the same ahead. Without a `bootstrap` the
+    worker is alone. `tell` is called as programs are compiled.
     """
 
     def __init__(
@@ -84,29 +83,29 @@ class WorkerService:
         self._worker, self._bootstrap = worker, bootstrap
         self._make, self._warm_up, self._tell = make, warm, tell
         self._warmer = Warmer()
-        self._compiling: Background | None = None  # since the stages were made
+        self._compiling: Background | None = None  # started with the stages
         self.peers: Peers | None = None
         self._work: Work | None = None
         self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
-        self._clock = StepClock()  # of the last one
+        self._clock = StepClock()  # of the last plan
         self._progress = Progress()
         self._inventory = StateInventory()
         self._folder = CheckpointFolder(worker)
-        self._server: PullServer | None = None  # once made, for as long as the process
+        self._server: PullServer | None = None  # lives as long as the process
         silence_s = SILENCE_S if bootstrap is None else bootstrap.silence_s
         self.host_group = HostGroup(
             worker, "" if bootstrap is None else bootstrap.host, silence_s
         )
 
     def answer(self, request: AnyRequest) -> Message:
-        """Do it; raises PeerLost, BadInput, OutOfOrder, or whatever went wrong."""
+        """Carry out a request; raise PeerLost, BadInput, OutOfOrder, or other error."""
         self._progress = begun(self._progress, request)
         answer = HANDLERS[type(request)](self, request) or schema.Done()
         self._progress = done(self._progress, request)
         return answer
 
     def close(self) -> None:
-        """Finish what is being written, and let go of everything."""
+        """Finish pending writes, and release everything."""
         with ExitStack() as stack:
             stack.callback(self._folder.close)
             if self._work is not None:
@@ -121,15 +120,15 @@ class WorkerService:
         if self._work is not None:
             self._work.close()
         self._warmer.clear()
-        self._work = None  # what it held may have been kept: `HoldState`
+        self._work = None  # `HoldState` may have kept its state
         self._work = self._make(request.settings)
         self._compiling = None
-        if request.compiles and request.world is None:  # else hosts would part ways
+        if request.compiles and request.world is None:  # else hosts would diverge
             self._compiling = Background(self._runtime.compile, "compile")
         self._begin_plan()
 
     def _begin_plan(self) -> None:
-        """Watch the actions of another plan."""
+        """Start to record the actions of another plan."""
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
         self._clock = StepClock()
 
@@ -171,7 +170,7 @@ class WorkerService:
         )
 
     def _wait_compiled(self) -> None:
-        """What is compiled beside is not to be compiled twice."""
+        """Wait for background compiling, so that nothing is compiled twice."""
         begun, self._compiling = self._compiling, None
         if begun is not None:
             begun.wait()
@@ -200,7 +199,7 @@ class WorkerService:
         return self._trained(request.step, commit)
 
     def _trained(self, step: int, commit: StepCommit) -> schema.Trained:
-        """The answer, with what is known by now of a step before it."""
+        """Return the answer, with the times of an earlier step if they are complete."""
         if (timed := self._clock.pop_finished(step)) is None:
             return schema.Trained(commit=commit)
         sent = [] if self.peers is None else self.peers.pace.pop_s_per_byte()
@@ -208,7 +207,7 @@ class WorkerService:
         return schema.Trained(commit=commit, times=times)
 
     def _leave_out(self, request: schema.LeaveOut) -> None:
-        if self._progress.at == request.step:  # else asked again, and it was done here
+        if self._progress.at == request.step:  # else a repeated request
             self._runtime.skip()
 
     def _check_state(self, request: schema.CheckState) -> schema.CheckedState:
@@ -265,7 +264,7 @@ class WorkerService:
         self._inventory.forget()
 
     def _needed(self) -> dict[str, Entry]:
-        """The entry of each leaf that the stages' state is made of, once built."""
+        """Return the entry of each leaf of the stages' state, once they are built."""
         if self._work is None:
             return {}
         return {

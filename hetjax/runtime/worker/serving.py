@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process at its controller's service.
+"""Runs a worker process at its controller's service.
 
-Owns the threads between request and reply, what becomes of errors, and what is of the
-whole process: its warnings, where it is when it takes too long, and that it ends with
-its controller. Does not own what is done next (`duties.py`), nor what is done about a
-request (`service.py`).
+Owns the threads between request and reply, the handling of errors, and what concerns
+the whole process: its warnings, where it is when it takes too long, and that it ends
+with its controller. Does not own what is done next (`duties.py`), nor the handlers of
+requests (`service.py`).
 """
 
 import faulthandler
@@ -40,7 +40,7 @@ from hetjax.runtime.worker.duties import (
 )
 from hetjax.runtime.worker.service import Work, WorkerService
 
-# Calls what it is given for each notice, within `with`
+# Calls its argument for each notice, within `with`
 Watching = Callable[[Callable[[schema.Noticed], None]], AbstractContextManager[object]]
 
 
@@ -52,20 +52,19 @@ def serve(
 ) -> None:
     """Do as the controller says until it ends the connection.
 
-    `make` makes what the worker works on; `warm` compiles its programs, as may be asked
-    ahead of it. Notices of `watching` are passed on at once, whatever goes on
-    meanwhile.
+    `make` makes the worker's `Work`; `warm` compiles its programs ahead, if requested.
+    Notices of `watching` are passed on at once, whatever else runs.
     """
     try:
         server = WorkerServer(bootstrap, make, warm)
-    except HandshakeRefused as refused:  # nobody is there to work for
+    except HandshakeRefused as refused:  # there is no one to work for
         sys.exit(f"worker {bootstrap.worker} ends: {refused}")
     with watching(server.tell_notice):
         server.run()
 
 
 class WorkerServer:
-    """Answers one request after the other; `run` returns after the last."""
+    """Answers requests one after the other; `run` returns after the last."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class WorkerServer:
         self._bootstrap = bootstrap
         self._lock, self._duties = threading.Lock(), Duties()
         self._begun = queue.SimpleQueue[Begin]()
-        self._now = Begin(0, schema.TellReached())  # what is being answered
+        self._now = Begin(0, schema.TellReached())  # the current request
         self._service = WorkerService(
             bootstrap.worker,
             make,
@@ -117,17 +116,17 @@ class WorkerServer:
         self._connection.send(number, replace(compiling, epoch=request.epoch))
 
     def _tell_warning(self, message: Any, *_: object) -> None:
-        """Warnings are the controller's to show."""
+        """Send a warning to the controller, which shows it."""
         self._connection.send(0, schema.Warned(text=str(message)))
 
     def _on_request(self, number: int, request: AnyRequest) -> None:
-        """Called by another thread: breaking off cannot wait for the step's end."""
+        """Handle a request on another thread: an abort cannot wait for the step."""
         if not isinstance(request, schema.BreakOff):
             self._service.host_group.begin(number, type(request))
         self._handle(Requested(number, request))
 
     def _handle(self, event: Event) -> None:
-        """Let what follows be done, in the order in which it comes."""
+        """React to an event, and do the resulting actions in order."""
         with self._lock:
             self._duties, actions = react(event, self._duties)
             for action in actions:
@@ -156,11 +155,11 @@ class WorkerServer:
         self._handle(ControllerGone(reason))
 
     def _die(self, reason: str) -> None:
-        with suppress(OSError):  # a full disk under the log must not keep us here
+        with suppress(OSError):  # a full disk under the log must not stop this
             print(
                 f"worker {self._bootstrap.worker}: controller {reason}", file=sys.stderr
             )
-        os._exit(1)  # nobody is left to work for; threads may be anywhere
+        os._exit(1)  # no controller is left; threads may be anywhere
 
     def _answer(self, request: AnyRequest) -> schema.Message:
         try:
@@ -176,7 +175,7 @@ class WorkerServer:
 
 
 def _lost_in(answer: schema.Message, own: str) -> str | None:
-    """Whom the answer tells to be lost; one that has failed is of no more use."""
+    """Return the worker that an answer reports as lost; `own` after a failure."""
     if isinstance(answer, schema.RequestFailed):
         return own
     return answer.worker if isinstance(answer, schema.Lost) else None

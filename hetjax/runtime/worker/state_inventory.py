@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker still has of the state, and how it gives it to others.
+"""Holds what a worker still has of the state, and exchanges leaves with others.
 
 Owns copies of its last state by leaf, what its disk holds and what it fetches from the
-store, and the exchange of leaves between workers: each is read where it lies, checked,
-sent by link and checked again. Does not own who gives what to whom
-(`hetjax/checkpoint/recovery_plan.py`), nor what becomes of the leaves
+store, and the exchange of leaves between workers: each leaf is read where it lies,
+checked, sent by link and checked again. Does not own who gives what to whom
+(`hetjax/checkpoint/recovery_plan.py`), nor the use of the leaves
 (`runtime/execution/`).
 """
 
@@ -36,16 +36,16 @@ from hetjax.comm.wire import LEAVES
 from hetjax.runtime.rpc.schema import Collected, CollectLeaves, FoundSave
 
 _CHECKSUM = struct.Struct("<I")
-_NOTHING = np.zeros(0, np.uint8)  # sent for what cannot be read
-_NUM_READERS = 8  # threads: an object of a store is mostly waited for
+_NOTHING = np.zeros(0, np.uint8)  # sent in place of a leaf that cannot be read
+_NUM_READERS = 8  # threads: reading from a store is mostly waiting
 
 
 @dataclass(slots=True)
 class StateInventory:
-    """Leaves of this worker by place; `taken` are those that it will go on with."""
+    """Leaves of this worker by place; it will continue with those in `taken`."""
 
     taken: dict[str, np.ndarray] = field(default_factory=dict)
-    flaws: list[str] = field(default_factory=list)  # why something was not read
+    flaws: list[str] = field(default_factory=list)  # why leaves were not read
     memory_step: int | None = None
     _memory: dict[str, tuple[Entry, Callable[[], np.ndarray]]] = field(
         default_factory=dict
@@ -64,12 +64,12 @@ class StateInventory:
         self.memory_step = step
 
     def let_go(self) -> None:
-        """Make room on the devices: what is wanted of the state was taken."""
+        """Release the kept state to free the devices; needed leaves were taken."""
         self._memory, self.memory_step = {}, None
 
     @property
     def memory(self) -> list[str]:
-        """The leaves of the state that is kept."""
+        """The leaves of the kept state."""
         return sorted(self._memory)
 
     def look(
@@ -79,10 +79,10 @@ class StateInventory:
         key: bytes | None = None,
         run: RunIdentity | None = None,
     ) -> Iterator[FoundSave]:
-        """Find out which saves the disk holds, signed with the key if there is one.
+        """Yield the saves on the disk, signed with the key if there is one.
 
-        Those of other runs than `run` are named, and not read. Raises BadInput where
-        this run's are of a model with other `needed` entries.
+        Saves of runs other than `run` are named, but not read. Raises BadInput if saves
+        of this run are of a model with other `needed` entries.
         """
         self._disk = {}
         for found in partial_checkpoints(directory, key):
@@ -115,13 +115,13 @@ class StateInventory:
         key: bytes | None = None,
         run: RunIdentity | None = None,
     ) -> None:
-        """Read of the tier "cloud" what the store has of this step."""
+        """Let the tier "cloud" read what the store has of this step."""
         directory.mkdir(parents=True, exist_ok=True)
         self._fetched = tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory)
         self._stored = StoredStep(store, step, Path(self._fetched.name), key, run)
 
     def forget(self) -> None:
-        """Let go of all but the disk."""
+        """Release everything except the disk."""
         self.let_go()
         self.taken, self._stored = {}, None
         if self._fetched is not None:
@@ -136,7 +136,7 @@ class StateInventory:
             warnings.warn(f"not used from here: {flaws[0]}{others}", stacklevel=2)
 
     def read(self, tier: Tier, save: Save, leaf: str) -> np.ndarray | None:
-        """One leaf; None, and a flaw, if it cannot be read there as it was written."""
+        """Return one leaf; None, and a flaw, if it cannot be read as it was written."""
         try:
             if tier == "memory":
                 entry, read = self._memory[leaf]
@@ -156,7 +156,7 @@ def collect_leaves(
     peers: Peers | None,
     needed: Mapping[str, Entry],
 ) -> Collected:
-    """Give and take; tell which leaves did not come, and by tier what came and when.
+    """Give and take leaves; report missing ones, and by tier what came and when.
 
     `needed` has the entry of each leaf. A worker without peers gives and takes nothing.
     Raises PeerLost.
@@ -183,17 +183,17 @@ def collect_leaves(
 
 
 def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
-    """The whole value of an entry from its leaves."""
+    """Return the whole value of an entry from its leaves."""
     return join_leaves(entry, [values[name] for name in leaf_names(entry)])
 
 
 def _give(order: CollectLeaves, inventory: StateInventory, peers: Peers) -> None:
-    """Send all that is asked for; errors reach whoever waits here."""
+    """Send all requested leaves; errors reach whoever waits here."""
     try:
         for worker, tier, leaves in order.give:
             for leaf in leaves:
                 parts = _with_checksum(inventory.read(tier, order.save, leaf))
-                with suppress(KeyError):  # one that has gone since
+                with suppress(KeyError):  # a worker that has gone since
                     peers.send(worker, _key(order, leaf), parts)
     except Exception as error:
         peers.mailbox.lose(peers.own, f"failed: {error}")
@@ -213,7 +213,7 @@ def _taken(
     peers: Peers | None,
     needed: Mapping[str, Entry],
 ) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
-    """Tier, leaf, value and time of all that is asked for, from all places at once."""
+    """Yield tier, leaf, value and time of all leaves, from all places at once."""
 
     def timed(tier: Tier, leaf: str) -> tuple[np.ndarray | None, float]:
         return inventory.read(tier, order.save, leaf), time.perf_counter()
@@ -247,7 +247,7 @@ def _value(message: np.ndarray, entry: Entry) -> np.ndarray | None:
 
 
 def leaf_bytes(entry: Entry) -> int:
-    """Size of each of the entry's slices."""
+    """Return the size of each of the entry's slices, in bytes."""
     return math.prod(_leaf_shape(entry)) * entry.dtype.itemsize
 
 

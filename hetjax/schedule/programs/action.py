@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action IR: one instruction, its text form, and the buffers that it touches.
+"""Defines the action IR: one instruction, its text form, and the buffers it touches.
 
 Owns `Op`, `Action`, the parser and the printer (exact inverses), and the dataflow of
 a stage: which buffers each action reads and writes. One action is one line of text:
@@ -10,8 +10,8 @@ a stage: which buffers each action reads and writes. One action is one line of t
     r0.s2.REDUCE[4:9]  r0.s2.REDUCE[embedding.table]
     r0.s2.NORM  r0.s2.UPDATE  r0.s2.FREE_x3
 
-Does not own the order of actions (`generate.py`, `lower.py`) nor whether an order is
-right (`check.py`).
+Does not own the order of actions (`generate.py`, `lower.py`) nor the check of an order
+(`check.py`).
 """
 
 import re
@@ -27,10 +27,10 @@ from hetjax.errors import BadInput
 
 
 class Op(StrEnum):
-    """What an action does.
+    """The kind of an action.
 
-    F and B are forward and backward of one microbatch, FB both in one (last stage); I
-    and W are B in two halves, gradients of the input and of the weights. E is a
+    F and B are forward and backward of one microbatch, FB both in one (last stage). I
+    and W are the halves of B: gradients of the input and of the weights. E is a
     forward without residuals. REDUCE sums a group's gradients over its holders, NORM
     is the global norm, UPDATE the optimizer's step, FREE drops a buffer.
     """
@@ -67,8 +67,8 @@ COLLECTIVE = frozenset({Op.REDUCE, Op.NORM})
 class Action:
     """One instruction of one stage; `peer` is a stage of the same replica.
 
-    `group` is set for REDUCE alone, `peer` for SEND and RECV, `buffer` for these and
-    FREE, `microbatch` for all but REDUCE, NORM and UPDATE.
+    `group` is set only for REDUCE, `peer` for SEND and RECV, `buffer` for SEND, RECV
+    and FREE, `microbatch` for all except REDUCE, NORM and UPDATE.
     """
 
     op: Op
@@ -85,7 +85,7 @@ class Action:
 
     @property
     def message(self) -> Message:
-        """What a SEND and its RECV have in common."""
+        """The identity of the message, the same for a SEND and its RECV."""
         assert self.peer is not None and self.microbatch is not None
         if self.op is Op.SEND:
             return self.replica, self.stage, self.peer, self.microbatch
@@ -139,7 +139,7 @@ def format_program(program: Program) -> str:
 def parse_program(text: str, name: str = "program") -> Program:
     """Read a program; `#` starts a comment, blank lines are skipped.
 
-    Raises BadInput for a line that is no action, with `name` and the line number.
+    Raises BadInput, with `name` and the line number, for a line that is no action.
     """
     actions: list[Action] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -191,10 +191,10 @@ Dataflow = Mapping[tuple[Op, Buffer | None], Access]
 
 @cache
 def dataflow(*, first: bool, last: bool) -> Dataflow:
-    """Buffers read and written by (op, buffer) in a stage; FREE is left out.
+    """Return the buffers read and written by (op, buffer) in a stage, without FREE.
 
-    `first` and `last` say whether the stage begins or ends its pipeline. Every buffer
-    is that of the action's microbatch.
+    `first` and `last` tell whether the stage is the first or last of its pipeline. Each
+    buffer belongs to the action's microbatch.
     """
     x: tuple[Buffer, ...] = () if first else ("x",)
     dx: tuple[Buffer, ...] = () if first else ("dx",)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checker: whether programs are a right and safe execution of a plan.
+"""Checks that programs are a correct and safe execution of a plan.
 
-Owns the rules that hold stage by stage and edge by edge: everything is done exactly
-once and where the plan puts it, every buffer is there when it is read and freed in
-the end, forwards in flight stay within the limit, REDUCE comes before NORM before
-UPDATE, and every SEND has its RECV. Programs may be written by hand, so a broken rule
-is BadInput that names the node, the action and the rule. Does not own what involves
-all workers at once (`deadlock.py`).
+Owns the rules for each stage and each edge: every action occurs exactly once, on the
+node of the plan; every buffer exists when it is read and is freed in the end; forwards
+in flight stay within the limit; REDUCE comes before NORM before UPDATE; every SEND has
+its RECV. Programs may be written by hand, so a broken rule raises BadInput, which names
+the node, the action and the rule. Does not own rules that involve all workers at once
+(`deadlock.py`).
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ _EVALUATION = frozenset({Op.E, Op.SEND, Op.RECV, Op.FREE})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StageFacts:
-    """What the plan says of one stage; `groups` are those that it must reduce."""
+    """The plan's facts about one stage; `groups` are those that it must reduce."""
 
     key: StageKey
     node: str
@@ -54,9 +54,9 @@ _Lines = list[tuple[int, Action]]  # (line of the node's program, action), from 
 def check(
     programs: Programs, plan: Plan, tied: Tied = UNTIED, *, rendezvous: bool = False
 ) -> None:
-    """Raise BadInput unless the programs are one right training step of the plan.
+    """Raise BadInput unless the programs are a correct training step of the plan.
 
-    `rendezvous` also demands that they run without buffered SENDs (`deadlock.py`).
+    With `rendezvous`, they must also run without buffered SENDs (`deadlock.py`).
     """
     groups = reduce_groups(plan, tied)
     limits = {(r, s): in_flight_limit(plan, r, s) for r, s, _ in plan.stages()}
@@ -71,8 +71,8 @@ def check(
 
 
 def check_evaluation(programs: Programs, plan: Plan) -> None:
-    """Raise BadInput unless the programs are one right evaluation of the plan."""
-    # Nothing is kept for a backward, so two messages per edge are enough to overlap.
+    """Raise BadInput unless the programs are a correct evaluation of the plan."""
+    # Nothing is kept for a backward, so two messages per edge suffice for overlap.
     limits = {(r, s): 2 for r, s, _ in plan.stages()}
     facts = _stage_facts(plan, {}, limits, _EVALUATION)
     stages = _by_stage(programs, facts)
@@ -103,8 +103,8 @@ def _stage_facts(
     }
 
 
-# A rule gives what is wrong: (line, action, problem, what is allowed). Line 0 stands
-# for an action that is not there.
+# A rule yields problems: (line, action, problem, what is allowed). Line 0 means that
+# the action is missing.
 _Problem = tuple[int, Action, str, str]
 _Rule = Callable[[_StageFacts, _Lines], Iterator[_Problem]]
 
@@ -129,7 +129,7 @@ def _refusal(
 def _by_stage(
     programs: Programs, facts: dict[StageKey, _StageFacts]
 ) -> dict[StageKey, _Lines]:
-    """Return the lines of each stage, each checked to be at home there."""
+    """Return the lines of each stage; raise BadInput for actions that do not fit it."""
     nodes = {fact.node for fact in facts.values()}
     if programs.keys() != nodes:
         raise BadInput(
@@ -158,7 +158,7 @@ def _by_stage(
 
 
 def _malformed(action: Action, fact: _StageFacts) -> str | None:
-    """Return what is wrong with the operands of an action, if anything."""
+    """Return the problem with an action's operands, or None."""
     op, m = action.op, action.microbatch
     if op not in fact.ops:
         return f"{op} does not belong here"
@@ -189,7 +189,7 @@ def _once(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
 
 
 def _all_trained(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
-    """Every microbatch is F, I and W, or FB on the last stage and else F and B."""
+    """Yield what differs from F, I and W, or FB (last stage) or F and B (others)."""
     done = _compute_ops(lines)
     allowed = "F, I and W, or FB on the last stage and else F and B, per microbatch"
     for m in range(facts.num_microbatches):
@@ -219,7 +219,7 @@ def _compute_ops(lines: _Lines) -> dict[int | None, dict[Op, int]]:
 
 
 def _buffers(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
-    """What an action reads is there, nothing is written over, all is freed."""
+    """Yield reads of missing buffers, overwritten buffers, and missing FREEs."""
     flow = dataflow(first=facts.key[1] == 0, last=facts.last)
     allowed = "buffers that are read after they are made and before they are freed"
     live: dict[tuple[Buffer | None, int | None], int] = {}
@@ -256,7 +256,7 @@ def _in_flight(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
 
 
 def _commit(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
-    """REDUCE after the last backward, NORM after all REDUCEs, UPDATE after NORM."""
+    """Yield breaches of the order: last backward, REDUCEs, NORM, UPDATE."""
     allowed = "the last B, FB or W, then the REDUCEs, then NORM, then UPDATE"
     backwards, reduced, norm, update = facts.num_microbatches, set(), False, False
     for line, action in lines:
@@ -284,7 +284,7 @@ def _commit(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
 def _check_edges(
     stages: dict[StageKey, _Lines], facts: dict[StageKey, _StageFacts]
 ) -> None:
-    """Each message is sent and received once, in the same order at both ends."""
+    """Raise BadInput unless both ends of each edge have the same messages in order."""
     sends: dict[tuple[int, int, int], _Lines] = defaultdict(list)
     receives: dict[tuple[int, int, int], _Lines] = defaultdict(list)
     for lines in stages.values():

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlock freedom: what must hold of the programs of all workers together.
+"""Checks that the programs of all workers together cannot deadlock.
 
-Owns the total order of collectives and the symbolic run of all programs, in which
-each worker is one thread that goes through its program and may block:
+Owns the total order of collectives and the symbolic run of all programs. In that run
+each worker is one thread that executes its program and may block:
 
-* RECV blocks until its message was sent; REDUCE and NORM block at the worker's last
-  holder of the group until every holder has come (a worker hands in its other
-  holders' parts on the way), NORM also until its stage's groups are reduced, UPDATE
+* RECV blocks until its message was sent. REDUCE and NORM block at the worker's last
+  holder of the group until every holder has arrived (a worker contributes its other
+  holders' parts earlier). NORM also blocks until its stage's groups are reduced, UPDATE
   until NORM is complete.
 * SEND does not block while fewer messages wait on its edge than the stage upstream
   may have in flight (two in an evaluation); at that bound it blocks until one is
   received. Each waiting message belongs to a microbatch in flight, so this costs no
-  memory beyond the model's. A fixed smaller bound is not enough: where launch-ahead
-  falls by d along an edge, (d + 1) // 2 messages wait (GPipe: half of them all).
+  memory beyond the model's. A fixed smaller bound is not enough: if launch-ahead
+  falls by d along an edge, (d + 1) // 2 messages wait (GPipe: half of all messages).
 
-The runtime blocks less (its RECV is posted and waited for at the first use), so what
-passes here cannot deadlock there. Under plain rendezvous, where a SEND blocks until
-its RECV is reached, right 1F1B deadlocks: one stage sends an activation while the
+The runtime blocks less (it posts a RECV and waits for it at the first use), so programs
+that pass here cannot deadlock there. Under plain rendezvous, a SEND blocks until its
+RECV is reached, and correct 1F1B deadlocks: one stage sends an activation while the
 next sends it a gradient. `rendezvous=True` is the strictest run that 1F1B passes with
-one stage per node: such a pair of SENDs between two workers may be exchanged, as one
-batched send and receive. With several stages per node rings of three SENDs can occur,
-so it is on demand only. What is per stage or per edge belongs to `check.py`.
+one stage per node: it lets two workers exchange such a pair of SENDs, as one batched
+send and receive. With several stages per node rings of three SENDs can occur, so
+`rendezvous` is optional. Does not own rules per stage or per edge (`check.py`).
 """
 
 from collections import Counter, defaultdict, deque
@@ -42,16 +42,16 @@ from hetjax.schedule.programs.action import (
 
 _Groups = Mapping[Group, tuple[StageKey, ...]]
 _Edge = tuple[int, int, int]  # (replica, from stage, to stage)
-_Event = Message | _Edge | Group | None  # what a worker may wait for; None is NORM
+_Event = Message | _Edge | Group | None  # that a worker may wait for; None is NORM
 
 
 def check_total_order(programs: Programs) -> None:
-    """Raise BadInput unless one order of all collectives suits every program."""
+    """Raise BadInput unless every program keeps one common order of collectives."""
     before: dict[Group | None, set[Group | None]] = defaultdict(set)
     reason: dict[tuple[Group | None, Group | None], str] = {}
     for node, program in programs.items():
         met = [action for action in program if action.op in COLLECTIVE]
-        # A worker enters a collective for good with the last of its holders.
+        # A worker blocks in a collective only at the last of its holders.
         last = {action.group: index for index, action in enumerate(met)}
         ordered = [met[index] for index in sorted(last.values())]
         for one, other in pairwise(ordered):
@@ -76,7 +76,7 @@ def check_deadlock(
     *,
     rendezvous: bool = False,
 ) -> None:
-    """Raise BadInput, with where each worker is blocked, unless all programs end.
+    """Raise BadInput, with each blocked worker's action, unless all programs end.
 
     `limits` bounds the messages that wait on the edges to and from the next stage.
     """
@@ -98,7 +98,7 @@ def check_deadlock(
 
 
 class _Run:
-    """The symbolic run; its outcome does not depend on who goes first."""
+    """The symbolic run; its outcome does not depend on the order of workers."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Run:
                 self.groups_of[key].append(group)
         met: Mapping[Group | None, tuple[StageKey, ...]]
         met = {**groups, None: tuple(self.node_of)}
-        # Holders still to come: in all, and of each worker.
+        # Holders that have not arrived: in total, and per worker.
         self.missing = {group: len(holders) for group, holders in met.items()}
         self.missing_here = {
             group: Counter(self.node_of[key] for key in holders)
@@ -138,7 +138,7 @@ class _Run:
         return self.programs[node][self.position[node]]
 
     def to_the_end(self) -> None:
-        """Run every worker until it is done or blocked for good."""
+        """Run every worker until it is done or blocked forever."""
         while self.runnable:
             node = self.runnable.popleft()
             program = self.programs[node]
@@ -146,7 +146,7 @@ class _Run:
                 self.position[node] += 1
 
     def _step(self, node: str) -> bool:
-        """Do the worker's next action, or leave the worker waiting for an event."""
+        """Run the worker's next action, or let the worker wait for an event."""
         action = self.head(node)
         if action.op is Op.SEND:
             message = action.message
@@ -167,7 +167,7 @@ class _Run:
         return False
 
     def _wake(self, event: _Event) -> None:
-        """Let those who wait for the event try their action again."""
+        """Let the workers that wait for the event retry their actions."""
         nodes = self.waiting.pop(event, ())
         self.runnable.extend(nodes)
         self.asleep.difference_update(nodes)
@@ -193,7 +193,7 @@ class _Run:
                 self._deliver(message)
                 return True
         met = other is not None and other.op is Op.RECV and other.message == message
-        # Within one worker a SEND is a local hand-over.
+        # Within one worker a SEND is a local move.
         if not met and peer != node:
             return self._wait(node, message)
         self._deliver(message)

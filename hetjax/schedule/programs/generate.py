@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which stages compute their microbatches, under each order rule.
+"""Generates the order in which stages compute their microbatches, per order rule.
 
-Owns the generators and the in-flight limit that goes with each rule: GPipe, 1F1B,
-interleaved 1F1B, zero-bubble and evaluation. Does not own launch-aheads that suit given
-times (`launch_ahead.py`), communication, reduction or buffers (`lower.py`).
+Owns the generators and the in-flight limit of each rule: GPipe, 1F1B, interleaved 1F1B,
+zero-bubble and evaluation. Does not own launch-aheads that suit given times
+(`launch_ahead.py`), communication, reduction or buffers (`lower.py`).
 
 Interleaved 1F1B follows Megatron-LM (arXiv 2104.04473). Stage i is on lane i mod P, so
-that each of P lanes has V chunks. Microbatches go through in rounds of P, first one
-round through all chunks of a lane, then the next; and lane p computes
-2 (P - p - 1) + (V - 1) P forwards before its first backward, which are in flight with
-the one that follows.
+each of P lanes has V chunks. Microbatches pass in rounds of P: first one round through
+all chunks of a lane, then the next round. Lane p computes 2 (P - p - 1) + (V - 1) P
+forwards before its first backward; these and the next forward are in flight together.
 
-In launch-aheads, whose default on the last chunk is P - p: rounds of G microbatches,
-and (V - 1) G + 2 K - 1 in flight with K the last chunk's. That cannot block for any K
-that does not rise: a round at a time, its earlier chunks whole and its last chunk one
-by one, stays within. Other ways to share devices have no such rule.
+In terms of launch-aheads, whose default on the last chunk is P - p, rounds have G
+microbatches, and (V - 1) G + 2 K - 1 forwards are in flight, with K the launch-ahead of
+the last chunk. That cannot block for any K that does not rise: one round at a time,
+with its earlier chunks whole and its last chunk one microbatch at a time, stays within
+the limit. Other ways to share devices have no such rule.
 """
 
 from collections import defaultdict
@@ -37,10 +37,10 @@ ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
 def one_f_one_b(
     num_stages: int, stage: int, num_microbatches: int, launch_ahead: int
 ) -> ComputeOrder:
-    """Return launch_ahead - 1 forwards, then F and B in turn, then what is left of B.
+    """Return launch_ahead - 1 forwards, then F and B in turn, then the remaining B.
 
-    With as many launch-aheads as microbatches that is GPipe. The last stage has nothing
-    to wait for between F and B, so it fuses them.
+    If launch_ahead is the number of microbatches, this is GPipe. The last stage never
+    waits between F and B, so it fuses them.
     """
     assert 0 <= stage < num_stages and launch_ahead >= 1
     if stage == num_stages - 1:
@@ -57,8 +57,8 @@ def one_f_one_b(
 def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
     """Return how many forwards of a stage may wait for the end of their backward.
 
-    Zero-bubble lets weight gradients pile up, on every stage to what 1F1B needs on the
-    first one; rounds of interleaving need up to twice what 1F1B does.
+    Zero-bubble postpones weight gradients: every stage has the first stage's limit
+    under 1F1B. Rounds of interleaving need up to twice the limit of 1F1B.
     """
     held = plan.replicas[replica]
     order = SCHEDULES[plan.schedule].order
@@ -72,7 +72,7 @@ def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
 def lane_orders(plan: Plan) -> list[list[Action]]:
     """Return the compute order of every lane, that is, of stages on the same devices.
 
-    Raises BadInput for a schedule that there is not.
+    Raises BadInput for an unknown schedule.
     """
     if plan.schedule not in SCHEDULES:
         raise BadInput(
@@ -97,7 +97,7 @@ def _stage_order(plan: Plan, r: int, s: int) -> list[Action]:
 
 
 def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]:
-    """Return the actions of every stage, out of those of its lane."""
+    """Return the actions of every stage, taken from those of its lane."""
     stages: dict[StageKey, list[Action]] = defaultdict(list)
     for order in orders:
         for action in order:
@@ -139,14 +139,14 @@ def evaluation_actions(plan: Plan) -> dict[StageKey, list[Action]]:
 
 
 def lanes_of(replica: Replica) -> list[int]:
-    """Number the devices of the stages: equal numbers share them."""
+    """Return a number per stage; stages with equal numbers share devices."""
     places = [(stage.node, stage.devices) for stage in replica.stages]
     devices = list(dict.fromkeys(places))
     return [devices.index(place) for place in places]
 
 
 def rounds_of(replica: Replica) -> MicrobatchRounds | None:
-    """Return the rounds of a replica, None if its stages do not go round and round."""
+    """Return the rounds of a replica, None if its stages do not cycle over lanes."""
     lanes = lanes_of(replica)
     num_lanes, num_stages = max(lanes) + 1, len(lanes)
     chunks = num_stages // num_lanes

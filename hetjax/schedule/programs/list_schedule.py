@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List scheduling: the compute order of a pipeline from a run with given times.
+"""Computes the order of a pipeline's actions by list scheduling with given times.
 
-Owns the greedy rule. A lane that is free takes what is ready, a forward before a
-backward before a weight gradient; but a forward only while its stage has fewer than
+Owns the greedy rule. A free lane takes a ready action: a forward before a backward
+before a weight gradient. It takes a forward only while its stage has fewer than
 `launch_ahead` microbatches between F and B (or I), and fewer than `kept` between F and
-the end of B (or W). Of several stages on one lane (interleaving), what is ready of an
-earlier group of microbatches, as large as the pipeline has lanes, goes before a later
-one; where `rounds` are given (`generate.py`), forwards keep to that order also when
-they have to wait, and the lane has a limit for all its stages. With backwards cut in
-two this is zero-bubble scheduling for stages however unlike; for equal stages and F = I
-= W it reaches the floor (S - 1) F + M (F + I + W) with launch-ahead S - s and S kept
-(tested; our derivation).
+the end of B (or W). If several stages share a lane (interleaving), ready actions of
+earlier groups of microbatches come first; a group is as large as the number of lanes.
+With `rounds` (`generate.py`), forwards keep that order even if they have to wait, and
+the lane has a limit for all its stages. With split backwards this is zero-bubble
+scheduling for arbitrarily unlike stages. For equal stages and F = I = W it reaches the
+lower bound (S - 1) F + M (F + I + W) with launch-ahead S - s and S kept (tested; our
+derivation).
 
-The run knows neither shared links nor memory in bytes: `simulation/simulator.py` is the
-judge.
+The rule ignores shared links and memory in bytes. Does not own the simulation, which
+decides between orders (`simulation/simulator.py`).
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ Slot = tuple[int, Op, int]  # (stage, op, microbatch)
 class Pipeline:
     """One replica: seconds by stage, and of the hop from each stage to the next.
 
-    `lanes` names the devices of every stage; equal numbers share them. The backward of
-    the last `num_cut` microbatches, a number by stage, is cut into I and W; that of
-    those before is B, which the last stage fuses with F. Halves cost more than a whole,
-    and what they are for is to fill the end.
+    `lanes` numbers the devices of every stage; stages with equal numbers share them.
+    The backward of a stage's last `num_cut` microbatches is split into I and W. For
+    earlier microbatches it is B, which the last stage fuses with F. Two halves cost
+    more than a whole backward; they only serve to fill the end.
     """
 
     forward_s: Sequence[float]
@@ -50,7 +50,7 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicrobatchRounds:
-    """Microbatches by the round, and by lane the forwards that may be in flight."""
+    """The microbatches of a round, and by lane the forwards that may be in flight."""
 
     size: int
     most_in_flight: tuple[int, ...]
@@ -106,7 +106,7 @@ class _Run:
         return self.order
 
     def _choice(self, now: float, lane: int) -> Slot | None:
-        """What the lane does now: the first kind of action of which one is ready."""
+        """Return the lane's next action, of the first kind that is ready."""
         for kind in (self._forward, self._backward, self._weight):
             ready = [kind(now, stage) for stage in self.stages_of[lane]]
             found = [slot for slot in ready if slot is not None]
@@ -115,13 +115,13 @@ class _Run:
         return None
 
     def _rank(self, slot: Slot) -> tuple[int, int, int]:
-        """Groups of microbatches first, then depth; backwards from the end."""
+        """Return the sort key: group of microbatches, then depth (B and I: deepest)."""
         stage, op, m = slot
         depth = -stage if op in (Op.B, Op.I) else stage
         return m // self.group_size, depth, m
 
     def _is_next(self, stage: int) -> bool:
-        """Whether the lane may go forward, and its next forward is the stage's."""
+        """Return whether the lane may run a forward, and the next is this stage's."""
         if self.rounds is None:
             return True
         lane = self.pipeline.lanes[stage]
@@ -180,7 +180,7 @@ class _Run:
         heappush(self.events, (time_s, self.pipeline.lanes[stage]))
 
     def _hop_s(self, stage: int) -> float:
-        """From a stage to the next, or back; nothing within one lane."""
+        """Return the time from a stage to the next, or back; 0 within one lane."""
         lanes = self.pipeline.lanes
         same = lanes[stage] == lanes[stage + 1]
         return 0.0 if same else self.pipeline.hop_s[stage]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowering: from the compute order of each stage to the program of each node.
+"""Lowers the compute order of each stage to the program of each node.
 
 Owns the passes `communicate`, `reduce`, `finish` and `free`, each from stage orders
 to stage orders, and `lower`, which runs them and projects the result on the nodes;
-`timed_orders` runs those alone that matter to the time.
+`timed_orders` runs only the passes that affect the time.
 Does not own the compute order (`generate.py`), the projection (`merge.py`) nor the
-proof that the result is right (`check.py`).
+check of the result (`check.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ Orders = Mapping[StageKey, list[Action]]  # the actions of each stage, in order
 def lower(plan: Plan, tied: Tied = UNTIED) -> dict[str, Program]:
     """Return the training program of every node.
 
-    A program in the plan replaces the generated one of its node; then the whole is
-    checked. Raises BadInput for what the checker refuses.
+    A program in the plan replaces the generated one of its node; then all programs are
+    checked. Raises BadInput for programs that the checker refuses.
     """
     programs = lower_lanes(plan, lane_orders(plan), tied)
     if plan.programs:
@@ -50,17 +50,17 @@ def lower(plan: Plan, tied: Tied = UNTIED) -> dict[str, Program]:
 def lower_lanes(
     plan: Plan, lanes: Sequence[Sequence[Action]], tied: Tied = UNTIED
 ) -> dict[str, Program]:
-    """Return the program of every node that keeps the compute order of every lane."""
+    """Return programs for all nodes that keep the compute order of every lane."""
     orders = communicate(by_stage(lanes))
     orders = reduce(orders, reduce_groups(plan, tied))
     return merge(free(finish(orders)), plan, lanes)
 
 
 def timed_orders(plan: Plan, tied: Tied = UNTIED) -> dict[StageKey, list[Action]]:
-    """Return by stage what takes time or waits for others, in order: the programs of
-    `lower` without transfers and FREEs, of which a simulation tells the same.
+    """Return each stage's actions that take time or wait, in order: the programs of
+    `lower` without transfers and FREEs, which simulate the same.
 
-    Of a plan without programs, no two stages of which share devices.
+    The plan must have no programs, and its stages must not share devices.
     """
     orders = by_stage(lane_orders(plan))
     return finish(reduce(orders, reduce_groups(plan, tied)))
@@ -74,7 +74,8 @@ def lower_evaluation(plan: Plan) -> dict[str, Program]:
 def communicate(orders: Orders) -> dict[StageKey, list[Action]]:
     """Add a SEND right after each producer and a RECV right before each first use.
 
-    What arrives is held no longer than that, and blocking RECVs cannot deadlock.
+    So received buffers are held as briefly as possible, and blocking RECVs cannot
+    deadlock.
     """
     return {key: _with_transfers(key, order, orders) for key, order in orders.items()}
 
@@ -104,7 +105,7 @@ def reduce(
 ) -> dict[StageKey, list[Action]]:
     """Add each stage's REDUCEs after its last action, in the order of the groups.
 
-    Nothing but backward work and its SEND can come last, so the gradients are done.
+    The last action is always a backward or its SEND, so the gradients are complete.
     """
     out = {key: list(order) for key, order in orders.items()}
     for group, holders in groups.items():

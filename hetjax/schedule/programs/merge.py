@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Projection: the stages of one node become one program.
+"""Projects the stages of one node onto one program.
 
 Owns the order in which actions of different stages are interleaved: that of a run in
-unit time (F = E = I = W = 1, B = 2, FB = 3, all else 0) in which stages run at once
-and wait for their messages and collectives, and stages on the same devices for their
-turn. One line of time for the whole plan, cut into programs, cannot deadlock. Does not
+unit time (F = E = I = W = 1, B = 2, FB = 3, all else 0). In it, stages run
+simultaneously and wait for their messages and collectives; stages on the same devices
+take turns. Programs cut from one timeline of the whole plan cannot deadlock. Does not
 own real times (the simulator).
 """
 
@@ -47,7 +47,7 @@ def merge(
 
 @dataclass(slots=True)
 class _Turns:
-    """Whose turn it is on devices that several stages share."""
+    """The turns on devices that several stages share."""
 
     order: Sequence[Action]
     done: int = 0
@@ -83,7 +83,7 @@ class _UnitTimeRun:
         )
 
     def actions(self) -> Iterator[Action]:
-        """Yield every action of every stage, each at the time when it starts."""
+        """Yield every action of every stage, in the order of starting times."""
         while self.ready:
             time, key = heappop(self.ready)
             yield from self._run_stage(time, key)
@@ -123,7 +123,7 @@ class _UnitTimeRun:
                 return
 
     def _must_wait(self, time: int, key: StageKey, message: Message) -> bool:
-        """Whether the message comes later; if so, arrange to be called then."""
+        """Return whether the message comes later; if so, schedule the stage then."""
         if message not in self.arrival:
             self.waiting[message] = key
             return True
@@ -133,7 +133,7 @@ class _UnitTimeRun:
         return False
 
     def _must_queue(self, time: int, action: Action) -> bool:
-        """Whether other stages come first on the devices; if so, arrange a call."""
+        """Return whether other stages come first; if so, schedule the stage later."""
         turns = self.turns.get(action.key)
         if turns is None:
             return False
@@ -174,7 +174,7 @@ class _UnitTimeRun:
             heappush(self.ready, (time, self.waiting.pop(message)))
 
     def _meet(self, time: int, key: StageKey, group: Group | None) -> Iterator[Action]:
-        """Yield the collective's actions of all holders once the last has come."""
+        """Yield the collective's actions of all holders once the last has arrived."""
         self.arrived[group].append(key)
         if len(self.arrived[group]) < self.holders[group]:
             return

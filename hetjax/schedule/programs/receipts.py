@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a worker can be sure that what it sent has been received.
+"""Determines when a worker can be sure that its messages have been received.
 
-Owns what the workers know of each other: a worker that receives a message knows that
-its sender has done all before that SEND, and what the sender then knew of others (a
-vector clock, by worker). Nothing else is sure before NORM: another worker may be as
-late as its messages let it be. Does not own what waits meanwhile, nor its bytes
-(`simulation/memory.py`).
+Owns the workers' knowledge of each other: a worker that receives a message knows that
+its sender has done everything before that SEND, and what the sender then knew about
+others (a vector clock, by worker). Nothing else is certain before NORM: another worker
+may be as late as its messages permit. Does not own the buffers that wait meanwhile, nor
+their bytes (`simulation/memory.py`).
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from hetjax.schedule.programs.action import Action, Message, Op, Programs
 
 Receipts = Mapping[int, list[Message]]  # by index into a worker's program
 _Place = tuple[int, int]  # number of a worker, index into its program
-_News = Iterable[tuple[int, int]]  # number of a worker, how many actions it has done
+_News = Iterable[tuple[int, int]]  # number of a worker, number of its finished actions
 _Transfer = tuple[int, Op, Message]  # index into the program
 
 
 def known_receipts(programs: Programs) -> dict[str, Receipts]:
-    """Return by node, and by index into its program, which of the node's messages are
-    received before that action is done, in whatever order the workers run."""
+    """Return, by node and by index into its program, the node's messages that are
+    received before that action is done, whatever the order in which workers run."""
     transfers = [_transfers(program) for program in programs.values()]
     received: dict[Message, _Place] = {
         message: (number, index)
@@ -53,7 +53,7 @@ def _transfers(program: Iterable[Action]) -> list[_Transfer]:
 def _pairs(
     transfers: list[list[_Transfer]], received: Mapping[Message, _Place]
 ) -> set[tuple[int, int]]:
-    """The workers that send each other messages, the lower number first."""
+    """Return pairs of workers that exchange messages, the lower number first."""
     ends = {
         (number, received[message][0])
         for number, own in enumerate(transfers)
@@ -64,7 +64,7 @@ def _pairs(
 
 
 def _has_ring(pairs: Iterable[tuple[int, int]]) -> bool:
-    """Whether a worker can get news of one that it sends to by way of others."""
+    """Return whether a worker can get news of one of its receivers through others."""
     group: dict[int, int] = {}
 
     def root(worker: int) -> int:
@@ -82,10 +82,10 @@ def _has_ring(pairs: Iterable[tuple[int, int]]) -> bool:
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker on its way; `clock` counts the actions that it knows to be done.
+    """The progress of one worker; `clock` counts the actions that it knows to be done.
 
-    `gossip`: whether it passes on to others what it has learnt itself. `unsure` has by
-    receiver the messages that may not have been received, each with the index of its
+    `gossip`: whether it passes on what it has learnt from others. `unsure` has, by
+    receiver, the messages that may not have been received, each with the index of its
     RECV.
     """
 
@@ -102,7 +102,7 @@ class _Worker:
     def advance(
         self, sent: dict[Message, _News], received: Mapping[Message, _Place]
     ) -> bool:
-        """Go on to the next RECV of what has not been sent; whether there was a way."""
+        """Advance to the next RECV of an unsent message; return whether it moved."""
         start, end = self.position, len(self.transfers)
         while self.position < end:
             index, op, message = self.transfers[self.position]
@@ -128,6 +128,6 @@ class _Worker:
         for receiver, messages in self.unsure.items():
             done = clock[receiver]
             while messages and messages[0][0] < done:
-                # what it receives from itself is there while it does so
+                # a message to itself still exists during its RECV
                 at = index + (receiver == self.number)
                 self.known.setdefault(at, []).append(heappop(messages)[1])

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of every device of a plan, by walking the programs that it will run.
+"""Computes the peak memory of every device of a plan by walking its programs.
 
-Owns which buffers live at once, on top of what lives through the step:
+Owns which buffers are live at once, in addition to static memory:
 
-* each buffer from the action that makes it (a RECV for what is received) to its FREE,
+* each buffer from the action that makes it (for a received one, the RECV) to its FREE,
   in program order;
-* what is sent waits in the sender's memory, also after its FREE, until the sender can
-  be sure that it was received (`programs/receipts.py`): y at the latest when its dy
-  comes back, dx when an activation comes that was made after it had been used;
-* beside y or dx the boxes that are cut out of it for a receiver that splits the batch
-  over more devices, and beside x or dy what it is joined from.
+* a sent buffer in the sender's memory, also after its FREE, until the sender can be
+  sure of its receipt (`programs/receipts.py`): y at the latest when its dy comes back,
+  dx when an activation arrives that was made after the use of that dx;
+* in addition to y or dx, the parts that are cut out of it for a receiver that splits
+  the batch over more devices; in addition to x or dy, the parts that it is joined from.
 
-So the peak holds in whatever order the workers run, and some order reaches it. Owns the
-refusal of plans that need more than there is. Does not own the sizes
-(`costs/stage_memory.py`) nor whether programs free what they make
+So the peak holds for any order in which the workers run, and some order reaches it.
+Owns the refusal of plans that need more memory than devices have. Does not own the
+sizes (`costs/stage_memory.py`) nor the check that programs free their buffers
 (`programs/check.py`).
 """
 
@@ -41,7 +41,7 @@ from hetjax.schedule.programs.action import (
 from hetjax.schedule.programs.receipts import Receipts, known_receipts
 
 _RESIDUALS: tuple[Buffer, ...] = ("saved", "half")
-_PEERS: Mapping[Buffer, int] = {"y": 1, "dx": -1}  # to which stage it is sent
+_PEERS: Mapping[Buffer, int] = {"y": 1, "dx": -1}  # offset of the receiving stage
 _GIB = 2**30
 _Change = tuple[int, int, int]  # bytes of residuals, of other buffers; in flight
 _NO_CHANGE: _Change = (0, 0, 0)
@@ -49,10 +49,10 @@ _NO_CHANGE: _Change = (0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """Bytes on one device at its peak, by what they are for.
+    """Bytes on one device at its peak, by purpose.
 
-    `in_flight` counts the forwards whose residuals are kept then. The stages of an
-    interleaved schedule that share the device are summed.
+    `in_flight` counts the forwards whose residuals exist at the peak. If stages of an
+    interleaved schedule share the device, their bytes are summed.
     """
 
     static_bytes: int
@@ -67,7 +67,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The parts of the total, each under its name for people."""
+        """The parts of the total, by readable names."""
         return {
             "weights, gradients and optimizer state": self.static_bytes,
             f"residuals of {self.in_flight} forwards in flight": self.residual_bytes,
@@ -77,7 +77,7 @@ class MemoryUse:
 
 
 def memory_uses(programs: Programs, plan: Plan, costs: Costs) -> dict[str, MemoryUse]:
-    """Return what every device of the plan holds at its peak, keyed "node/device"."""
+    """Return each device's memory use at its peak, by "node/device"."""
     homes: dict[str, list[StageKey]] = defaultdict(list)
     for r, s, stage in plan.stages():
         for device in stage.devices:
@@ -97,7 +97,7 @@ def memory_uses(programs: Programs, plan: Plan, costs: Costs) -> dict[str, Memor
 def check_memory(uses: Mapping[str, MemoryUse], plan: Plan, costs: Costs) -> None:
     """Raise NoFeasiblePlan for the device that lacks the most memory, if any.
 
-    `uses` is of `memory_uses`.
+    `uses` is the result of `memory_uses`.
     """
     has = capacity_bytes(plan, costs)
     worst = max(uses, key=lambda device: uses[device].total_bytes - has[device])
@@ -106,7 +106,7 @@ def check_memory(uses: Mapping[str, MemoryUse], plan: Plan, costs: Costs) -> Non
 
 
 def capacity_bytes(plan: Plan, costs: Costs) -> dict[str, float]:
-    """Return what every device of the plan has, infinity where nobody knows."""
+    """Return the memory of every device of the plan, infinity if unknown."""
     return {
         f"{stage.node}/{device}": costs.memory_bytes.get((r, s), math.inf)
         for r, s, stage in plan.stages()
@@ -132,7 +132,7 @@ class _Ledger:
 
     def use(self, memory: list[StageMemory]) -> MemoryUse:
         residual_bytes, activation_bytes, in_flight = self.peak
-        # an update begins when nothing is in flight on any stage
+        # an update starts when nothing is in flight on any stage
         free_bytes = residual_bytes + activation_bytes
         updating_bytes = max(m.update_bytes for m in memory) - free_bytes
         return MemoryUse(
@@ -154,7 +154,7 @@ def _walk(
     costs: Costs,
     ledgers: Mapping[StageKey, list[_Ledger]],
 ) -> None:
-    """Book every action of every program with the ledgers of its stage."""
+    """Book every action of every program in the ledgers of its stage."""
     changes: dict[_Kind, tuple[_Change, ...]] = {}
     receipts = known_receipts(programs)
 
@@ -175,7 +175,7 @@ def _walk_program(
     changes_of: Callable[[Action], tuple[_Change, ...]],
     ledgers: Mapping[StageKey, list[_Ledger]],
 ) -> None:
-    waiting: dict[Message, _Change] = {}  # what the receipt of a message gives back
+    waiting: dict[Message, _Change] = {}  # to book at the receipt of a message
     for index, action in enumerate(program):
         if index in receipts:
             for message in receipts[index]:
@@ -187,7 +187,7 @@ def _walk_program(
             waiting[action.message] = _negative(found[0]) if found else _NO_CHANGE
         elif op is Op.FREE and action.buffer in _PEERS:
             message = _message_of(action)
-            if waiting.get(message) is _NO_CHANGE:  # what waits is the buffer itself
+            if waiting.get(message) is _NO_CHANGE:  # the buffer itself waits
                 waiting[message] = found[0]
                 continue
         for change in found:
@@ -196,14 +196,14 @@ def _walk_program(
 
 
 def _message_of(action: Action) -> Message:
-    """The message that a buffer of a stage is sent as."""
+    """Return the message that carries a buffer of a stage."""
     assert action.buffer is not None and action.microbatch is not None
     r, s = action.key
     return r, s, s + _PEERS[action.buffer], action.microbatch
 
 
 def _changes(action: Action, plan: Plan, costs: Costs) -> tuple[_Change, ...]:
-    """What an action adds to the live buffers of its stage, or takes away, in turn."""
+    """Return an action's successive changes to the live buffers of its stage."""
     sizes = _buffer_bytes(_memory(costs, action.key), first=action.key[1] == 0)
     if action.op is Op.SEND:
         assert action.buffer is not None
@@ -217,13 +217,16 @@ def _changes(action: Action, plan: Plan, costs: Costs) -> tuple[_Change, ...]:
     others = sum(sizes[buffer] for buffer in touched) - residuals
     change = sign * residuals, sign * others, sign * ("saved" in touched)
     if action.op is Op.RECV and _cut_up(plan, action):
-        return (0, others, 0), change, (0, -others, 0)  # its parts, until it is joined
+        return (0, others, 0), change, (0, -others, 0)  # the parts, until joined
     return (change,)
 
 
 def _cut_up(plan: Plan, action: Action) -> bool:
-    """Whether a transfer needs parts of shards at the action's end of it: its devices
-    hold more of the batch each than those of the other end, or other shares."""
+    """Return whether a transfer needs parts of shards at the action's end.
+
+    It does if each device there holds more of the batch than a device at the other end,
+    or different shares.
+    """
     assert action.peer is not None
     stages = plan.replicas[action.replica].stages
     own, other = stages[action.stage].mesh.data, stages[action.peer].mesh.data
@@ -235,7 +238,7 @@ def _negative(change: _Change) -> _Change:
 
 
 def _touched(action: Action, plan: Plan) -> tuple[Buffer, ...]:
-    """The buffers that an action makes, or the one that a FREE frees."""
+    """Return the buffers that an action makes, or the one that a FREE frees."""
     if action.op is Op.FREE:
         return tuple(buffer for buffer in BUFFERS if buffer == action.buffer)
     r, s = action.key
@@ -248,7 +251,7 @@ def _memory(costs: Costs, key: StageKey) -> StageMemory:
 
 
 def _buffer_bytes(memory: StageMemory, *, first: bool) -> dict[Buffer, int]:
-    # residuals hold on to the stage's input, which x is already, but for tokens
+    # residuals include the stage's input; unless it is tokens, x already counts it
     received = 0 if first else memory.input_bytes
     return {
         "x": memory.input_bytes,
@@ -280,7 +283,7 @@ def _over_memory(
 
 
 def _remedy(use: MemoryUse, lack_bytes: float, where: str, plan: Plan) -> str:
-    """What to type to shrink the largest part."""
+    """Return what to type to shrink the largest part."""
     largest = max(use.parts.values())
     if largest == use.static_bytes:
         return (

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plain 1F1B plan needs at most on every device, without its programs.
+"""Bounds from above the memory of a plain 1F1B plan, without its programs.
 
-Owns that bound (our derivation), which says of most plans that they fit. What plans
-need exactly is `memory.py`'s to say.
+Owns that bound (our derivation), which shows for most plans that they fit. Does not own
+the exact need (`memory.py`).
 
 A stage of launch-ahead K keeps at most K forwards in flight, each with x, residuals and
-y; y waits until its dy comes. It sends dx of microbatch m, which waits until the stage
-before, of launch-ahead H, is known to have it: H forwards later, once the x of
-microbatch m + H is there, whose SEND comes after the RECV of that dx in every program.
-So forwards in flight and dx that wait are never more than H + 1 together. Beside them
+y; y waits until its dy comes. The stage sends dx of microbatch m, which waits until the
+stage before, of launch-ahead H, is known to have it: H forwards later, when the x of
+microbatch m + H arrives, whose SEND comes after the RECV of that dx in every program.
+So forwards in flight and waiting dx are together never more than H + 1. In addition
 there is at one time either a second x or dy, from which the first is joined, or the cut
-of y, or dy with dx; the cut of dx comes when its x is gone.
+of y, or dy with dx; the cut of dx is made when its x is gone.
 """
 
 from hetjax.costs.costs import Costs, StageMemory
@@ -19,10 +19,10 @@ from hetjax.schedule.programs.generate import in_flight_limit
 
 
 def surely_fits(plan: Plan, costs: Costs) -> bool:
-    """Say whether all stages fit by the bound; False if that is not known.
+    """Return whether all stages fit by the bound; False means unknown.
 
-    Of a plan each stage of which has its devices to itself, whose launch-aheads do not
-    rise, in an order of one_f_one_b (`programs/generate.py`).
+    The plan's stages must not share devices, its launch-aheads must not rise, and its
+    order must be that of `one_f_one_b` (`programs/generate.py`).
     """
     return all(
         most_bytes(plan, costs, r, s) <= costs.memory_bytes.get((r, s), float("inf"))
@@ -31,7 +31,7 @@ def surely_fits(plan: Plan, costs: Costs) -> bool:
 
 
 def most_bytes(plan: Plan, costs: Costs, r: int, s: int) -> int:
-    """Return what a stage of such a plan needs at most on each of its devices."""
+    """Return an upper bound of a stage's bytes on each device, for such a plan."""
     held = costs.memory.get((r, s), StageMemory())
     first, last = s == 0, s == len(plan.replicas[r].stages) - 1
     received, sent = held.input_bytes * (not first), held.output_bytes * (not last)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulation says: when every action ran, and what devices did with the step.
+"""Defines the result of a simulation: the times of actions, and the use of devices.
 
-Owns the result as data. Does not own how it comes about (`simulator.py`).
+Owns the result as data. Does not own the simulation (`simulator.py`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Edge = tuple[StageKey, StageKey]  # (from, to)
 
 
 class Timed(NamedTuple):
-    """One action and when it ran."""
+    """One action, with its start and end."""
 
     action: Action
     start_s: float
@@ -26,10 +26,10 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeUse:
-    """What one device does with the step; the three add up to it.
+    """The use of a step by one device; the three parts add up to the step time.
 
-    `waiting_s` is idle time in which the next message was on its way, or gradients
-    were being summed; `idle_s` has no such excuse.
+    `waiting_s` is time without work while the next message was in transfer, or while
+    gradients were being summed; `idle_s` is all other time without work.
     """
 
     busy_s: float
@@ -39,9 +39,9 @@ class TimeUse:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One step: `lanes` holds what was computed where, `reductions` the REDUCEs.
+    """One step: `lanes` holds the actions by devices, `reductions` the REDUCEs.
 
-    `messages` gives, by edge, when each microbatch's was sent and when it arrived.
+    `messages` gives, by edge, when each microbatch's message was sent and arrived.
     """
 
     step_time_s: float
@@ -66,7 +66,7 @@ class Simulation:
 
     @property
     def busiest_s(self) -> float:
-        """For how long the busiest devices compute."""
+        """The computing time of the busiest devices."""
         return max(share.busy_s for share in self.shares.values())
 
     @cached_property
@@ -83,6 +83,6 @@ def lane_of(plan: Plan) -> dict[StageKey, Lane]:
 
 
 def shares_devices(plan: Plan) -> bool:
-    """Say whether some stages run on the same devices: whether they are interleaved."""
+    """Return whether stages share devices, that is, whether they are interleaved."""
     lanes = lane_of(plan)
     return len(set(lanes.values())) < len(lanes)

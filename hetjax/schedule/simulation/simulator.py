@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator: when every action of a plan's programs would run, and where.
+"""Simulates a plan's programs: when and on which devices every action would run.
 
-Owns the clock over devices: a lane (the devices of one or, interleaved, of several
-stages) runs the compute actions of its stages one at a time, in program order, each as
-soon as its message is there. SENDs leave when their producer ends and travel beside
-the computing (`traffic.py`); a REDUCE is a ring that starts when its last holder has
-come and runs beside it too; NORM waits for the stage's sums, UPDATE for all NORMs.
-A worker that only enqueues costs nothing here.
+Owns the clock over devices. A lane (the devices of one stage or, interleaved, of
+several) runs the compute actions of its stages one at a time, in program order, each as
+soon as its message has arrived. SENDs leave when their producer ends, and transfers
+overlap with computing (`traffic.py`). A REDUCE starts when its last holder has arrived,
+and overlaps, too. NORM waits for the stage's sums, UPDATE for all NORMs. A worker's
+enqueuing costs nothing here.
 
 Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
 """
@@ -40,7 +40,7 @@ from hetjax.schedule.simulation.result import (
 from hetjax.schedule.simulation.traffic import Traffic
 
 _NEVER = float("inf")
-NORM = None  # the name of the one collective that is no group's
+NORM = None  # the name of the only collective without a group
 
 
 # programs by node, or the timed orders of stages (`programs/lower.py`)
@@ -48,7 +48,7 @@ _Programs = Mapping[str, Program] | Mapping[StageKey, list[Action]]
 
 
 def simulate(programs: _Programs, plan: Plan, costs: Costs) -> Simulation:
-    """Return when everything happens in one training step of a checked plan."""
+    """Return the times of all events in one training step of a checked plan."""
     return _Run(programs, plan, costs).result()
 
 
@@ -69,7 +69,7 @@ def duration_s(times: StageTimes, op: Op) -> float:
 
 @dataclass(slots=True)
 class _Channel:
-    """One direction between two neighbours: arrivals by microbatch, and who waits."""
+    """One direction between neighbours: arrivals and waiting lanes, by microbatch."""
 
     number: int
     size: float
@@ -79,13 +79,13 @@ class _Channel:
 
 
 # (seconds, channel to wait for, channel to send on); the seconds of REDUCE, NORM and
-# UPDATE are _NEVER: they go another way
+# UPDATE are _NEVER: `_collective` runs them
 _Way = tuple[float, _Channel | None, _Channel | None]
 _Step = tuple[Action, float, _Channel | None, _Channel | None]
 
 
 class _Meetings:
-    """The collectives of one step; `waiting` are called when one is done."""
+    """The collectives of one step; the callbacks in `waiting` run when one is done."""
 
     def __init__(self, programs: _Programs) -> None:
         met = [a for program in programs.values() for a in program]
@@ -101,13 +101,13 @@ class _Meetings:
         self.waiting = defaultdict(list)
 
     def come(self, group: Group | None, now: float) -> bool:
-        """Note one holder; True if it is the last to come."""
+        """Note the arrival of one holder; return whether it is the last one."""
         self._missing[group] -= 1
         self.last_s[group] = max(self.last_s[group], now)
         return not self._missing[group]
 
     def waits_for(self, action: Action) -> Group | None | Literal[False]:
-        """Return what must be done before the action; False if nothing."""
+        """Return the collective that must end before the action; False if none."""
         if action.op is Op.UPDATE:
             return False if NORM in self.done_s else NORM
         if action.op is Op.NORM:
@@ -123,7 +123,7 @@ class _Meetings:
 
 @dataclass(slots=True)
 class _LaneRun:
-    """A lane on its way through its actions."""
+    """The progress of a lane through its actions."""
 
     steps: list[_Step]
     position: int = 0
@@ -134,7 +134,7 @@ class _LaneRun:
 
 
 class _Run:
-    """One simulation; its state is the lanes, the channels and what was reduced."""
+    """One simulation; its state is the lanes, the channels and the finished sums."""
 
     def __init__(self, programs: _Programs, plan: Plan, costs: Costs) -> None:
         self.costs, self.plan = costs, plan
@@ -182,7 +182,7 @@ class _Run:
         )
 
     def _edge_routes(self) -> list[Route]:
-        """Number the channels between neighbours; routes by channel number."""
+        """Number the channels between neighbours; return routes by channel number."""
         routes: list[Route] = []
         for r, s, _ in self.plan.stages():
             if s + 1 < len(self.plan.replicas[r].stages):
@@ -204,13 +204,13 @@ class _Run:
     def _compile(
         self, program: Sequence[Action], home: Mapping[StageKey, list[_Step]]
     ) -> None:
-        """Append the program's actions that take time or wait to their lanes."""
+        """Append to lanes the program's actions that take time or wait."""
         ways: dict[tuple[int, int, str], _Way] = {}
         free, send, receive = Op.FREE, Op.SEND, Op.RECV
         for action in program:
             op = action.op
             if op is free or op is send or op is receive:
-                continue  # most of them: nothing here takes time or waits
+                continue  # most actions: these neither take time nor wait here
             kind = action.replica, action.stage, op.value
             way = ways.get(kind)
             if way is None:
@@ -218,7 +218,7 @@ class _Run:
             home[action.key].append((action, *way))
 
     def _way(self, key: StageKey, op: Op) -> _Way:
-        """(seconds, where its message comes from, where its result goes)."""
+        """Return (seconds, channel to wait for, channel to send on) of an action."""
         if op not in COMPUTE:
             return _NEVER, None, None
         r, s = key
@@ -240,7 +240,7 @@ class _Run:
         return lambda now: self._advance(lane, now)
 
     def _advance(self, lane: _LaneRun, _: float) -> None:
-        """Run a lane until it has to wait for something that has no time yet."""
+        """Run a lane until it has to wait for an event whose time is unknown."""
         steps, done = lane.steps, lane.done
         while lane.position < len(steps):
             action, seconds, comes, goes = steps[lane.position]
@@ -268,7 +268,7 @@ class _Run:
                 self._send(end_s, goes, m)
 
     def _send(self, end_s: float, channel: _Channel, m: int) -> None:
-        """Send what is made at `end_s`, which may lie ahead of the clock."""
+        """Send a result made at `end_s`, which may be later than the clock."""
         channel.sent_s[m] = end_s
         number, size = channel.number, channel.size
         arrival_s = self.traffic.arrival_s(end_s, number, size)
@@ -286,7 +286,7 @@ class _Run:
             self.traffic.at(arrival_s, self._advance_of(lane))
 
     def _collective(self, lane: _LaneRun, action: Action) -> bool:
-        """Do a REDUCE, NORM or UPDATE; False if the lane must be called again."""
+        """Run a REDUCE, NORM or UPDATE; return False if the lane must wait."""
         late = self.meetings.waits_for(action)
         if late is not False:
             self.meetings.waiting[late].append(self._advance_of(lane))
@@ -311,7 +311,7 @@ class _Run:
         lane.free_s = start_s + seconds
 
     def _meet(self, now: float, action: Action) -> None:
-        """All holders have come: sum a group over its trunks, or agree on NORM."""
+        """Sum a group over its trunks, or finish NORM, after all holders' arrival."""
         group = action.group
         if group is None:
             self.traffic.at(now + self.costs.norm_s, lambda now: self._done(now, NORM))

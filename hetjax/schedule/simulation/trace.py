@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines: spans on lanes, a simulated step as spans, Perfetto's trace file.
+"""Builds timelines: spans on lanes, a simulated step as spans, Perfetto's trace file.
 
-Owns the lanes: one per device; beside the first device of a stage one for what it
-sends in each direction, and one for the reductions that it takes part in. A transfer
-is shown from when its link takes it, not from when it joined the queue. Owns the file
-format (Perfetto / Chrome JSON: a process per node, under each device the lanes of what
-travels from it). Does not own the times: the runtime measures them
-(`runtime/execution/tracer.py`), `simulator.py` predicts them; nor the picture
-(`report/pictures/timeline.py`).
+Owns the lanes: one per device; next to a stage's first device, one per direction for
+its SENDs, and one for its REDUCEs. A transfer starts when its link takes it, not when
+it joins the queue. Owns the file format (Perfetto / Chrome JSON: a process per node,
+and under each device the lanes of its transfers). Does not own the times: the runtime
+measures them (`runtime/execution/tracer.py`), `simulator.py` predicts them; nor the
+picture (`report/pictures/timeline.py`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +24,7 @@ from hetjax.schedule.simulation.result import Simulation
 class Span:
     """One action on one device of a node; times in seconds from any common origin.
 
-    `lane` names a lane beside the device's own: of transfers or of reductions.
+    `lane` names a lane of transfers or of reductions; "" is the device's own lane.
     """
 
     node: str
@@ -37,7 +36,7 @@ class Span:
 
 
 def perfetto(spans: Iterable[Span]) -> dict[str, Any]:
-    """The trace as a JSON object; open it at ui.perfetto.dev or chrome://tracing."""
+    """Return the trace as a JSON object for ui.perfetto.dev or chrome://tracing."""
     spans = list(spans)
     origin_s = min((span.start_s for span in spans), default=0.0)
     nodes = {node: pid for pid, node in enumerate(sorted({s.node for s in spans}))}
@@ -67,9 +66,9 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def traced_spans(trace: Any) -> list[Span]:
-    """Return the spans of such an object, to the microsecond; times from its begin.
+    """Return the spans of such an object, to the microsecond; times from its start.
 
-    ValueError if it is none that `perfetto` made.
+    Raises ValueError if `perfetto` did not make the object.
     """
     try:
         events = trace["traceEvents"]
@@ -114,7 +113,7 @@ def _transfers(simulation: Simulation, plan: Plan, costs: Costs) -> Iterator[Spa
         free_s = 0.0
         for m in sorted(sent_s, key=lambda m: sent_s[m]):
             start_s = max(sent_s[m], free_s)
-            if route.trunks:  # messages go one after the other, latency not counted
+            if route.trunks:  # messages follow one another, apart from latency
                 free_s = arrival_s[m] - route.latency_s
             action = Action(Op.SEND, r, s, m, buffer, peer)
             yield _beside(plan, action, start_s, arrival_s[m], f"r{r}.s{s} > s{peer}")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on shared trunks: when each one arrives.
+"""Computes when messages on shared trunks arrive.
 
-Owns the sharing. A channel carries its messages one after the other, in the order in
-which they are sent. A message holds all trunks of its channel's route at once; every
-trunk is shared equally by the messages on it, and a message moves at the share of its
-slowest trunk. It arrives a latency after its last byte has left. Our own model, close
-to what parallel TCP or NCCL streams get; it never gives out more than a trunk has.
+Owns the sharing. A channel carries its messages one after the other, in the order of
+sending. A message holds all trunks of its channel's route at once. Messages on a trunk
+share it equally, and a message moves at its share of its slowest trunk. It arrives a
+latency after its last byte has left. This is our own model, close to the rates of
+parallel TCP or NCCL streams; it never hands out more than a trunk's capacity.
 
-Does not own who sends what (`simulator.py`) nor routes and capacities (`costs/`).
+Does not own the messages (`simulator.py`) nor routes and capacities (`costs/`).
 """
 
 from collections import Counter, deque
@@ -17,14 +17,14 @@ from itertools import count
 
 from hetjax.costs.costs import Route
 
-Arrive = Callable[[float], None]  # called with when a message arrives
+Arrive = Callable[[float], None]  # called with the arrival time of a message
 
 
 class Traffic:
     """The clock and the trunks of one simulation; `at` and `send` schedule events."""
 
     def __init__(self, trunks: Mapping[str, float], routes: Sequence[Route]) -> None:
-        """`trunks` in bytes per second; channel i takes `routes[i]`."""
+        """Set `trunks` (in bytes per second) and channels: i uses `routes[i]`."""
         number = {name: index for index, name in enumerate(trunks)}
         self._capacity = list(trunks.values())
         self._busy: list[dict[int, None]] = [{} for _ in trunks]
@@ -47,7 +47,7 @@ class Traffic:
         self._order = count()
 
     def run(self) -> None:
-        """Let time pass until nothing is scheduled any more."""
+        """Run scheduled events until there are none left."""
         while self._events:
             now, _, version, what = heappop(self._events)
             if not isinstance(what, int):
@@ -56,13 +56,13 @@ class Traffic:
                 self._finish(now, what)
 
     def at(self, time_s: float, event: Callable[[float], None]) -> None:
-        """Call `event` with the time when it has come."""
+        """Schedule `event` to be called with the time `time_s`."""
         heappush(self._events, (time_s, next(self._order), 0, event))
 
     def arrival_s(self, sent_s: float, channel: int, size: float) -> float | None:
-        """Send `size` bytes at once if no other channel can ever be in the way.
+        """Send `size` bytes directly if no other channel shares a trunk.
 
-        Returns when they arrive, or None: then `send` it is. Times must not fall.
+        Return their arrival time, or None: then use `send`. Times must not decrease.
         """
         if not self._alone[channel]:
             return None
@@ -71,7 +71,7 @@ class Traffic:
         return self._free_s[channel] + self._latency[channel]
 
     def send(self, now: float, channel: int, size: float, arrive: Arrive) -> None:
-        """Send `size` bytes; to be called at its time, that is, from an event."""
+        """Send `size` bytes; call this at the time `now`, that is, from an event."""
         if not self._trunks[channel]:
             arrive(now + self._latency[channel])
             return
@@ -96,7 +96,7 @@ class Traffic:
         queue = self._queue[channel]
         _, arrive = queue.popleft()
         if queue:
-            # the next message takes the same share of the same trunks
+            # the next message gets the same share of the same trunks
             self._left_bytes[channel] = queue[0][0]
             self._since[channel] = now
             self._promise(now, channel)
@@ -109,7 +109,7 @@ class Traffic:
         arrive(now + self._latency[channel])
 
     def _share(self, now: float, channel: int) -> None:
-        """Set the rates of all messages that meet this channel on a trunk."""
+        """Set the rates of all messages that share a trunk with this channel."""
         busy, capacity = self._busy, self._capacity
         for other in {other: None for t in self._trunks[channel] for other in busy[t]}:
             rate = min([capacity[t] / len(busy[t]) for t in self._trunks[other]])
@@ -120,7 +120,7 @@ class Traffic:
                 self._promise(now, other)
 
     def _promise(self, now: float, channel: int) -> None:
-        """Schedule the end of a channel's message at its present rate."""
+        """Schedule the end of a channel's message, assuming its present rate."""
         self._version[channel] += 1
         end_s = now + max(self._left_bytes[channel], 0.0) / self._rate[channel]
         entry = (end_s, next(self._order), self._version[channel], channel)

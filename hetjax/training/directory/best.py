@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a run's checkpoints had the lowest validation loss.
+"""Finds the checkpoint of a run with the lowest validation loss.
 
-Owns the rule: of the steps that were both evaluated and saved, of which the checkpoint
-is still there, the one with the lowest loss, and of equal ones the first. What a run
-has gone back on does not count. Does not own keeping it (`checkpoint/disk.py`).
+Owns the rule: among steps that were evaluated and saved, and whose checkpoint still
+exists, the lowest loss is best, and among equal losses the first. Steps that the run
+has rolled back do not count. Does not own keeping it (`checkpoint/disk.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,12 +13,12 @@ VAL_LOSS, BEST = "val_loss", "best"
 
 
 def losses_of(metrics: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Validation losses by step, of the lines of metrics.jsonl."""
+    """Return validation losses by step from the lines of metrics.jsonl."""
     return {line["step"]: line[VAL_LOSS] for line in metrics if VAL_LOSS in line}
 
 
 def best_of(losses: Mapping[int, float], saved: Collection[int]) -> int | None:
-    """The step of the best checkpoint; None where none was evaluated.
+    """Return the step of the best checkpoint; None if none was evaluated.
 
     >>> best_of({0: 1.0, 10: 5.0, 20: 4.0, 30: 4.0}, saved=[10, 20, 30])
     20
@@ -28,7 +28,7 @@ def best_of(losses: Mapping[int, float], saved: Collection[int]) -> int | None:
 
 
 class BestCheckpoint:
-    """The best so far, while a run that keeps its newest `keep` goes on."""
+    """The best checkpoint so far of a run that keeps its newest `keep`."""
 
     def __init__(self, losses: Mapping[int, float], keep: int) -> None:
         self._losses, self._keep = dict(losses), keep
@@ -41,7 +41,7 @@ class BestCheckpoint:
         events: Iterable[Mapping[str, Any]],
         keep: int,
     ) -> Self:
-        """What it is by the journals of the run."""
+        """Return the best checkpoint according to the run's journals."""
         found = cls(losses_of(metrics), keep)
         for line in events:
             if line["event"] in ("restored", "recovered"):
@@ -59,7 +59,7 @@ class BestCheckpoint:
         return None if self.step is None else self._losses[self.step]
 
     def on_saved(self, step: int) -> None:
-        """All of a step is on the disks, from which older steps may have gone."""
+        """Add a step that is complete on the disks; older steps may be gone now."""
         newest = sorted({*self._saved, step})[-self._keep :]
         kept = () if self.step is None else (self.step,)
         self._saved = {*newest, *kept}
@@ -68,6 +68,6 @@ class BestCheckpoint:
         self._losses[step] = loss
 
     def forget_after(self, step: int) -> None:
-        """What came after this step was given up."""
+        """Forget the steps after this one, which were rolled back."""
         self._losses = {s: x for s, x in self._losses.items() if s <= step}
         self._saved = {s for s in self._saved if s <= step}

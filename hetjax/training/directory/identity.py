@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which run a start goes on with: its own, one to adopt, or a new one.
+"""Decides which run a start resumes: its own, one to adopt, or a new one.
 
-Owns the decision, a pure function of what the run directory says and of the saves that
-were found in its folders and its store, and the errors where none can be made. Does not
+Owns the decision, a pure function of the run directory's contents and of the saves that
+were found in its folders and its store, and the errors if it is not possible. Does not
 own the identity itself (`checkpoint/run_identity.py`) nor finding saves.
 """
 
@@ -34,24 +34,24 @@ _OTHER_FOLDERS = (
     "give this run others (--checkpoint.local, --checkpoint.cloud), or remove the "
     "step_* folders of the other run there"
 )
-_NUM_NAMED = 3  # places of a run
+_NUM_NAMED = 3  # places of a run that errors name
 
 
 class OtherRun(BadInput):
-    """Saves that are not, or may not be, of the run that a start goes on with."""
+    """Saves do not, or may not, belong to the run of a start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What a start says of the run it is of.
+    """What a start knows of its run before it has seen any saves.
 
-    `own` is the identity in the run directory; without one the directory is new
-    (`is_new`) or from before runs had any. `lease` is the number of the start's lease
-    on the directory, `fresh` an identity that nobody has, `settings` and `hashes` (of
-    text and tokenizer, by file) are those that a run to go on with must have, and
-    `adopt` is the run that the user asks for. A run keeps the settings named in `kept`,
-    and its hashes, also where it is adopted. `last_step` is the last that a directory
-    from before identities tells of.
+    `own` is the identity in the run directory. Without one the directory is new
+    (`is_new`) or from before runs had identities. `lease` is the number of the start's
+    lease on the directory, and `fresh` an unused identity. A run that is resumed must
+    have the same `settings` and `hashes` (of text and tokenizer, by file). `adopt` is
+    the run that the user asks for. An adopted run must still have the same hashes and
+    the same settings named in `kept`. `last_step` is the last step that a directory
+    from before identities records.
     """
 
     run_dir: str
@@ -66,23 +66,23 @@ class Claim:
     last_step: int = 0
 
     def unlike(self, saved: "SavedRun") -> list[str]:
-        """Names of settings and files that differ from those of a saved run.
+        """Return the names of settings and files that differ from a saved run's.
 
-        What one of both does not know has its default.
+        A name that only one of the two has does not count: it has its default there.
         """
         own = {**self.settings, **self.hashes}
         there = saved.settings
         return [name for name in own if name in there and own[name] != there[name]]
 
     def may_adopt(self, saved: "SavedRun") -> bool:
-        """Whether nothing differs that a run keeps."""
+        """Return whether all settings and hashes that an adopted run keeps match."""
         kept = {*self.kept, *self.hashes}
         return kept.isdisjoint(self.unlike(saved))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavePlace:
-    """Where a save is, as errors call it, and whether that is the run directory."""
+    """The place of a save: its name in errors, and whether it is the run directory."""
 
     name: str
     in_run_dir: bool = False
@@ -90,7 +90,7 @@ class SavePlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun:
-    """A run of which there are saves: the newest start and step, and its settings.
+    """A run that has saves: its newest start and step, and its settings.
 
     `start_in_run_dir` is the newest start that has saved in the run directory itself,
     and `step_elsewhere` the newest step in other places; 0 if there is none.
@@ -113,20 +113,22 @@ class SavedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The run that a start goes on with, and the saved one that this was so far, if
-    the run directory did not say so."""
+    """The run of a start.
+
+    `adopted` is the saved run that it resumes, if the run directory did not name it.
+    """
 
     run: RunIdentity
     adopted: SavedRun | None = None
 
 
 def settled(claim: Claim, run: RunIdentity) -> Claim:
-    """The claim once it is known which run the start is of."""
+    """Return the claim with the identity that was found for the start."""
     return replace(claim, own=run, adopt=claim.adopt and run.id)
 
 
 def provisional(claim: Claim) -> RunIdentity:
-    """The identity as long as nobody has looked for saves."""
+    """Return the identity to use until saves have been looked for."""
     return claim.own or _first_identity(claim)
 
 
@@ -134,7 +136,10 @@ def saved_runs(
     snapshots: Iterable[PartialSnapshot],
     place_of: Callable[[PartialSnapshot], SavePlace],
 ) -> list[SavedRun]:
-    """The runs of these saves, in the order of their oldest ones; raises BadInput."""
+    """Return the runs of these saves, sorted by oldest save.
+
+    Raises BadInput if the settings in a save are not a table.
+    """
     by_run: dict[RunId, list[PartialSnapshot]] = {}
     for one in sorted(snapshots, key=lambda one: one.save):
         by_run.setdefault(one.run, []).append(one)
@@ -146,7 +151,7 @@ def _saved_run(
     saves: Sequence[PartialSnapshot],
     place_of: Callable[[PartialSnapshot], SavePlace],
 ) -> SavedRun:
-    """The run of these saves, of which the last is the newest."""
+    """Return the run of these saves, the last of which is the newest."""
     placed = [(one.save[0], start_of(one.save[1]), place_of(one)) for one in saves]
     starts = (start for _, start, place in placed if place.in_run_dir)
     steps = (step for step, _, place in placed if not place.in_run_dir)
@@ -167,7 +172,7 @@ def _settings_of(save: PartialSnapshot, place: SavePlace) -> Mapping[str, Any]:
 
 
 def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
-    """Which run this start goes on with; raises OtherRun where it must not."""
+    """Return the run of this start. Raises OtherRun if the saves forbid it."""
     adopted = None
     if claim.own is not None:
         _check_asked(claim, claim.own)
@@ -188,7 +193,10 @@ def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
 
 
 def _first_identity(claim: Claim, adopted: SavedRun | None = None) -> RunIdentity:
-    """That of a directory without one; `adopted` is known once saves were found."""
+    """Return the identity for a directory without one.
+
+    `adopted` is known only once saves were found.
+    """
     if adopted is None and claim.adopt is not None:
         run, is_older = claim.adopt, claim.adopt == OLDER
     else:
@@ -200,7 +208,10 @@ def _first_identity(claim: Claim, adopted: SavedRun | None = None) -> RunIdentit
 
 
 def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
-    """The run to go on with in a directory without an identity; None: its own."""
+    """Return the saved run to resume in a directory without an identity.
+
+    None means the directory's own run.
+    """
     older = [saved for saved in found if saved.id == UNIDENTIFIED]
     others = [saved for saved in found if saved.id != UNIDENTIFIED]
     if claim.adopt is not None:
@@ -227,7 +238,7 @@ def _adopted(claim: Claim, found: Sequence[SavedRun]) -> SavedRun | None:
 
 
 def _check_may_be_its_own(claim: Claim, saved: SavedRun) -> None:
-    """Raise OtherRun where a directory and saves from before are not of one run."""
+    """Raise OtherRun if directory and saves, both without identity, do not match."""
     if not claim.may_adopt(saved):
         raise _other_settings(claim, saved)
     if saved.step_elsewhere > claim.last_step:
@@ -235,7 +246,10 @@ def _check_may_be_its_own(claim: Claim, saved: SavedRun) -> None:
 
 
 def _hold_older(others: Sequence[SavedRun]) -> bool:
-    """Whether saves without identity are those of the one run that has one."""
+    """Return whether saves without an identity count as those of the other runs.
+
+    These then began before runs had identities.
+    """
     return all(began_before_identities(saved.id) for saved in others)
 
 
@@ -307,7 +321,7 @@ def _other_settings(claim: Claim, saved: SavedRun) -> OtherRun:
 
 
 def _its_settings(claim: Claim, saved: SavedRun) -> str:
-    """What to type, and to use, so that nothing differs from the saved run."""
+    """Return the options and the text with which nothing differs from the saved run."""
     names = claim.unlike(saved)
     settings = {n: saved.settings[n] for n in names if n in claim.settings}
     typed = [as_options(settings)] * bool(settings)

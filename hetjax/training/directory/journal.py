@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Journals of a run: files of JSON lines that survive being cut off at any byte.
+"""Writes and reads a run's journals: JSON lines that may be cut off at any byte.
 
 Owns `metrics.jsonl` and `events.jsonl` as files. Does not own which values a line may
 have (`journal_lines.py`) nor who writes them (`training/recorder.py`).
@@ -35,7 +35,7 @@ class Journal:
     ) -> None:
         """Open the file, without the lines of steps after `last_step`.
 
-        `may_write` raises where no line may be written, or dropped, any more.
+        `may_write` raises if lines may no longer be written or dropped.
         """
         self._path, self._lock, self._may_write = path, threading.Lock(), may_write
         self.observed: Callable[[dict[str, Any]], None] = lambda line: None
@@ -58,7 +58,7 @@ class Journal:
         return FileIO(self._path, "a+"), dropped
 
     def write_again(self) -> None:
-        """Write all lines to a new file, if the file was removed meanwhile."""
+        """Write all lines to a new file if the file has been removed."""
         with self._lock:
             if self._path.exists():
                 return
@@ -70,7 +70,7 @@ class Journal:
     def append(self, line: dict[str, Any]) -> None:
         """Write one line now, from any thread; numbers must be finite.
 
-        Where there is no room for all of it, nothing is written: an OSError says so.
+        If there is no room for all of it, write nothing and raise OSError.
         """
         self._may_write()
         data = _text(line).encode()
@@ -89,9 +89,9 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of the file; a last one that was cut off is left out.
+    """Return the complete lines of the file, without a last one that was cut off.
 
-    BadInput names the first line that is none of ours.
+    Raises BadInput that names the first line which hetjax cannot have written.
     """
     if not path.exists():
         return []

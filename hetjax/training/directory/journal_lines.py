@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a line of a run's journals may be, whoever has edited it since.
+"""Checks the lines of a run's journals, which somebody may have edited.
 
-Owns the types of the values that hetjax reads again, in the words of `metrics.jsonl`
-and `events.jsonl`. Does not own which metrics there are (`report/metrics.py`), files
-(`journal.py`) nor what is written (`recorder.py`); keys that are read nowhere
-may have any value.
+Owns the types of the values that hetjax reads again from `metrics.jsonl` and
+`events.jsonl`; other keys may have any value. Does not own which metrics there are
+(`report/metrics.py`), files (`journal.py`) nor what is written (`recorder.py`).
 """
 
 from typing import Any
@@ -15,14 +14,14 @@ _OF_EVENTS = ("lost_steps", "grace_s", "productive_s", "lost_s", "recovering_s")
 _NUMBERS = frozenset((*KEYS, *_OF_EVENTS, "replanning_s", "other_s"))
 _TEXTS = frozenset(("event", "time", "reason"))
 _PARTS = frozenset(("bytes", "tier_s"))  # numbers by name
-_RECOVERED = "recovered"  # whose seconds are by name, too; others' may be one number
-_MOST = 1e40  # more than a float32
+_RECOVERED = "recovered"  # its seconds are by name; other events may have a number
+_MOST = 1e40  # more than any float32
 _MOST_STEPS = 2**53
 OF_AN_EVENT = ("event", "time")
 
 
 def wrong_with(line: Any, required: tuple[str, ...] = ()) -> str | None:
-    """What keeps an object from being a line of a journal; None if it is one.
+    """Return why an object is not a line of a journal; None if it is one.
 
     >>> wrong_with({"step": 3, "loss": "2.5"})
     "loss = '2.5', not a number"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leases of a run: on its directory, and on its store.
+"""Takes and checks the leases of a run: on its directory, and on its store.
 
-Owns taking both before the run writes anything, noticing that one is over, and telling
-a copy of a run directory from one that was moved. Does not own what a lease is
-(`checkpoint/leases/lease.py`), those on workers' folders
-(`checkpoint/storage.py`), nor the lock that keeps processes of one machine apart at
-once (`rundir.py`).
+Owns taking both before the run writes anything, noticing that one has ended, and
+distinguishing a copied run directory from a moved one. Does not own leases themselves
+(`checkpoint/leases/lease.py`), those on workers' folders (`checkpoint/storage.py`), nor
+the lock that excludes other processes of the same machine at once (`rundir.py`).
 """
 
 import socket
@@ -33,15 +32,15 @@ from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
 from hetjax.errors import BadInput
 from hetjax.training.directory.rundir import CONFIG, LEASE, usable
 
-_LOOK_S = 1.0  # between two looks at the run directory
+_LOOK_S = 1.0  # between two checks of the run directory's lease
 
 
 class IsCopy(BadInput):
-    """A run directory that was copied from one in which the run went on."""
+    """The run directory is a copy, and the run was resumed in the original."""
 
 
 def home_of(run_dir: Path) -> str:
-    """What tells this directory from a copy: its machine, its inode and its path."""
+    """Return what tells this directory from a copy: machine, inode and path."""
     try:
         inode = run_dir.stat().st_ino
     except OSError:
@@ -57,10 +56,11 @@ def _check_is_no_copy(
     number: int,
     holder: Holder,
 ) -> None:
-    """Raise IsCopy or LeaseHeld where the run went on, or goes on, elsewhere.
+    """Raise IsCopy or LeaseHeld if the run was resumed, or runs, in the original.
 
-    That is the one whose lease, `number` by `holder`, was copied with this one, as long
-    as it can be seen. One that was moved is not there any more.
+    The original is the directory for which `holder` took lease `number`, which was
+    copied along. The check needs to see it from this machine. A directory that was
+    moved has no original any more.
     """
     host, _, path = [*holder.home.split(" ", 2), "", ""][:3]
     if not path or holder.home == held_for.home:
@@ -72,7 +72,7 @@ def _check_is_no_copy(
     there = lease_folder(original / LEASE)
     newest = holder_of(there, last_number(there))
     if newest is None or newest.run != held_for.run:
-        return  # another run has begun there
+        return  # another run has started there
     what = f"run directory {str(run_dir)!r}, a copy of {path!r}"
     if last_number(there) > number and not takes_over:
         raise IsCopy(
@@ -89,8 +89,10 @@ def _check_is_no_copy(
 
 
 def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
-    """What there is of the store's lease, while that of the directory is waited for:
-    the two waits are one. None where there is no store to look at."""
+    """Return a sighting of the store's lease; None if there is no store to look at.
+
+    The wait for that lease then overlaps with the wait for the directory's lease.
+    """
     with suppress(OSError, BadInput):
         if (store := storage.store(is_tried=False)) is not None:
             return look(store)
@@ -98,11 +100,11 @@ def _look_at_store(storage: CheckpointStorage) -> Sighting | None:
 
 
 class Leases:
-    """What a run holds until `stack` is closed; raises LeaseHeld, and as stores do.
+    """The leases that a run holds until `stack` is closed.
 
-    `report_line` gets a line for a lease that may be over, and has to be waited for.
-    IsCopy is raised for the copy of a directory in which the run went on, unless it
-    `takes_over`.
+    Raises LeaseHeld, and what stores raise. Raises IsCopy for a copied directory if the
+    run was resumed in the original, unless it `takes_over`. `report_line` gets a line
+    for each lease that may have ended and must be waited for.
     """
 
     def __init__(
@@ -139,21 +141,23 @@ class Leases:
         self._looked_s = time.monotonic()
 
     def _leave_nothing(self, config: Path) -> None:
-        """Forget a lease under which no run has come to be."""
+        """Remove the directory's lease if no run was created under it."""
         if not config.exists():
             with suppress(OSError):
                 self._run.forget()
 
     @property
     def start(self) -> int:
-        """A number that is greater with each start of the run."""
+        """The number of this start, which grows with each start of the run."""
         return self._run.number
 
     def protecting(
         self, storage: CheckpointStorage, is_far: bool = False
     ) -> CheckpointStorage:
-        """The storage under these leases, so that workers look, too; those that may be
-        `is_far` first whether they see the directory."""
+        """Return the storage with these leases, so that workers check them, too.
+
+        If `is_far`, workers first check whether they see the directory.
+        """
         return replace(
             storage,
             home=self._home,
@@ -164,11 +168,11 @@ class Leases:
         )
 
     def assert_again(self) -> None:
-        """Hold the run directory also if it was removed meanwhile."""
+        """Write the directory's lease again if the directory was removed."""
         self._run.assert_again()
 
     def check(self) -> None:
-        """Raise LeaseLost if one is over; not more than a second late."""
+        """Raise LeaseLost if a lease has ended, at most a second late."""
         if self._store is not None:
             self._store.check_seen()
         now_s = time.monotonic()

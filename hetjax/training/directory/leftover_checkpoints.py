@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a start may do with the checkpoints that earlier ones have left.
+"""Decides what a start may do with the checkpoints that earlier starts have left.
 
-Owns whether they are of this run, whether it may begin anew, and what it tells of those
-that it passes over. Does not own finding and restoring them (`checkpoint/`,
-`runtime/control/recovery.py`).
+Owns whether they are of this run, whether the start may begin anew, and the messages
+about those that it passes over. Does not own finding and restoring them
+(`checkpoint/`, `runtime/control/recovery.py`).
 """
 
 import warnings
@@ -38,7 +38,7 @@ from hetjax.training.settings.run_settings import (
 
 
 def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
-    """What a start says of the run that it is of, before it has a lease."""
+    """Return the claim of a start that has no lease yet."""
     lease = last_number(lease_folder(config.run_dir / LEASE))
     return Claim(
         run_dir=str(config.run_dir),
@@ -54,7 +54,7 @@ def claim_of(config: RunConfig, previous: Previous | None) -> Claim:
 
 
 def _last_step(config: RunConfig) -> int:
-    """The last step that the run directory tells of; 0 if of none."""
+    """Return the last step that the run directory records; 0 if there is none."""
     lines = read_journal(config.run_dir / METRICS)
     return max((line["step"] for line in lines), default=0)
 
@@ -65,9 +65,10 @@ def identify(
     found: Sequence[PartialSnapshot],
     report_line: Callable[[str], None],
 ) -> RunIdentity:
-    """Which run a start is of, by the saves that were found; raises OtherRun.
+    """Return the run of a start, judged by the saves that were found.
 
-    `report_line` gets a line for one that the run directory does not know of.
+    Raises OtherRun. `report_line` gets a line if the run directory did not name the
+    run.
     """
     trusted = [one for one in found if one.is_trusted]
     decision = decide(claim, saved_runs(trusted, partial(_place_of, storage)))
@@ -92,9 +93,9 @@ def _place_of(storage: CheckpointStorage, snapshot: PartialSnapshot) -> SavePlac
 def _refuse_unread(
     own: RunIdentity, storage: CheckpointStorage, found: Sequence[PartialSnapshot]
 ) -> None:
-    """Raise OtherRun where another run's saves are that this one's key does not open.
+    """Raise OtherRun if another run has saves that this run's key does not open.
 
-    They would be in its way, and it in theirs.
+    The two runs would hinder each other.
     """
     there = [
         (f"checkpoint folder {storage.directory} of {one.worker}", one.save[0], one.run)
@@ -116,9 +117,9 @@ def _refuse_unread(
 
 
 def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]:
-    """The saves on this worker's disk, which is here, and in the store.
+    """Return the saves on this worker's disk, which is local, and in the store.
 
-    Without a word on those that cannot be read: whoever would use them says so.
+    Unreadable saves cause no warning here, but where they would be used.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -146,8 +147,7 @@ def check_is_of_run(
     own: Mapping[str, Any],
     found: Sequence[PartialSnapshot],
 ) -> None:
-    """Raise BadInput where what an earlier start has left has not the settings and
-    hashes that a run keeps."""
+    """Raise BadInput if a save differs in a setting or hash that a run keeps."""
     for snapshot in found:
         where = _place_of(storage, snapshot).name
         check_identity(snapshot.host, own, snapshot.save[0], where)
@@ -162,12 +162,12 @@ def check_begins(
     asked: Sequence[str],
     step: int | None,
 ) -> None:
-    """Raise BadInput if the run has saved before, and none of that is whole.
+    """Raise BadInput if the run begins anew, but has saved or may have saved before.
 
-    `saved` is the newest step that the run's directory tells of, `is_local` whether
-    checkpoints are elsewhere, `was_on` the nodes on which it may have saved without
-    telling. A start that goes on from `step` tells of a later one that it passes over,
-    as some of that is with others than those `asked`.
+    `saved` is the newest step that the run's directory records, `is_local` whether
+    checkpoints are elsewhere, `was_on` the nodes on which the run may have saved
+    without a record. A start that resumes from `step` only warns of each later save
+    that it passes over because workers other than those `asked` have parts of it.
     """
     missed = unasked(held, {*map(file_name, asked)})
     if step is not None:
@@ -193,7 +193,7 @@ def check_begins(
 
 
 def may_have_saved(nodes: Iterable[str]) -> BadInput:
-    """A run that was on these nodes last, and may have saved there."""
+    """Return the error for a run that was on these nodes last, and may have saved."""
     names = ", ".join(sorted(nodes))
     return BadInput(
         got="no checkpoint on the nodes of the plan, of a run that was on "
@@ -205,7 +205,7 @@ def may_have_saved(nodes: Iterable[str]) -> BadInput:
 
 
 def passed_over(step: int, later: int, workers: Iterable[str]) -> str:
-    """That a run goes on from a step though a later one may be whole."""
+    """Return the warning about a `later` step that is passed over but may be whole."""
     return (
         f"going on from step {step}: the checkpoint of step {later} may be complete "
         f"with the parts of {', '.join(sorted(workers))}, on which the plan has "
@@ -215,7 +215,7 @@ def passed_over(step: int, later: int, workers: Iterable[str]) -> str:
 
 
 def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
-    """A save of which others than a start has asked took part: it may be whole."""
+    """Return the error for a save that may be whole with parts of unasked workers."""
     return BadInput(
         got=f"a checkpoint of step {step} that may be complete with the parts of "
         f"{', '.join(sorted(workers))}, on which the plan has nothing",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machines of a run do not see its directory, in words and as it is recorded.
+"""Describes and records which machines of a run do not see its directory.
 
-They keep checkpoints on disks of their own, so a start must not take a run directory
-without checkpoints for a run that has none. Owns the words and the event. Does not own
-telling (`checkpoint/storage.py`) nor what a start does about it
+They keep checkpoints on their own disks. So a run directory without checkpoints does
+not prove that the run has none. Owns the words and the event. Does not own the check of
+what a machine sees (`checkpoint/storage.py`) nor what a start does about it
 (`leftover_checkpoints.py`).
 """
 
@@ -14,13 +14,13 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.rundir import EVENTS
 
-APART = "apart"  # in events.jsonl: with `folders` by worker
+APART = "apart"  # an event in events.jsonl, with `folders` by worker
 
 
 def kept_where(
     run_dir: Path, places: Mapping[str, str], storage: CheckpointStorage
 ) -> str:
-    """Say who does not see the run's directory, by `places`, and what follows.
+    """Return a text on which workers, by `places`, do not see the run's directory.
 
     >>> storage = CheckpointStorage(directory="/run/checkpoints", copies=2)
     >>> kept_where(Path("/run"), {}, storage)
@@ -57,12 +57,12 @@ def _lasting(storage: CheckpointStorage) -> str:
 
 
 def folders_apart(run_dir: Path) -> Mapping[str, str]:
-    """Folders by worker as they were recorded last; none where all see it."""
+    """Return the last recorded folders by worker; none if all see the directory."""
     return {} if not (recorded := _recorded_folders(run_dir)) else recorded[-1]
 
 
 def was_ever_apart(run_dir: Path) -> bool:
-    """Whether there may be state that nobody sees who sees the directory."""
+    """Return whether workers that do not see the directory may have kept state."""
     return any(_recorded_folders(run_dir))
 
 

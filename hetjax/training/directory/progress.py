@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the run in a directory has come, by its journals and its checkpoints.
+"""Reads the progress of the run in a directory from its journals and checkpoints.
 
-Owns where its checkpoints are, its newest step, and which steps were evaluated and
-which was best. Does not own which run it is (`identity.py`), nor restoring its state
+Owns where its checkpoints are, its newest step, which steps were evaluated and which
+was best. Does not own the run's identity (`identity.py`), nor restoring its state
 (`hetjax/training/recovery/`).
 """
 
@@ -29,7 +29,7 @@ from hetjax.training.settings.config import RunConfig
 def checkpoint_storage(
     config: RunConfig, run: RunIdentity | None = None
 ) -> CheckpointStorage:
-    """Where the run's checkpoints go; without `run`, those of any run are read."""
+    """Return where the run's checkpoints go; without `run`, any run's are read."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
     key_file, copies = config.checkpoint.key_file, config.checkpoint.copies
     return CheckpointStorage(
@@ -47,7 +47,7 @@ def checkpoint_storage(
 
 
 def identified_here(config: RunConfig, claim: Claim, shown: Display) -> Claim:
-    """The claim, and of which run it is where all that was saved is seen from here."""
+    """Return the claim, with the run's identity if this process sees all saves."""
     if LAUNCHERS[config.launcher].has_worker_processes:
         return claim
     storage = checkpoint_storage(config)
@@ -60,9 +60,10 @@ def read_progress(
 ) -> tuple[int | None, bool]:
     """Return the newest step that the run has saved, if any, and whether it is done.
 
-    Without worker processes it is what is complete, and what is newer or missing here
-    is fetched; else what workers have written, who find it when they are there.
-    Raises BadInput where more steps are done than the run is to have.
+    Without worker processes it is the newest complete checkpoint, for which newer or
+    missing files are fetched from the store. With worker processes it is the newest
+    recorded step: workers find the files once they have started. Raises BadInput if
+    more than `config.steps` steps are done.
     """
     if LAUNCHERS[config.launcher].has_worker_processes:
         saved = last_saved(read_journal(config.run_dir / rundir.EVENTS))
@@ -74,7 +75,7 @@ def read_progress(
 
 
 def check_reached(step: int, config: RunConfig) -> None:
-    """Raise BadInput if the run has done more steps than it is to have."""
+    """Raise BadInput if the run has done more than `config.steps` steps."""
     if step > config.steps:
         raise BadInput(
             got=f"--steps {config.steps}, and the run in {str(config.run_dir)!r} has "
@@ -85,13 +86,13 @@ def check_reached(step: int, config: RunConfig) -> None:
 
 
 def evaluated(run_dir: Path) -> set[int]:
-    """Steps after which the run was evaluated."""
+    """Return the steps after which the run was evaluated."""
     lines = read_journal(run_dir / rundir.METRICS)
     return {line["step"] for line in lines if "val_loss" in line}
 
 
 def best_so_far(config: RunConfig) -> BestCheckpoint:
-    """Which checkpoint is the best, by what the run has written."""
+    """Return the best checkpoint according to the run's journals."""
     metrics, events = (
         read_journal(config.run_dir / name) for name in (rundir.METRICS, rundir.EVENTS)
     )
@@ -99,7 +100,7 @@ def best_so_far(config: RunConfig) -> BestCheckpoint:
 
 
 def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
-    """The newest complete checkpoint by the lines of events.jsonl.
+    """Return the newest complete checkpoint according to the lines of events.jsonl.
 
     >>> last_saved([{"event": "saved", "step": 9}, {"event": "recovered", "step": 6}])
     6
@@ -114,7 +115,7 @@ def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 def _newest_step(config: RunConfig, run: RunIdentity, shown: Display) -> int | None:
-    """The newest that is here or in the store, which mends what is damaged here."""
+    """Return the newest step here or in the store, which repairs damaged files here."""
     kept = checkpoint_storage(config, run)
     directory, store = kept.at(EMBEDDED), kept.store()
     key = kept.key()
@@ -132,6 +133,6 @@ def _newest_step(config: RunConfig, run: RunIdentity, shown: Display) -> int | N
         with rundir.usable(config.run_dir):
             return Checkpoint.open(directory, key=key, run=run).step
     except (DamagedCheckpoint, rundir.Unusable):
-        raise  # starting anew would write over what may be mended
+        raise  # starting anew would overwrite what may be repaired
     except BadInput:
         return None  # none is complete yet

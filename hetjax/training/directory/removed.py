@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose directory is removed while it goes on.
+"""Detects that the directory of a run was removed while it trains.
 
-Owns noticing that, also where another run has begun there since, and the errors. Does
-not own the files (`rundir.py`) nor writing them again (`training/open_run.py`).
+Owns the check, which also notices another run that has since started there, and the
+errors. Does not own the files (`rundir.py`) nor writing them again
+(`training/open_run.py`).
 """
 
 from collections.abc import Iterator
@@ -16,16 +17,16 @@ from hetjax.training.directory.rundir import CONFIG, read_identity
 
 
 def was_removed(run_dir: Path, run: RunIdentity) -> bool:
-    """Whether the directory of this run is not there any more.
+    """Return whether the directory of this run no longer exists.
 
-    Raises RunFailed where it is another run's.
+    Raises RunFailed if another run is in it.
     """
     try:
         if not (run_dir / CONFIG).exists():
             return True
         found = read_identity(run_dir)
-    except (BadInput, OSError):  # whoever changes the file, or a disk that is away
-        return False  # is reported where the directory is used next
+    except (BadInput, OSError):  # a file that was changed, or a disk that is missing
+        return False  # the next use of the directory reports it
     if found is None or found.id == run.id:
         return False
     raise _replaced(run_dir, run, named(found.id))
@@ -43,7 +44,10 @@ def _replaced(run_dir: Path, run: RunIdentity, by: str) -> RunFailed:
 
 @contextmanager
 def rewriting(run_dir: Path, run: RunIdentity) -> Iterator[None]:
-    """Write in a directory that was removed; raises RunFailed where that fails."""
+    """Make a removed directory anew for writes within `with`.
+
+    Raises RunFailed if that or a write fails.
+    """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         yield

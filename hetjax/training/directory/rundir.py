@@ -39,17 +39,17 @@ from hetjax.training.settings.values import config_values, flat_values, read_con
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 CALIBRATION = "calibration.json"  # what the run measured of its own steps
-PROPOSED = "proposed.json"  # another plan, which the run was not to move to by itself
-SLOW = "slow.json"  # what has become slow, as long as it is
-COMPILED = "compiled.json"  # what the compiler said of the memory of programs
-COMPILED_DETERMINISTIC = "compiled_deterministic.json"  # and of deterministic ones
+PROPOSED = "proposed.json"  # another plan, to which the run does not move by itself
+SLOW = "slow.json"  # what is slow at present
+COMPILED = "compiled.json"  # the compiler's figures for the memory of programs
+COMPILED_DETERMINISTIC = "compiled_deterministic.json"  # and of deterministic programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
-LOG, LOGS = "log.txt", "logs"  # what people see; what workers print
-JOINS = "join"  # what machines join with: a certificate, tokens
+LOG, LOGS = "log.txt", "logs"  # what users see; what workers print
+JOINS = "join"  # what machines need to join: a certificate, tokens
 _LOCK, LEASE = ".lock", ".lease"
-# What may be there before config.json: a start writes some, and may have been killed
+# What may exist before config.json: a start that was killed has written some of it
 _BEFORE_CONFIG = (
     *(
         _LOCK,
@@ -71,9 +71,9 @@ _BEFORE_CONFIG = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Previous:
-    """What a run directory says of the run that is in it.
+    """What a run directory says of its run.
 
-    `run` is None where it is from before runs had identities.
+    `run` is None if the directory is from before runs had identities.
     """
 
     config: RunConfig
@@ -85,12 +85,12 @@ class Previous:
 
 
 class Unusable(BadInput):
-    """A run directory that the system does not let us read or write."""
+    """The system does not let us read or write the run directory."""
 
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Turn the system's refusals within the run directory into Unusable."""
+    """Turn an OSError within `with` into Unusable, which names the run directory."""
     try:
         yield
     except OSError as error:
@@ -105,16 +105,17 @@ def usable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the directory for this process; leave no trace of one that stays empty.
+    """Lock the directory for this process; remove it afterwards if it stayed empty.
 
-    BadInput if another process holds it, if it is no run's, or cannot be made.
+    Raises BadInput if another process holds it, if it is not a run's, or if it cannot
+    be made.
     """
     with usable(path):
         if not (path / CONFIG).exists():
             _refuse_strangers(path)
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
-            pass  # a lock that is there may be writable in a folder that is not
+            pass  # an old lock file may be writable in a folder that is not
         held = _acquire(path)
     with held:
         (path / _LOCK).write_text(f"{os.getpid()}\n")
@@ -135,7 +136,7 @@ def _leave_nothing(path: Path) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder of folders, unless there is a file: somebody's lease."""
+    """Remove a folder with its subfolders, unless one has a file: a lease."""
     if not any(path.is_file() for path in folder.rglob("*")):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -143,7 +144,7 @@ def _remove_empty(folder: Path) -> None:
 def check_start(config: RunConfig) -> None:
     """Raise BadInput if no run with these settings can be in its directory.
 
-    Takes no time: for who wants to know before JAX is imported.
+    Fast, so that callers can use it before they import JAX.
     """
     with locked(config.run_dir):
         previous = read_previous(config.run_dir)
@@ -152,7 +153,10 @@ def check_start(config: RunConfig) -> None:
 
 
 def read_previous(path: Path) -> Previous | None:
-    """Return what the directory holds, None if it is new; BadInput if it is broken."""
+    """Return what the directory holds; None if it is new.
+
+    Raises BadInput if one of its files is broken.
+    """
     if not (path / CONFIG).exists():
         return None
     where, values = f"{path / CONFIG}", _read_start(path)
@@ -176,7 +180,7 @@ def read_previous(path: Path) -> Previous | None:
 
 
 def _read_start(path: Path) -> dict[str, Any]:
-    """The parts of `config.json`; BadInput if it is broken."""
+    """Return the parts of `config.json`. Raises BadInput if it is broken."""
     raw = parsed(
         read_text(path / CONFIG, what="settings of the run"),
         json_value,
@@ -193,7 +197,7 @@ def _read_start(path: Path) -> dict[str, Any]:
 
 
 def read_identity(path: Path) -> RunIdentity | None:
-    """Who the run in the directory is; None if there is none, or it has no identity."""
+    """Return the identity of the directory's run; None without a run or an identity."""
     if not (path / CONFIG).exists():
         return None
     return _identity(path, _read_start(path))
@@ -212,7 +216,7 @@ def write_start(
     cluster: Cluster,
     plan: Plan,
 ) -> None:
-    """Write what this start runs with, `config.json` last: with it the run exists."""
+    """Write the files of this start, `config.json` last: with it the run exists."""
     write_layout(path, cluster, plan)
     for name in dataset.tokenizer_files:
         with naming(path / name):
@@ -229,13 +233,13 @@ def write_start(
 
 
 def write_layout(path: Path, cluster: Cluster, plan: Plan) -> None:
-    """Write the nodes of now and what runs on them."""
+    """Write the current cluster and plan."""
     write_whole(path / CLUSTER, cluster_toml(cluster))
     write_plan(path / PLAN, plan)
 
 
 def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return name -> (before, now) of all settings that are not as they were."""
+    """Return name -> (before, now) of all settings that have changed."""
     before, now = flat_values(previous.config), flat_values(config)
     return {
         name: (before[name], now[name]) for name in now if before[name] != now[name]
@@ -243,7 +247,7 @@ def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]
 
 
 def check_same_run(previous: Previous, config: RunConfig) -> None:
-    """Raise BadInput if the settings are of another run than the directory's."""
+    """Raise BadInput if the settings belong to another run than the directory's."""
     changed, kept = changes(previous, config), kept_names(config)
     changed = {name: changed[name] for name in kept if name in changed}
     if not changed:
@@ -291,7 +295,7 @@ def _acquire(path: Path) -> AcquireReturnProxy:
 
 
 def _refuse_strangers(path: Path) -> None:
-    """A typing error in --run-dir must not fill somebody's folder."""
+    """Raise BadInput for a folder with other files: --run-dir may have a typo."""
     if not path.exists():
         return
     if not path.is_dir():

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of models on a machine that may not see the controller's.
+"""Brings the controller's model folders to a machine that may not see them.
 
-A worker reads the tensors of its own layers alone, so of files of weights only pieces
-with these come, when they are read first: that takes as long as the bytes of its layers
-at the bandwidth of the way from the controller, divided by the workers that fetch at
-once. They stay in the worker's cache, in sparse files. Later starts, and machines that
-have a copy of the folder under the same path, send the hash of each piece, and it comes
-again only if it is another one there. On machines that see the run directory nothing
-of this is done where the path is there, too.
+A worker reads only the tensors of its own layers. So it fetches only the pieces of
+weight files with these, when it first reads them. That takes as long as the bytes of
+its layers at the bandwidth of the path from the controller, divided by the workers that
+fetch at once. The pieces stay in the worker's cache, in sparse files. Later starts, and
+machines that have a copy of the folder under the same path, send the hash of each piece
+and get it again only if it differs. A machine that sees the run directory fetches
+nothing if the path exists there, too.
 
 Owns what is fetched, and where it is kept. Does not own what is read of it
-(`models/hugging_face/`), nor the way (`comm/files/`).
+(`models/hugging_face/`), nor the transfer (`comm/files/`).
 """
 
 import os
@@ -35,21 +35,21 @@ from hetjax.names import inside
 from hetjax.training.settings.config import RunConfig
 
 _WEIGHTS = ".safetensors"
-_LENGTH_BYTES = 8  # of the header of a file of weights
-# a process calls its giver once at a time; whoever reads may be any of its threads
+_LENGTH_BYTES = 8  # hold the length of the header of a weight file
+# a process makes one call to its giver at a time, from whichever thread reads
 _one_call = threading.RLock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """A folder or file of the controller's: as it was typed, and what it has.
+    """A model folder or file of the controller: its name as typed, and its files.
 
-    `place` is the last parts of its path, which tell the model's name. `files` are
-    sizes in bytes, by name within the folder; `stamp` changes when they do.
+    `place` has the last parts of its path, from which the model gets its name. `files`
+    has sizes in bytes, by name within the folder; `stamp` changes when the files do.
     """
 
     name: str
-    prefix: str  # before the names of its files where they are given
+    prefix: str  # before the names under which its files are given
     place: Sequence[str]
     is_file: bool
     files: Mapping[str, int]
@@ -57,7 +57,7 @@ class ModelSource:
 
 
 def model_sources(config: RunConfig) -> list[tuple[ModelSource, dict[str, Path]]]:
-    """What a run's models are read from, each with its files as they are given."""
+    """Return the sources of a run's models, each with its files by given name."""
     found = []
     for number, (name, path) in enumerate(_named(config).items()):
         prefix = f"models/{number}/"
@@ -78,7 +78,7 @@ def model_sources(config: RunConfig) -> list[tuple[ModelSource, dict[str, Path]]
 
 
 def _named(config: RunConfig) -> dict[str, Path]:
-    """The run's folders and files of models, by how they are named."""
+    """Return the run's model folders and files, by the name in its settings."""
     found: dict[str, Path] = {}
     if not is_function(config.model) and is_path(config.model):
         found[str(config.model)] = Path(config.model)
@@ -91,7 +91,7 @@ def _named(config: RunConfig) -> dict[str, Path]:
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    """What is read of a folder: its weights, and what says how they are."""
+    """Yield the files of a folder that are read: its weights and their configs."""
     for path in sorted(folder.iterdir()):
         is_read = path.suffix == _WEIGHTS or path.suffix == ".json"
         if is_read and path.name not in FILES and path.is_file():
@@ -104,10 +104,10 @@ def use_models(
     giver: GiverPlace | None,
     sees_run: bool,
 ) -> None:
-    """Let names of models mean the controller's; `sources` are `ModelSource`s as JSON.
+    """Let names of models mean the controller's models.
 
-    Where this machine `sees_run`, what is there under the same path is the same.
-    Raises OSError.
+    `sources` are `ModelSource`s as JSON. If this machine `sees_run`, a path that exists
+    here is the same as the controller's. Raises OSError.
     """
     for each in sources:
         source = ModelSource(**each)
@@ -146,9 +146,9 @@ def _use(source: ModelSource, cache_dir: Path, giver: GiverPlace) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class _PartOfFile:
-    """A file that is here as far as it was read; a `twin` may be the same.
+    """A file of which the parts that were read are here; a `twin` may be the same file.
 
-    What this process has not checked is checked first, piece by piece.
+    Pieces that this process has not checked are checked before they are used.
     """
 
     name: str
@@ -159,14 +159,14 @@ class _PartOfFile:
     _checked: set[int] = field(default_factory=set)  # pieces by number
 
     def bring_header(self) -> None:
-        """Bring what says which tensors a file of weights has, and where."""
+        """Bring the header of a weight file: which tensors it has, and where."""
         self.bring(0, _LENGTH_BYTES)
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         self.bring(0, min(self.size, _LENGTH_BYTES + length))
 
     def bring(self, start: int, end: int) -> None:
-        """Bring these bytes, unless they are here; raises OSError."""
+        """Bring the bytes from start to end, unless they are here. Raises OSError."""
         first, last = start // PIECE_BYTES, -(-min(end, self.size) // PIECE_BYTES)
         with _one_call:
             wanted = [n for n in range(first, last) if n not in self._checked]
@@ -188,7 +188,7 @@ class _PartOfFile:
             os.close(descriptor)
 
     def _runs(self, wanted: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Bytes of pieces that follow each other, from one to another."""
+        """Yield the start and end in bytes of each run of consecutive pieces."""
         for at, number in enumerate(wanted):
             if at == 0 or wanted[at - 1] != number - 1:
                 start = number
@@ -196,7 +196,7 @@ class _PartOfFile:
                 yield start * PIECE_BYTES, min(self.size, (number + 1) * PIECE_BYTES)
 
     def _here(self, descriptor: int, start: int, end: int) -> bytes | None:
-        """What may be the same: of an earlier start, or under the same path."""
+        """Return local bytes that may be the same, of an earlier start or the twin."""
         found = os.pread(descriptor, end - start, start)
         if np.frombuffer(found, np.uint8).any():
             return found
@@ -205,7 +205,7 @@ class _PartOfFile:
                 if os.fstat(file.fileno()).st_size == self.size:
                     return os.pread(file.fileno(), end - start, start)
         except OSError:
-            pass  # it is not there, or cannot be read: the piece comes
+            pass  # the twin is missing or unreadable: the piece is fetched
         return None
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a run on a machine that may not see the controller's files.
+"""Brings the text of a run to a machine that may not see the controller's files.
 
-Every worker reads the batches of all, by the same order, so sooner or later it needs
-all tokens: it fetches the whole tokenised text, once, before its first step, to its own
-cache, where later starts find it by its hashes. That takes as long as its bytes at the
-bandwidth of the way from the controller (2 or 4 bytes for each token), divided by the
-workers that fetch at once; where the text is seen, or was fetched, only the hashes are
-computed. Making the same tokens of the same text again would take far longer.
+Every worker reads the batches of all workers, in the same order, so sooner or later it
+needs all tokens. It fetches the whole tokenised text once, before its first step, to
+its own cache, where later starts find it by its hashes. That takes as long as its bytes
+(2 or 4 per token) at the bandwidth of the path from the controller, divided by the
+workers that fetch at once. If the text is visible or was fetched before, only the
+hashes are computed. Tokenising the same text again would take far longer.
 
-Owns what is fetched and that it is the controller's to the bit. Does not own the cache
-(`data/dataset.py`) nor the way (`comm/files/`).
+Owns what is fetched, and that it equals the controller's text to the bit. Does not own
+the cache (`data/dataset.py`) nor the transfer (`comm/files/`).
 """
 
 import time
@@ -24,7 +24,7 @@ _TEXT = "text/"  # before the names of its files
 
 
 def text_files(dataset: Dataset) -> dict[str, Path]:
-    """What the controller gives of its text, by name."""
+    """Return the files of its text that the controller gives, by name."""
     return {f"{_TEXT}{name}": path for name, path in files_of(dataset).items()}
 
 
@@ -36,7 +36,7 @@ def text_here(
 ) -> Dataset:
     """Open the controller's dataset if its directory is here, too, else fetch it.
 
-    BadInput where neither can be.
+    Raises BadInput if neither is possible.
     """
     try:
         found = load(directory)

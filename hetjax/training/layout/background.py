@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process beside a run that answers one request, line by line.
+"""Starts a process beside a run that answers one request, line by line.
 
-Owns the process, both its sides. It is none of the run's threads: those would train
-more slowly meanwhile, and one that is inside a solver or a compiler when the
-interpreter ends takes the whole process down with an abort. Does not own what is asked
-(`planning_process.py`, `training/replanning/weighing_process.py`).
+Owns both sides of the process. A thread of the run would slow training, and a thread
+that is inside a solver or a compiler when the interpreter ends aborts the whole
+process. Does not own the requests (`planning_process.py`,
+`training/replanning/weighing_process.py`).
 """
 
 import json
@@ -28,7 +28,7 @@ class BackgroundProcess:
     def __init__(self, module: str, request: dict[str, Any], purpose: str) -> None:
         self._purpose, self._read_bytes, self.has_ended = purpose, 0, False
         self._answers, self._errors = TemporaryFile(), TemporaryFile()
-        with TemporaryFile() as asked:  # a pipe would be full before anybody reads
+        with TemporaryFile() as asked:  # a pipe may be full before the process reads
             asked.write(json.dumps(request).encode())
             asked.seek(0)
             self._process = subprocess.Popen(
@@ -36,12 +36,12 @@ class BackgroundProcess:
                 stdin=asked,
                 stdout=self._answers,
                 stderr=self._errors,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"},  # devices are the workers'
-                start_new_session=True,  # Ctrl-C is the run's to hear
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},  # workers have the devices
+                start_new_session=True,  # only the run itself handles Ctrl-C
             )
 
     def found(self) -> list[Any]:
-        """What has been answered since the last call; returns at once."""
+        """Return the answers since the last call, without waiting."""
         if not self.has_ended and self._process.poll() is not None:
             self.has_ended = True
             if self._process.returncode:
@@ -53,7 +53,7 @@ class BackgroundProcess:
         return [json_value(line) for line in whole.splitlines()]
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         self._answers.close()
@@ -61,16 +61,16 @@ class BackgroundProcess:
 
 
 def _text(file: IO[bytes], start: int) -> str:
-    """What is in the file from there on; the other process writes at its end."""
+    """Return the text of the file from `start`; the other process appends to it."""
     number = file.fileno()
     return os.pread(number, os.fstat(number).st_size - start, start).decode()
 
 
 @contextmanager
 def answering() -> Iterator[tuple[Any, IO[str]]]:
-    """Give the request, and where answers go, a line each: the process's side.
+    """Yield the request, and the file for answers, one per line: the process's side.
 
-    What else is written to standard output, as by a solver, goes to that of errors.
+    Other output to standard output, such as a solver's, goes to standard error.
     """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)

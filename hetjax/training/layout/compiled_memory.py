@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of the memory of a run's programs, kept in its directory.
+"""Keeps the compiler's figures for the memory of a run's programs in its directory.
 
-Owns when it is asked, what is kept, and what comes of a plan that turns out not to fit.
-Does not own the figures' place in costs (`costs/measured/compiled.py`) nor what is
-planned instead (`training/open_run.py`).
+Owns when the figures are taken, which are kept, and the error or warning for a plan
+that does not fit. Does not own the figures' use in costs (`costs/measured/compiled.py`)
+nor the next plan (`training/open_run.py`).
 """
 
 import warnings
@@ -35,13 +35,13 @@ Progress = Callable[[int, int], None]
 
 
 def read_run_compiled(config: RunConfig) -> CompiledBytes:
-    """Return what compilers have said of the run's programs so far."""
+    """Return the compilers' figures for the run's programs so far."""
     path = _path(config)
     return read_compiled(path) if path.exists() else NOTHING
 
 
 def _path(config: RunConfig) -> Path:
-    """Deterministic programs are others, which may need other memory."""
+    """Return the file of the figures; deterministic programs have their own."""
     name = COMPILED_DETERMINISTIC if config.deterministic else COMPILED
     return config.run_dir / name
 
@@ -54,10 +54,10 @@ def compile_all(
     cluster: Cluster,
     progress: Progress | None = None,
 ) -> None:
-    """Compile the controller's plan, and keep what the compiler says of its memory.
+    """Compile the controller's plan, and keep the compiler's figures for its memory.
 
-    `said` gives the plan with what its stages compute in. NoFeasiblePlan if the plan
-    needs more than there is by these figures.
+    `said` returns the plan with the precision and attention of its stages. Raises
+    NoFeasiblePlan if by these figures the plan needs more memory than there is.
     """
     controller.compile(progress)
     plan = said(cluster, controller.plan)
@@ -89,7 +89,7 @@ def compile_again(
     controller: Controller,
     cluster: Cluster,
 ) -> None:
-    """The same where a run goes on with what is left: it warns, and tries."""
+    """Do the same for a run that is under way, but only warn if memory is short."""
     try:
         compile_all(config, model, said, controller, cluster)
     except NoFeasiblePlan as none:
@@ -103,7 +103,7 @@ def _found(
     cluster: Cluster,
     sizes_by_stage: dict[StageKey, dict[str, int]],
 ) -> CompiledBytes:
-    """The figures by program; none of CPUs that stand in for other devices."""
+    """Return the figures by program; none from CPUs that stand in for other devices."""
     devices = stage_devices(plan, cluster)
     init = optimizer(config.optimizer, config.steps).init
     real = {

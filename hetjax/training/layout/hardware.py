@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster a run uses, and which devices stand for it.
+"""Chooses the cluster that a run uses, and the devices that stand for it.
 
-Owns the order of preference among what the user gave, what the preset brings and what
-is found. Does not own which plan the run follows (`plan_choice.py`), what is found
+Owns the order of preference among the user's cluster, the preset's and the discovered
+one. Does not own which plan the run follows (`plan_choice.py`), the discovery
 (`hetjax/cluster/discovery.py`) nor how devices are simulated
 (`hetjax/mesh/process_setup.py`).
 """
@@ -54,9 +54,9 @@ _HERE = "the devices that are here"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """A cluster and the local devices of each of its nodes; `source` is for people.
+    """A cluster and the local devices of each of its nodes; users see its `source`.
 
-    `discovered`: it is what was found, not what a file says. `here` are the
+    `discovered` says that the cluster was found, not read from a file. `here` are the
     accelerators of this machine that its worker processes may have.
     """
 
@@ -70,11 +70,12 @@ class Hardware:
 def choose_hardware(
     config: RunConfig, preset: Preset, given: Cluster | None = None
 ) -> Hardware:
-    """Take the one given, else --cluster, else the preset's where there are only CPUs,
-    else what is here.
+    """Return the hardware of a run.
 
-    May start JAX. BadInput if devices are missing and may not be simulated, also where
-    JAX does not use this machine's accelerator and --platform does not ask for the CPU.
+    That is the given cluster, else --cluster, else the preset's if there are only CPUs,
+    else the devices here. May start JAX. Raises BadInput if devices are missing and may
+    not be simulated; also if JAX does not use this machine's accelerator and --platform
+    does not ask for the CPU.
     """
     if LAUNCHERS[config.launcher].has_worker_processes:
         return _of_workers(config, preset, given)
@@ -109,10 +110,10 @@ def choose_hardware(
 def with_needed_launcher(
     config: RunConfig, preset: Preset, given: Cluster | None = None
 ) -> RunConfig:
-    """Return the settings, with processes instead of one where that cannot have all.
+    """Return the settings, with worker processes if one process is not enough.
 
-    A process has GPUs of one kind at most. Where the run is to have one kind of those
-    that are here, this process gets to see no other. To be called before JAX starts.
+    A process can have GPUs of only one kind. If the run uses one kind of those that are
+    here, hide the others from this process. Must be called before JAX starts.
     """
     if LAUNCHERS[config.launcher].has_worker_processes or is_virtual(config):
         return config
@@ -129,9 +130,9 @@ def _is_of(cluster: Cluster, device: LocalDevice) -> bool:
 
 
 def has_room(config: RunConfig, preset: Preset, given: Cluster | None = None) -> bool:
-    """Whether this process can simulate the run's cluster, if it is to.
+    """Return whether this process can simulate the run's cluster, if it has to.
 
-    It cannot where JAX runs already with fewer CPU devices, as in many a notebook.
+    It cannot if JAX already runs with fewer CPU devices, as in many notebooks.
     """
     asked = given or config.cluster
     cluster = _named(asked or preset.cluster)
@@ -145,7 +146,7 @@ def has_room(config: RunConfig, preset: Preset, given: Cluster | None = None) ->
 
 
 def cluster_of(given: Cluster | str | Path | None) -> Cluster:
-    """Return it, or that of the file, else the one of the devices that are here."""
+    """Return the given cluster, or that of the given file, else that found here."""
     if isinstance(given, Cluster):
         return given
     if given is not None:
@@ -155,7 +156,7 @@ def cluster_of(given: Cluster | str | Path | None) -> Cluster:
 
 
 def _unlike_gpus() -> Sequence[LocalDevice]:
-    """The accelerators here if they are of several kinds; JAX is not started."""
+    """Return the accelerators here if they are of several kinds; do not start JAX."""
     here = accelerators_here(os.environ) if may_be_unlike() else ()
     return () if is_one_kind(here) else here
 
@@ -165,14 +166,14 @@ def _named(given: Cluster | Path | None) -> Cluster | None:
 
 
 def _source(config: RunConfig, given: Cluster | None) -> str:
-    """Where a cluster comes from that is not what was found, for people."""
+    """Return the source, as users see it, of a cluster that was not discovered."""
     if given is not None:
         return "given"
     return f"file {config.cluster}" if config.cluster else "the preset's"
 
 
 def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
-    """The cluster of a file, or of the launcher's machines, or of what is here."""
+    """Return the cluster of a file, of the launcher's machines, or of this machine."""
     if not LAUNCHERS[config.launcher].workers_are_here:
         return _of_remote_workers(config, preset, given)
     here = () if is_virtual(config) else accelerators_here(os.environ)
@@ -185,7 +186,7 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
             fix="add --cluster FILE, or leave --launcher out",
         )
     if _wants_accelerators(config, cluster):
-        check_accelerator_usable()  # workers look again, but only when they are there
+        check_accelerator_usable()  # workers check again, but only once they run
         cluster = as_reported(cluster, here) if asked else cluster
         run = run_here(worker_environments(cluster, here, os.environ))
         cluster = as_found_apart(cluster, run, config.data.cache_dir)
@@ -198,7 +199,10 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
 def _of_remote_workers(
     config: RunConfig, preset: Preset, given: Cluster | None
 ) -> Hardware:
-    """What is there of a file's cluster, the workers will see."""
+    """Return a file's cluster, or the one that the launcher finds.
+
+    Workers will check which of the file's devices exist.
+    """
     asked = given or config.cluster or (preset.cluster if config.simulate else None)
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     named = _named(asked)
@@ -214,14 +218,14 @@ def _of_remote_workers(
 
 
 def share_of_gpus(config: RunConfig, cluster: Cluster) -> float | None:
-    """Return how much of each GPU's memory JAX takes; None where the run has none."""
+    """Return the share of each GPU's memory that JAX takes; None without GPUs."""
     kinds = {canonical_name(node.device) for node in cluster.nodes}
     has_gpus = any(kind != "cpu" and not kind.startswith("TPU") for kind in kinds)
     return gpu_share(os.environ) if has_gpus and not is_virtual(config) else None
 
 
 def _check_share() -> None:
-    """Warn where JAX is set to take less of a GPU than plans count on."""
+    """Warn if JAX is set to take less of a GPU's memory than plans count on."""
     share = gpu_share(os.environ)
     if share < GPU_ALLOCATOR_FRACTION:
         warnings.warn(
@@ -245,12 +249,12 @@ def _found(config: RunConfig) -> Hardware:
 
 
 def _on_cpu(config: RunConfig) -> bool:
-    """Whether the run has no more than the CPU; starts JAX."""
+    """Return whether the run has only the CPU; starts JAX."""
     return config.platform == "cpu" or jax.default_backend() == "cpu"
 
 
 def _local_devices(config: RunConfig, cluster: Cluster) -> list[jax.Device]:
-    """What the nodes of a cluster that is not what was found can have."""
+    """Return the local devices that nodes of a given cluster can have."""
     if not _wants_accelerators(config, cluster):
         return jax.local_devices(backend="cpu")
     here = _used_devices(config)
@@ -261,25 +265,25 @@ def _local_devices(config: RunConfig, cluster: Cluster) -> list[jax.Device]:
 
 
 def _wants_accelerators(config: RunConfig, cluster: Cluster) -> bool:
-    """Whether some node is to have another device than a CPU."""
+    """Return whether some node needs a device other than a CPU."""
     if is_virtual(config):
         return False
     return any(node.device != "cpu" for node in cluster.nodes)
 
 
 def is_virtual(config: RunConfig) -> bool:
-    """Whether the run is to have CPUs alone, whatever is here."""
+    """Return whether the run uses only CPUs, whatever is here."""
     return config.simulate or config.platform == "cpu"
 
 
 def on_cpus(config: RunConfig, cluster: Cluster) -> bool:
-    """Whether some device computes on what its host compiles on."""
+    """Return whether some device is the CPU that its host compiles on."""
     kinds = {canonical_name(node.device) for node in cluster.nodes}
     return is_virtual(config) or "cpu" in kinds
 
 
 def _used_devices(config: RunConfig) -> list[jax.Device]:
-    """What JAX runs on by itself; BadInput if an accelerator is left out."""
+    """Return JAX's default devices. Raises BadInput if they omit an accelerator."""
     if config.platform == "cpu":
         return jax.local_devices(backend="cpu")
     check_accelerator_used()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which plan a run follows.
+"""Chooses the plan that a run follows.
 
-Owns the order of preference among what the user gave, what the run directory holds,
-what the preset brings, and what is planned. Does not own plans themselves
-(`hetjax/plans/`) nor the cluster that they are for (`hardware.py`).
+Owns the order of preference among the user's plan, the run directory's, the preset's
+and a new one. Does not own plans themselves (`hetjax/plans/`) nor the cluster that they
+are for (`hardware.py`).
 """
 
 import warnings
@@ -52,12 +52,12 @@ from hetjax.training.settings.checks import option
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 
-_SIZES = (1, 2, 4, 8)  # of microbatches and tensor stages, tried in any case
+_SIZES = (1, 2, 4, 8)  # microbatch sizes and tensor degrees that are always tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A valid plan; `source` says for people where it comes from."""
+    """A valid plan; `source` tells users where it comes from."""
 
     plan: Plan
     source: str
@@ -74,11 +74,11 @@ def choose_plan(
     *,
     given: Plan | None = None,
 ) -> Choice:
-    """Take the one given, else --plan, else the run's for the same cluster, else the
-    preset's, else plan.
+    """Return the given plan, else --plan, the run's, the preset's, or a new one.
 
-    `progress` gets lines on how planning goes. BadInput if the plan does not fit the
-    cluster, the model or the settings, NoFeasiblePlan if it does not fit into memory.
+    The run's and the preset's must be for the same cluster. `progress` gets lines on
+    the state of planning. Raises BadInput if the plan does not fit the cluster, the
+    model or the settings, NoFeasiblePlan if it does not fit into memory.
     """
     choice = (
         _given(config, model, given)
@@ -93,7 +93,7 @@ def choose_plan(
     choice = replace(choice, plan=plan)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
     if is_virtual(config):
-        without_kernels(choice.plan, config.attention)  # is none asked for?
+        without_kernels(choice.plan, config.attention)  # raises if one is asked for
     check_plan_fits(
         choice.plan,
         model,
@@ -136,7 +136,7 @@ def _given(config: RunConfig, model: Model, given: Plan | None) -> Choice | None
 
 
 def _plan_for(config: RunConfig, plan: Plan) -> str:
-    """What to type where a plan is for another model."""
+    """Return what to type if a plan is for another model."""
     on = "" if config.cluster is None else f" --cluster {config.cluster}"
     command = (
         f"python -m hetjax.plan --model {config.model} --global-batch "
@@ -152,13 +152,13 @@ def _of_run(
 ) -> Choice | None:
     if previous is None or not _same_machines(previous.cluster, cluster):
         return None
-    # its plan says the other
+    # the run's plan has the former values
     is_other = any(
         getattr(config, name) != getattr(previous.config, name)
         for name in ("dtype", "attention")
     )
     if is_other or _how(config) != _how(previous.config):
-        return None  # asked to plan anew
+        return None  # the user asks for a new plan
     if previous.plan.fingerprint is not None:
         where = f"the plan in {str(config.run_dir)!r}"
         fix = "restore the files of the model, or train it in another --run-dir"
@@ -171,7 +171,7 @@ def _of_preset(
 ) -> Choice | None:
     if preset.plan is None or preset.cluster is None:
         return None
-    is_otherwise = _how(config) != _how(preset.config)  # asked to plan so
+    is_otherwise = _how(config) != _how(preset.config)  # the user asks for a new plan
     if is_otherwise or not _same_machines(load_cluster(preset.cluster), cluster):
         return None
     plan = read_plan(preset.plan)
@@ -198,7 +198,7 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
 
 
 def _packing(config: RunConfig, plan: Plan) -> Plan:
-    """The plan for sequences as the run has them, whatever it was made for."""
+    """Return the plan with sequences packed as in the run, whatever it was made for."""
     return replace(plan, packed=bool(config.data.pack))
 
 
@@ -211,8 +211,8 @@ def next_plan(
 ) -> Plan:
     """Plan for a cluster that has changed: quickly, and counting what has to move.
 
-    What is `slow` counts as slow as it is; planner even looks at no speed.
-    NoFeasiblePlan if the model does not fit there.
+    `slow` devices and links have their present speed; planner even ignores speeds.
+    Raises NoFeasiblePlan if the model does not fit there.
     """
     config = _as_now(config, current)
     if config.planner == "even":
@@ -240,8 +240,10 @@ def searched_again(
     slow: Slowness,
     horizon_s: float,
 ) -> tuple[Plan, float]:
-    """Return the simplest plan of those that do best until the horizon, the seconds
-    counted until its state is where it belongs; and these seconds."""
+    """Return the simplest of the plans that do best until the horizon, and `move_s`.
+
+    `move_s`, the seconds until its state is where it belongs, counts against a plan.
+    """
     from hetjax.planner.search.replan import replan
 
     request = _request(_as_now(config, current), model, cluster, slow)
@@ -250,7 +252,7 @@ def searched_again(
 
 
 def _as_now(config: RunConfig, current: Plan) -> RunConfig:
-    """The settings, by which hosts may have what they have under the plan of now."""
+    """Return the settings; hosts may still keep what the current plan keeps on them."""
     away = {stage.offload for _, _, stage in current.stages()} != {"none"}
     if config.offload != "none" or not away:
         return config
@@ -264,9 +266,9 @@ def _searched(
     cluster: Cluster,
     progress: Callable[[str], None],
 ) -> Choice:
-    """Plan without local search: that stops by the clock, and runs are repeatable."""
-    # a run that has its plan need not wait for the solvers: to import them takes longer
-    # than to import JAX
+    """Plan without local search: it stops by the clock, but runs must be repeatable."""
+    # imported late: the solvers take longer to import than JAX, and a run that has its
+    # plan does not need them
     from hetjax.planner.search.find import find_plan, usual_search_s
 
     try:
@@ -279,7 +281,7 @@ def _searched(
             allowed="a plan that is made beforehand, by hetjax plan with more time",
             fix="give it with --plan; or give --planner even",
         ) from None
-    except BadInput as bad:  # of a device that nobody describes, say
+    except BadInput as bad:  # for example, a device without figures
         fix = f"{bad.fix}; or give --planner even, which needs no figures"
         raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad
     return Choice(
@@ -325,7 +327,7 @@ def _request(
 def read_run_profile(
     config: RunConfig, model: Model
 ) -> tuple[Profile, Path] | tuple[None, None]:
-    """Return --profile, else the run directory's, if there is one; and its path."""
+    """Return --profile, else the run directory's, with its path; None if neither."""
     path = config.profile or config.run_dir / PROFILE
     if config.profile is None and not path.exists():
         return None, None
@@ -338,10 +340,10 @@ def read_run_profile(
 
 
 def read_run_calibration(config: RunConfig, cluster: Cluster) -> StepCalibration:
-    """Return what the run has measured of its own steps so far; before it has, what
-    --calibration says, else what earlier runs have taught of the same devices.
+    """Return the calibration by the run's own steps so far.
 
-    CPUs that stand in for other devices have nothing to do with these.
+    Before there is one, return that of --calibration, else that of earlier runs on the
+    same devices. A simulated run uses no earlier runs, as CPUs stand in for devices.
     """
     path = config.run_dir / CALIBRATION
     if path.exists():
@@ -353,7 +355,7 @@ def read_run_calibration(config: RunConfig, cluster: Cluster) -> StepCalibration
 
 
 def read_run_slowness(config: RunConfig) -> Slowness:
-    """Return what the run has found slow and is still so."""
+    """Return what the run has found slow and is still slow."""
     return read_slowness(config.run_dir / SLOW)
 
 
@@ -363,7 +365,7 @@ def optimizer_init(config: RunConfig) -> OptimizerInit:
 
 
 def _how(config: RunConfig) -> tuple[object, ...]:
-    """What the planner is given; another value than before asks for its plan."""
+    """Return the settings of the planner; a change to one asks for a new plan."""
     return config.planner, config.microbatch_size, config.profile, config.offload
 
 
@@ -377,9 +379,9 @@ def _same_machines(one: Cluster, other: Cluster) -> bool:
 
 
 def precise_plan(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan:
-    """The plan with what its stages compute in, and by which attention.
+    """Return the plan with the precision and the attention of its stages.
 
-    Where CPUs stand in for the devices of the cluster they have none of its kernels.
+    CPUs that stand in for the cluster's devices have none of their kernels.
     """
     plan = with_precisions(plan, cluster, config.dtype)
     if is_virtual(config):

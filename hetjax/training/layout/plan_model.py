@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a plan is for a model, and which model a plan is for.
+"""Checks whether a plan is for a model, and finds the model that a plan is for.
 
-A plan is for every model whose layers and shapes have its fingerprint, however that is
-named; a plan file that was written by hand, and has no fingerprint, is for the model of
-its name. Does not own the fingerprint (`models/fingerprint.py`) nor what else has to
-hold between a plan and a model (`plans/validation.py`).
+A plan is for every model whose layers and shapes have its fingerprint, whatever the
+model's name. A plan file that was written by hand, without a fingerprint, is for the
+model that it names. Does not own the fingerprint (`models/fingerprint.py`) nor other
+conditions between a plan and a model (`plans/validation.py`).
 """
 
 from collections.abc import Collection, Iterator
@@ -18,8 +18,10 @@ from hetjax.plans.plan import Plan
 
 
 def is_for_model(plan: Plan, model: Model, names: Collection[str]) -> bool:
-    """Whether the plan is for the model; `names` are those that a plan without a
-    fingerprint may have for it."""
+    """Return whether the plan is for the model.
+
+    A plan without a fingerprint must call the model by one of `names`.
+    """
     if plan.fingerprint is None:
         return plan.model in names
     return plan.fingerprint == fingerprint(model)
@@ -47,10 +49,10 @@ def check_is_for_model(
 
 
 def model_of_plan(plan: Plan, where: str, allow_model_code: str | None) -> Model:
-    """Give the model that the plan names; BadInput if that is none, or has other layers
-    than the plan is for.
+    """Return the model that the plan names.
 
-    A function is called only if it is the one that `allow_model_code` names.
+    A function is called only if it is the one that `allow_model_code` names. Raises
+    BadInput if there is no such model, or if the plan is for other layers.
     """
     fix = "add --model with the model's folder, file or function (in Python: model=...)"
     name = allowed_name(plan.model, allow_model_code)
@@ -62,7 +64,7 @@ def model_of_plan(plan: Plan, where: str, allow_model_code: str | None) -> Model
 
 @contextmanager
 def _named_by_plan(plan: Plan, where: str, fix: str) -> Iterator[None]:
-    """Let a BadInput from inside say that the plan's name alone is not enough."""
+    """Let a BadInput within `with` say that the plan's name alone is not enough."""
     try:
         yield
     except BadInput as bad:

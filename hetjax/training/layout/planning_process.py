@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that plans for clusters which a run may have next.
+"""Plans, in a separate process, for clusters which a run may have next.
 
-Owns what it is asked and answers. Does not own the process (`background.py`), which
+Owns its request and its answers. Does not own the process (`background.py`), which
 clusters those are (`training/recovery/standby_plans.py`) nor how plans are made
 (`plan_choice.py`). Controllers start it (`python -m
 hetjax.training.layout.planning_process`); it is not meant to be typed.
@@ -47,13 +47,13 @@ class Planning:
         return self._process.has_ended
 
     def found(self) -> list[tuple[Cluster, Plan]]:
-        """What has been planned since the last call; returns at once."""
+        """Return the plans since the last call, each with its cluster; do not wait."""
         answers = self._process.found()
         return [(self._clusters[n], parse_plan(text)) for n, text in answers]
 
 
 def asked_of(request: Mapping[str, Any]) -> tuple[RunConfig, Model]:
-    """The settings and the model of a request by our own controller."""
+    """Return the settings and the model of a request, which our own controller made."""
     config = read_config(request["config"], "settings")
     config = replace(config, model=TypedName(config.model))
     return config, run_model(config)
@@ -65,7 +65,7 @@ def main() -> None:
         config, model = asked_of(request)
         current, slow = parse_plan(request["current"]), read_run_slowness(config)
         for number, text in enumerate(request["clusters"]):
-            with suppress(NoFeasiblePlan):  # then there is nothing to be ready for
+            with suppress(NoFeasiblePlan):  # then there is no plan to prepare
                 plan = next_plan(config, model, parse_cluster(text), current, slow)
                 print(json.dumps([number, plan_json(plan)]), file=answers, flush=True)
 

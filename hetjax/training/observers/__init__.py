@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who looks on at a run: nothing that an observer does changes it."""
+"""The observers of a run: nothing that an observer does changes the run."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How records reach observers: a queue and a thread for each, which no run waits for.
+"""Passes records to observers: a queue and a thread for each, so no run waits for them.
 
-Owns what becomes of an observer that is slow, hangs or raises. Does not own what
-observers do, nor which there are (`loading.py`).
+Owns the handling of an observer that is slow, hangs or raises. Does not own what
+observers do, nor which exist (`loading.py`).
 """
 
 import threading
@@ -27,13 +27,13 @@ from hetjax.training.observers.records import (
 MOST_WAITING = 1_000  # records of one observer
 MOST_END_S = 10.0  # for all observers together
 
-_THREAD = "observer "  # before its name
+_THREAD = "observer "  # prefix of a thread's name
 
 Say = Callable[[str], None]
 
 
 class ObserverThread:
-    """One observer, which is made and works on a thread of its own."""
+    """One observer, which is made and works on its own thread."""
 
     def __init__(self, source: ObserverSource, say: Say) -> None:
         self._source, self._say = source, say
@@ -61,7 +61,7 @@ class ObserverThread:
         self._queue.put(record)
 
     def wait(self, until_s: float) -> None:
-        """Wait for its end, and say what it has missed."""
+        """Wait for the observer's end, and warn of what it has missed."""
         self._thread.join(max(0.0, until_s - time.monotonic()))
         if self._thread.is_alive():
             self._is_left_out = True
@@ -76,7 +76,7 @@ class ObserverThread:
     def _work(self) -> None:
         try:
             self._watch(self._source.observer())
-        except BaseException as error:  # whatever it raises is its own affair
+        except BaseException as error:  # no error of an observer may end the run
             if not self._is_left_out:
                 self._is_left_out = True
                 got = f"{type(error).__name__}: {error}"
@@ -93,7 +93,7 @@ class ObserverThread:
 
 
 class Dispatcher:
-    """All observers of a run; leaving `with` ends them, if they have begun."""
+    """All observers of a run; leaving `with` ends them, if they have started."""
 
     def __init__(self, sources: Sequence[ObserverSource] = ()) -> None:
         self._sources, self._threads = sources, list[ObserverThread]()
@@ -106,9 +106,9 @@ class Dispatcher:
         self._hand_over(record)
 
     def see_line(self, line: Mapping[str, Any]) -> None:
-        """Hand over what a line of a journal says, if that is a record.
+        """Hand over the record of a journal's line, if it has one.
 
-        How a call to train ends is kept: more may follow before the run's end.
+        Keep the end of a call to train: other calls may follow before the run's end.
         """
         if not self._threads or (record := record_of_line(line)) is None:
             return
@@ -120,7 +120,7 @@ class Dispatcher:
         self._hand_over(record)
 
     def see_lost(self, step: int, worker: str, reason: str) -> None:
-        """Hand over that a worker is lost."""
+        """Hand over the record of a lost worker."""
         self._hand_over(LostRecord(step=step, worker=worker, reason=reason))
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ class Dispatcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all observers within one limit of time, with what has ended the run."""
+        """End all observers within one time limit; tell them how the run has ended."""
         record = _with_error(self._end, error)
         threads, self._threads = self._threads, []
         for thread in threads:
@@ -147,14 +147,14 @@ class Dispatcher:
 
 
 def has_busy_observers() -> bool:
-    """Whether an observer still works in this process, of a run that has ended too."""
+    """Return whether an observer still works in this process, even of an ended run."""
     return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())
 
 
 def _with_error(end: EndRecord, error: BaseException | None) -> EndRecord:
-    """How a run ends that this error has ended, if there is one."""
+    """Return the end record of a run, given the error, if any, that has ended it."""
     if isinstance(error, Exception):
         return EndRecord(step=end.step, outcome="failed", reason=str(error))
     if error is None or end.outcome == "finished":
-        return end  # an interrupt after that has cut short a report, at most
+        return end  # a later interrupt can only have cut short a report
     return EndRecord(step=end.step, outcome="stopped", reason="interrupted")

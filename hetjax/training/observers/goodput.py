@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the time of a start went into, and how much of it counts.
+"""Accounts for the time of a start: what it went into, and how much was productive.
 
 Owns the parts and their names. Does not own the clocks of steps and recoveries
 (`loop.py`, `training/recovery/driver.py`) nor where the parts are shown (`session.py`).
@@ -20,11 +20,11 @@ class Goodput:
     """Seconds of a start by what they went into.
 
     `productive_s`: steps that count, each once; `lost_s`: steps that were undone, and
-    what was done of a step when a worker was lost; `recovering_s` and `replanning_s`:
-    from then on until the run went on; `data_s`: opening the text, or making tokens of
-    it; `compiling_s`: making the programs ready, with workers started and state read;
-    `evaluating_s` and `saving_s`: as far as steps wait for them; `other_s`: the rest,
-    such as planning.
+    the part of a step that was done when a worker was lost; `recovering_s` and
+    `replanning_s`: from then on until training continued; `data_s`: opening the text,
+    or tokenising it; `compiling_s`: preparing the programs, including the start of
+    workers and the reading of state; `evaluating_s` and `saving_s`: as far as steps
+    wait for them; `other_s`: the rest, such as planning.
     """
 
     productive_s: float
@@ -43,7 +43,7 @@ class Goodput:
 
     @property
     def goodput(self) -> float:
-        """The share of the time that counts."""
+        """The productive share of the time."""
         return self.productive_s / self.total_s if self.total_s else 0.0
 
     @property
@@ -51,7 +51,7 @@ class Goodput:
         return self.lost_s + self.recovering_s + self.replanning_s > 0
 
     def values(self) -> dict[str, float]:
-        """Return what events.jsonl says."""
+        """Return the values for events.jsonl."""
         values = {"goodput": self.goodput, **asdict(self)}
         return {name: round(value, 3) for name, value in values.items()}
 
@@ -67,7 +67,7 @@ class Goodput:
 
 
 def steps_s(lines: Iterable[Mapping[str, Any]], after: int = 0) -> float:
-    """Return the seconds of all steps after one, by their lines of metrics.jsonl."""
+    """Return the seconds of all steps later than `after`, by lines of metrics.jsonl."""
     return sum(
         line["step_time_s"]
         for line in lines
@@ -77,10 +77,10 @@ def steps_s(lines: Iterable[Mapping[str, Any]], after: int = 0) -> float:
 
 @dataclass(kw_only=True, slots=True)
 class Spent:
-    """What a start has spent on other than steps that count.
+    """The time that a start has spent on anything but steps that count.
 
-    Its own steps are those after `after`; `recoveries` are seconds by phase, of each;
-    `parts_s` are seconds that no step waits for a worker in.
+    Its own steps are those after `after`; `recoveries` has the seconds by phase of each
+    recovery; `parts_s` are seconds by part, outside steps and recoveries.
     """
 
     after: int
@@ -90,7 +90,7 @@ class Spent:
 
     @contextmanager
     def on(self, part: Part) -> Iterator[None]:
-        """Count the time within, less that of recoveries meanwhile."""
+        """Count the time within `with` for this part, without recoveries meanwhile."""
         begin_s, recovered_s = time.perf_counter(), self._recovered_s
         try:
             yield
@@ -103,12 +103,12 @@ class Spent:
         return sum(sum(seconds.values()) for seconds in self.recoveries)
 
     def undo(self, lines: Iterable[Mapping[str, Any]], step: int) -> None:
-        """Give up these lines of metrics.jsonl: what is after `step` comes again."""
+        """Count these lines of metrics.jsonl as lost: steps after `step` come again."""
         self.lost_s += steps_s(lines, self.after)
         self.after = min(self.after, step)
 
     def goodput(self, lines: Iterable[Mapping[str, Any]], total_s: float) -> Goodput:
-        """Return the parts of `total_s`, with the lines that metrics.jsonl has now."""
+        """Return the parts of `total_s`, given the current lines of metrics.jsonl."""
         productive_s = steps_s(lines, self.after)
         recovered_s, parts_s = self._recovered_s, self.parts_s
         replanning_s = sum(seconds.get(_REPLAN, 0.0) for seconds in self.recoveries)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers by what a person types or passes: a tracker's name, code, or a value.
+"""Loads observers by what a user types or passes: a tracker's name, code, or a value.
 
-Owns the names of trackers, and the refusal of what is none. Does not own the trackers:
-each is imported if it is asked for, as the library that it needs may not be here.
+Owns the names of trackers, and the refusal of what is no observer. Does not own the
+trackers: each is imported only on request, as its library may not be installed.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from hetjax.training.observers.observer import Observer
 
 GivenObserver = Observer | Callable[[], Observer] | str
 
-_TRACKERS = {  # the module beside this one, its class; extras have the same names
+_TRACKERS = {  # module of this folder and its class; extras have the same names
     "prometheus": "prometheus:PrometheusObserver",
     "tensorboard": "tensorboard:TensorBoardObserver",
     "wandb": "weights_and_biases:WandbObserver",
@@ -28,13 +28,13 @@ _ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class ObserverSource:
-    """What an observer is made by, which may be itself, and its name for people."""
+    """What makes an observer, or is one, and the name that users see."""
 
     name: str
     given: Any
 
     def observer(self) -> Observer:
-        """Make it; raises what it raises, and TypeError where it is no observer."""
+        """Return the observer; raises as its maker does, TypeError if it is none."""
         found = self.given
         if isinstance(found, type) or not isinstance(found, Observer):
             found = found()
@@ -44,7 +44,10 @@ class ObserverSource:
 
 
 def observer_sources(given: Sequence[GivenObserver]) -> tuple[ObserverSource, ...]:
-    """Import what is named; BadInput for what cannot be an observer. Makes none."""
+    """Return the sources of observers; import those that are named, but make none.
+
+    Raises BadInput for what cannot be an observer.
+    """
     return tuple(_named(x) if isinstance(x, str) else _passed(x) for x in given)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of observers: what they get of a run, one record at a time.
+"""Defines the protocol of observers, which get the records of a run one at a time.
 
 Owns `Observer` and which record goes to which of its methods. Does not own the records
 (`records.py`), nor the thread that an observer works on (`dispatch.py`).
@@ -22,12 +22,12 @@ from hetjax.training.observers.records import (
 
 @runtime_checkable
 class Observer(Protocol):
-    """Looks on at a run; subclass it, and override what you need.
+    """Observes a run; subclass it, and override the methods that you need.
 
-    `Trainer(observers=[...])` and `--observer package.module:name` take them. An
-    observer works in the process that controls the run, on a thread of its own, and
-    changes nothing: one that is slow misses records, one that raises is left out. The
-    first record is that of the start, the last one that of the end.
+    `Trainer(observers=[...])` and `--observer package.module:name` take observers. An
+    observer works in the process that controls the run, on its own thread, and does not
+    affect the run: a slow observer misses records, and one that raises gets no more.
+    The first record is that of the start, the last one that of the end.
 
     >>> class Losses(Observer):
     ...     def on_step(self, record):
@@ -52,14 +52,16 @@ class Observer(Protocol):
         """A worker is lost."""
 
     def on_recovered(self, record: RecoveredRecord) -> None:
-        """Training goes on after a loss, or with other nodes: from an earlier step,
-        perhaps, so that steps come again."""
+        """Training continues after a loss, or with other nodes.
+
+        It may continue from an earlier step, so that steps come again.
+        """
 
     def on_slow(self, record: SlowRecord) -> None:
         """A device, a link or a kind of batch has become slow, or is as before."""
 
     def on_end(self, record: EndRecord) -> None:
-        """The run ends; there are ten seconds for what has to be finished."""
+        """The run ends; observers have ten seconds to finish their work."""
 
 
 _METHODS: dict[type[Record], str] = {
@@ -75,5 +77,5 @@ _METHODS: dict[type[Record], str] = {
 
 
 def notify(observer: Observer, record: Record) -> None:
-    """Give the observer a record, by the method that is for it."""
+    """Pass a record to the observer's method for it."""
     getattr(observer, _METHODS[type(record)])(record)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus: the newest numbers of the run, at an address that is asked for them.
+"""Serves the newest numbers of the run to Prometheus.
 
-Owns the address, which only this machine reaches unless somebody says otherwise, and
-the names. Does not own the format, which is prometheus_client's.
+Owns the address, which by default only this machine reaches, and the names. Does not
+own the format, which is prometheus_client's.
 """
 
 import os
@@ -34,7 +34,7 @@ _LOOPBACK = "127.0.0.1:9464"  # the port that OpenTelemetry's exporter takes
 class PrometheusObserver(Observer):
     """Answers `/metrics` while the run is open.
 
-    `address` is HOST:PORT; without it, that of the variable HETJAX_PROMETHEUS, or
+    `address` is HOST:PORT; the default is that of the variable HETJAX_PROMETHEUS, else
     127.0.0.1:9464.
     """
 

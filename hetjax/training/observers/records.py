@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What observers are given: one frozen record for each thing that happens in a run.
+"""Defines the records that observers get: one frozen value for each event of a run.
 
 Owns the records, and which lines of a run's journals become one. Does not own these
 lines (`loop.py`, `recorder.py`) nor how records reach observers (`dispatch.py`). Steps
-are counted as in `metrics.jsonl`; where a record comes again, as after a recovery, the
+are counted as in `metrics.jsonl`; if a record comes again, as after a recovery, the
 later one counts.
 """
 
@@ -20,7 +20,7 @@ Outcome = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartRecord:
-    """The run has its state and begins, or resumes, with `step` steps behind it.
+    """The run has its state and begins, or resumes, after `step` steps.
 
     `run` is its identity, `settings` are those of `config.json` by dotted name.
     """
@@ -51,7 +51,7 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecord:
-    """The state after `step` was evaluated; `metrics` as of a step."""
+    """The state after `step` was evaluated; `metrics` are as in `StepRecord`."""
 
     step: int
     metrics: Mapping[str, float]
@@ -80,9 +80,9 @@ class LostRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoveredRecord:
-    """All workers of now are at `step`, and go on; later steps come again.
+    """All current workers are at `step`, and continue; later steps come again.
 
-    Also after a change of nodes in good order. `seconds` is how long that took.
+    Also made after an orderly change of nodes. `seconds` is how long that took.
     """
 
     step: int
@@ -92,11 +92,11 @@ class RecoveredRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowRecord:
-    """`who` takes `factor` times as long as before, or than equal ones, from step
-    `since` on; by `step` that was clear.
+    """From step `since` on, `who` takes `factor` times as long as before, or as peers.
 
-    `what` it is: node, device, stage, link, batches of a replica, or all of the run.
-    `is_over`: it is as before again, and `factor` is what it was.
+    `step` is when that was clear. `what` is its kind: node, device, stage, link,
+    batches of a replica, or all of the run. If `is_over`, it is as before again, and
+    `factor` is the former one.
     """
 
     step: int
@@ -112,7 +112,7 @@ class SlowRecord:
 class EndRecord:
     """The run ends here, at `step`; the last record.
 
-    finished: all steps are done; stopped: resumable, at somebody's wish; failed: by an
+    finished: all steps are done; stopped: on request, and resumable; failed: by an
     error, which `reason` has.
     """
 
@@ -134,7 +134,7 @@ Record = (
 
 
 def record_of_line(line: Mapping[str, Any]) -> Record | None:
-    """Return the record that a line of a journal makes; None if it makes none.
+    """Return the record of a journal's line; None if it has none.
 
     >>> record_of_line({"event": "saved", "step": 20, "time": "..."})
     SavedRecord(step=20)
@@ -169,7 +169,7 @@ def record_of_line(line: Mapping[str, Any]) -> Record | None:
 
 
 def _numbers(line: Mapping[str, Any]) -> Mapping[str, float]:
-    """The numbers of a line, which nobody can change, without its step."""
+    """Return the numbers of a line without its step, in a read-only mapping."""
     found = {
         name: value
         for name, value in line.items()

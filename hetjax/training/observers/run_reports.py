@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the directory of a run, also of one that is long over, to its report.
+"""Builds the report of a run, current or long ended, from its directory.
 
-Owns which files are read, and that a run does not fail for want of a report. Does not
-own the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
+Owns which files are read, and that a run does not fail if its report does. Does not own
+the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
 """
 
 from collections.abc import Callable
@@ -35,12 +35,12 @@ Predict = Callable[[Plan, Cluster], SimulatedStep]
 def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> RunReport:
     """Return the report of the run in a directory, as it is now.
 
-    Where no step can be predicted, as of a model that is not known by name, the report
-    says why. A model that is a function is called only if it is the one that
-    `allow_model_code` names. BadInput where there is no run, or one of its files is
-    broken.
+    If no step can be predicted, for example of a model that is not known by name, the
+    report says why. A model that is a function is called only if it is the one that
+    `allow_model_code` names. Raises BadInput if there is no run, or if one of its files
+    is broken.
 
-    `report.save("report.html")` writes a page, which a notebook shows by itself;
+    `report.save("report.html")` writes the page that a notebook shows by itself;
     `report.values()` are the headline numbers.
 
     >>> report_of("runs/never")
@@ -61,11 +61,11 @@ def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> Ru
 
 
 def write_report(run_dir: Path, predict: Predict, shown: Display) -> None:
-    """Write the report where a run ends; say why if that cannot be done."""
+    """Write the report when a run ends; if that fails, show why."""
     path = run_dir / rundir.REPORT
     try:
         _report(run_dir, _previous(run_dir), predict).save(path)
-    except Exception as error:  # whatever it is: the run has ended as it should
+    except Exception as error:  # no error may fail a run that has ended as it should
         shown.note(f"no report was written: {error}")
     else:
         shown.note(f"report: {path}")
@@ -88,7 +88,7 @@ def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
         step = predict(found.plan, found.cluster)
     except (BadInput, NoFeasiblePlan) as bad:
         why = bad.got
-    with suppress(BadInput):  # of a device that nobody describes
+    with suppress(BadInput):  # a device without figures
         price = usd_per_hour(found.plan, found.cluster)
     return RunReport(
         RunRecord(
@@ -109,7 +109,7 @@ def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
 
 
 def _traced(path: Path) -> list[Span]:
-    """What was measured of some steps; nothing if none were."""
+    """Return the measured spans of the traced steps; none if no step was traced."""
     if not path.exists():
         return []
     return parsed(

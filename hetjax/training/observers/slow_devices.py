@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run watches how long its stages take: who is slow, which is reported and kept.
+"""Watches how long a run's stages take, to report and keep what is slow.
 
-Owns which steps are timed, when the detector begins anew, and what is kept for the next
-plan. Does not own the detector (`hetjax/costs/slowness/`), who measures
-(`runtime/execution/step_clock.py`), nor the words of a run (`training/recorder.py`).
+Owns which steps are timed, when the detector starts anew, and what is kept for the next
+plan. Does not own the detector (`hetjax/costs/slowness/`), the timing
+(`runtime/execution/step_clock.py`), nor the messages (`training/recorder.py`).
 """
 
 import math
@@ -23,8 +23,8 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.training.settings.config import RunConfig
 
-_MOST_SHARE = 0.01  # of a step, that watching may cost
-# CPU time for an action, on a machine with five times as much to do as it has cores:
+_MOST_SHARE = 0.01  # of a step's time that watching may cost
+# CPU time to watch an action, on a machine with five times as much work as cores:
 # `experiments/stragglers/cost.py`
 _ACTION_S = 100e-6
 _OF_THE_NODE = {"name", "device", "count", "hosts", "zone", "spot", "speeds"}
@@ -33,10 +33,10 @@ _ACTIONS_OF_A_PASS = 2  # the pass itself, and what it receives
 
 
 def watches(config: RunConfig) -> bool:
-    """Whether the run's steps are timed.
+    """Return whether the run's steps are timed.
 
-    Simulated devices share the cores of one machine, with whatever else runs there:
-    what makes one of them slow is no device.
+    Simulated devices share one machine's cores with all else that runs there: what
+    makes one of them slow is not a device.
     """
     if config.watch_speeds == "auto":
         return not config.simulate
@@ -45,14 +45,14 @@ def watches(config: RunConfig) -> bool:
 
 @dataclass(kw_only=True)
 class SlowDevices:
-    """Takes the times of steps; `changed` is called when the next plan should be
-    another.
+    """Finds what is slow from the times of steps.
 
-    `timing` has what workers tell, `path` is where what is slow is kept while it is.
+    Calls `changed` when the next plan should be another one. `timing` has the times
+    that workers report; the file `path` has what is slow at present.
     """
 
     is_on: bool = False
-    is_one_process: bool = False  # which has all nodes
+    is_one_process: bool = False  # one process has all nodes
     path: Path = Path(os.devnull)
     timing: StepTiming = field(default_factory=StepTiming)
     changed: Callable[[], None] = lambda: None
@@ -69,23 +69,25 @@ class SlowDevices:
         self._every = 1
 
     def resume(self) -> None:
-        """After a recovery by the same plan: the next steps are not like others."""
+        """Leave out the next steps, unusual after a recovery by the same plan."""
         self._detector.leave_out_some()
 
     def before(self, step: int) -> None:
-        """Let this step be timed: each, where that costs less than a hundredth."""
+        """Have this step timed, if due: timing may cost a hundredth of the time."""
         self.timing.is_wanted = self.is_on and step % self._every == 0
 
     def after(self, step_time_s: float) -> list[Slowdown]:
-        """Take how long a step took all in all, and what came with it of an earlier
-        one; return what is clear by now and was not before."""
+        """Take the duration of a step; return what has newly become clear.
+
+        The times of an earlier step come with it.
+        """
         cost_s = self._num_actions * _ACTION_S
         self._every = max(1, math.ceil(cost_s / (_MOST_SHARE * step_time_s)))
         times = self.timing.pop_times()
         return [] if times is None else self.add(times)
 
     def add(self, times: StepTimes) -> list[Slowdown]:
-        """Take the times of a step."""
+        """Take the times of a step; return what has newly become clear."""
         found = self._detector.add(times)
         if found:
             self._keep()
@@ -94,11 +96,11 @@ class SlowDevices:
 
     @property
     def known(self) -> Slowness:
-        """What is slow by now."""
+        """What is slow at present."""
         return slowness(self._detector.slow_nodes, self._detector.slow_links)
 
     def _keep(self) -> None:
-        """Keep it for the next plan; a full disk is no reason to end."""
+        """Write what is slow for the next plan; a full disk must not end the run."""
         try:
             write_slowness(self.path, self.known)
         except OSError as error:
@@ -110,13 +112,13 @@ class SlowDevices:
 
 
 def _kind(node: Node) -> Hashable:
-    """What makes devices equal: their kind, and what the cluster file says of them."""
+    """Return what equal devices share: their kind and their cluster file's figures."""
     figures = (f for f in fields(Node) if f.name not in _OF_THE_NODE)
     return canonical_name(node.device), *(getattr(node, f.name) for f in figures)
 
 
 def _actions_by_node(plan: Plan) -> dict[str, int]:
-    """How many actions are watched in a step."""
+    """Return how many actions are watched in a step, by node."""
     by_node: dict[str, int] = {}
     for r, _, stage in plan.stages():
         passes = 2 * plan.replicas[r].num_microbatches

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step time of a run, measured beside predicted.
+"""Compares the measured step time of a run with the predicted one.
 
-Owns which steps count, and the words. Does not own the prediction
+Owns which steps count, and the message. Does not own the prediction
 (`hetjax/schedule/predicted.py`) nor the costs that it is made of.
 """
 
@@ -43,7 +43,7 @@ from hetjax.training.layout.plan_choice import (
 )
 from hetjax.training.settings.config import RunConfig
 
-_NUM_STEPS = 3  # of a plan, until it is compared; the first one also warms up
+_NUM_STEPS = 3  # of a plan before it is compared; the first one also warms up
 _FAR_OFF = 1.25
 
 
@@ -52,7 +52,7 @@ def predict_step(
 ) -> SimulatedStep:
     """Predict a step of the run with this plan, at the speeds learnt so far.
 
-    BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
+    Raises BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
     found = predict_at(config, model, plan, cluster, read_run_slowness(config))
     return SimulatedStep(found.predicted, lambda: found.certainty)
@@ -61,10 +61,10 @@ def predict_step(
 def learn_step(
     config: RunConfig, model: Model, plan: Plan, cluster: Cluster, measured_s: float
 ) -> None:
-    """Keep a measured step in the run's directory, beside what was predicted for it,
-    and for later runs; not for these where CPUs have stood in for other devices.
+    """Keep a measured step and its prediction in the run's directory.
 
-    Raises as `predict_step` does, and OSError where it cannot be kept.
+    Later runs get it, too, unless CPUs have stood in for other devices. Raises as
+    `predict_step` does, and OSError if it cannot be kept.
     """
     slow = read_run_slowness(config)
     at = predict_at(config, model, plan, cluster, slow)
@@ -82,8 +82,8 @@ def learn_step(
 class RunPrediction:
     """A predicted step of a run, and what it was predicted from.
 
-    `cluster` has the speeds that the run has learnt, and what is slow is slow in it;
-    `measured` are kinds of device in the run's profile.
+    `cluster` has the speeds that the run has learnt, including what is slow; `measured`
+    are the device kinds in the run's profile.
     """
 
     predicted: Predicted
@@ -94,7 +94,7 @@ class RunPrediction:
 
     @cached_property
     def certainty(self) -> Certainty:
-        """How sure it is, which takes more simulations."""
+        """How certain the prediction is, found by more simulations."""
         return certainty_of(
             self.predicted,
             self.cluster,
@@ -107,7 +107,7 @@ class RunPrediction:
 def predict_at(
     config: RunConfig, model: Model, plan: Plan, cluster: Cluster, slow: Slowness
 ) -> RunPrediction:
-    """Predict a step at the speeds that the run has learnt so far, with what is slow.
+    """Predict a step at the speeds that the run has learnt, given what is `slow`.
 
     Raises as `predict_step` does.
     """
@@ -147,7 +147,7 @@ def predict_at(
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStep:
-    """A measured step time, and the predicted step; `why` there is none."""
+    """A measured step time, and the predicted step, or `why` there is none."""
 
     measured_s: float
     predicted: Predicted | None = None
@@ -196,7 +196,7 @@ class ComparedStep:
 
 @dataclass(kw_only=True, slots=True)
 class StepComparison:
-    """Compares once for each plan, after its third step."""
+    """Compares once per plan, after its third step."""
 
     predict: Callable[[Plan, Cluster], SimulatedStep]
     learn: Callable[[Plan, Cluster, float], None]
@@ -205,7 +205,7 @@ class StepComparison:
     _times_s: list[float] = field(default_factory=list)
 
     def begin(self, plan: Plan, cluster: Cluster) -> None:
-        """Wait for the steps of this plan."""
+        """Collect the times of this plan's steps from now on."""
         self._plan, self._times_s = (plan, cluster), []
 
     def add(self, step_time_s: float) -> ComparedStep | None:
@@ -231,7 +231,7 @@ class StepComparison:
         )
 
     def _learn(self, plan: Plan, cluster: Cluster, measured_s: float) -> None:
-        """Keep the step for later predictions; a full disk is no reason to end."""
+        """Keep the step for later predictions; a full disk must not end the run."""
         try:
             self.learn(plan, cluster, measured_s)
         except OSError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorBoard: event files of the run, which `tensorboard --logdir RUNS` shows.
+"""Writes event files of the run, which `tensorboard --logdir RUNS` shows.
 
-Owns where they are, and that steps which are done again replace those before. Does not
-own the format of the files, which is tensorboardX's.
+Owns where they are, and that repeated steps replace the former ones. Does not own the
+format of the files, which is tensorboardX's.
 """
 
 import time
@@ -58,12 +58,12 @@ class TensorBoardObserver(Observer):
         self._writer.close()
 
     def _open(self, step: int) -> None:
-        """Begin a file; TensorBoard drops what earlier ones have of later steps."""
+        """Start a file; TensorBoard drops the later steps of earlier files."""
         self._writer = SummaryWriter(
             self._to,
             purge_step=step + 1,
             flush_secs=_FLUSH_S,
-            # or a second file of the same second would take the place of the first
+            # otherwise a second file within one second would replace the first
             filename_suffix=f".{time.time_ns()}",
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps of a start are traced, and the file that their trace is written to.
+"""Chooses which steps of a start are traced, and writes their trace to a file.
 
 Does not own what is traced (`hetjax/runtime/`) nor the form of the file
 (`hetjax/schedule/simulation/trace.py`).
@@ -18,7 +18,7 @@ _NUM_TRACED, _WARM_UP = 3, 2  # steps
 
 
 def steps_to_trace(config: RunConfig, first: int) -> range:
-    """Return which steps of this start to trace: past the warm-up, else the last."""
+    """Return which steps of this start to trace: after the warm-up, else the last."""
     left = config.steps - first
     if config.stop_after is not None:
         left = min(left, config.stop_after)
@@ -27,8 +27,7 @@ def steps_to_trace(config: RunConfig, first: int) -> range:
 
 
 class Tracing:
-    """The traced steps of a start that begins after step `first`; none without
-    `--trace`."""
+    """The traced steps of a start after step `first`; none without `--trace`."""
 
     def __init__(self, config: RunConfig, first: int) -> None:
         self._path: Path | None = config.run_dir / TRACE if config.trace else None
@@ -36,13 +35,13 @@ class Tracing:
         self._num_traced = 0
 
     def includes(self, num_trained: int) -> bool:
-        """Whether the step after so many of this start is traced; it counts then."""
+        """Return whether the step after `num_trained` is traced; if so, count it."""
         is_traced = num_trained in self._steps
         self._num_traced += is_traced
         return is_traced
 
     def write(self, spans: Callable[[], Sequence[Span]]) -> str | None:
-        """Write the trace, if one was asked for; return what to say about it."""
+        """Write the trace, if one was requested; return a message about it."""
         if self._path is None:
             return None
         if not self._num_traced:

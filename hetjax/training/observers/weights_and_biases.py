@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights & Biases: a run there for the run here, which resumes with it.
+"""Logs the run to a run of Weights & Biases, which resumes with it.
 
-Owns what it is given, and its name. Does not own where it is kept, nor whether anything
-is sent: that is for the variables of wandb, WANDB_PROJECT, WANDB_MODE and others.
+Owns what is logged, and its name. Does not own where it is kept, nor whether anything
+is sent: wandb's variables decide that (WANDB_PROJECT, WANDB_MODE and others).
 """
 
 import os
@@ -25,7 +25,7 @@ _STEP = "step"
 
 
 class WandbObserver(Observer):
-    """Logs to a run that has the identity of the run as its id."""
+    """Logs to a wandb run whose id is the run's identity."""
 
     def on_start(self, record: StartRecord) -> None:
         self._run = wandb.init(
@@ -36,10 +36,10 @@ class WandbObserver(Observer):
             config=dict(record.settings),
             allow_val_change=True,  # as settings do when a run resumes
             resume="allow",
-            reinit="create_new",  # beside any that the caller has
+            reinit="create_new",  # beside any wandb run of the caller
             settings=wandb.Settings(console="off"),
         )
-        # its own count only rises, and steps may come again
+        # wandb's own step only rises, but steps may come again
         self._run.define_metric("*", step_metric=_STEP)
 
     def on_step(self, record: StepRecord) -> None:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster and the plan that a run goes by now, and another one when nodes change
-or a faster one is asked for.
+"""Holds a run's current cluster and plan; changes them with the nodes or on request.
 
 Owns both, which clusters were found to have no plan, and when workers are ready for a
-plan that is asked for. Does not own who is there (`membership.py`), planning
-(`training/layout/plan_choice.py`), who asks (`training/replanning/`), nor telling
-workers about another plan (`driver.py`).
+requested plan. Does not own which nodes are there (`membership.py`), planning
+(`training/layout/plan_choice.py`), the requests (`training/replanning/`), nor sending
+workers another plan (`driver.py`).
 """
 
 import time
@@ -26,7 +25,7 @@ from hetjax.training.recovery.standby_plans import plan_or_warn
 
 @dataclass(slots=True)
 class _Asked:
-    """A plan to go on with, once workers have compiled it, or were given the time."""
+    """A requested plan, due once workers have compiled it or had the time to."""
 
     plan: Plan
     compiles_since_s: float | None = None
@@ -34,7 +33,7 @@ class _Asked:
 
 
 class CurrentPlan:
-    """What a run goes by: `plan`, on the nodes of `cluster`."""
+    """The current `plan` of a run, on the nodes of `cluster`."""
 
     def __init__(self, cluster: Cluster, plan: Plan, config: DriverConfig) -> None:
         self.cluster, self.plan, self._config = cluster, plan, config
@@ -42,19 +41,18 @@ class CurrentPlan:
         self._asked: _Asked | None = None
 
     def move_to(self, plan: Plan | None) -> None:
-        """Go by this plan for the same nodes from a step soon on; None: no more."""
+        """Request this plan for the same nodes; None withdraws the request."""
         self._asked = None if plan is None else _Asked(plan)
 
     def is_outdated(self, again: bool = False) -> bool:
-        """Whether nodes have come or gone, and another plan is to be looked for, or
-        one that was asked for is ready."""
+        """Return whether nodes have come or gone, or a requested plan is ready."""
         now, asked = self._config.membership.now, self._asked
         is_due = asked is not None and asked.is_ready
         return self._config.recovers and (self._is_other(now(again=again)) or is_due)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What workers are built from."""
+        """The settings from which workers are built."""
         return self._settings(self.cluster, self.plan)
 
     def _settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
@@ -63,8 +61,10 @@ class CurrentPlan:
     def standby(
         self, controller: Controller
     ) -> Iterator[tuple[Mapping[str, Any], Plan]]:
-        """Settings and plan for the loss of a node, which workers may compile ahead,
-        and of a plan that is asked for."""
+        """Yield settings and plans that workers may compile ahead.
+
+        These are plans for the loss of a node, and a requested plan.
+        """
         if not self._config.recovers:
             return
         settings, standby_plans = self._settings, self._config.standby_plans
@@ -87,9 +87,9 @@ class CurrentPlan:
             asked.is_ready = is_late or controller.are_compiled(workers)
 
     def leave(self, node: str) -> bool:
-        """Go on without the node from the next step on; False if nothing can.
+        """Go on without the node from the next step on; return False if impossible.
 
-        Called by a thread of its own: the node may be gone before there is a plan.
+        May be called from another thread: the node may be gone before there is a plan.
         """
         membership = self._config.membership
         now = membership.now()
@@ -102,11 +102,11 @@ class CurrentPlan:
         return membership.leave(node)
 
     def replan(self, is_needed: bool) -> bool:
-        """Make another plan if there are other nodes than before, or take the one that
-        was asked for; whether it is one.
+        """Plan again if the nodes have changed, else take a ready requested plan.
 
-        Raises NoFeasiblePlan if one `is_needed` and there is none for those that are
-        left; else the run keeps the plan that it has.
+        Return whether the plan, or the nodes that it uses, have changed. If there is no
+        plan for the nodes that are left, the run keeps its plan, unless another one
+        `is_needed`: then raises NoFeasiblePlan.
         """
         cluster, asked = self._config.membership.now(again=True), self._asked
         if not self._is_other(cluster):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps by the replicas that are left, while the workers of others are started again.
+"""Trains on the replicas that are left, while lost workers of the others restart.
 
-Owns when this degraded mode began, which workers it waits for, which have no part in
-it, and its two ends. Does not own the shares (`plans/rerouting.py`), what workers do
-about them (`runtime/control/rerouting.py`), nor how all come back to one state
-(`driver.py`).
+Owns when this degraded mode began, which workers it waits for, which do not take part,
+and its two ends. Does not own the shares (`plans/rerouting.py`), how workers take them
+over (`runtime/control/rerouting.py`), nor how all return to one state (`driver.py`).
 """
 
 import time
@@ -29,7 +28,7 @@ from hetjax.training.recovery.recovered import Clock, Rerouted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Since:
-    """What began after step `at`, for the loss of one of those that are `missing`."""
+    """Degraded mode since step `at`, when one of the `missing` workers was lost."""
 
     at: int
     lost: WorkerLost
@@ -37,36 +36,36 @@ class _Since:
 
 
 class DegradedMode:
-    """Replicas that are left train on all samples, since `begin`."""
+    """Since `begin`, the replicas that are left train on all samples."""
 
     def __init__(
         self, controller: Controller, launcher: Launcher, config: DriverConfig
     ) -> None:
         self._controller, self._launcher, self._config = controller, launcher, config
         self._since: _Since | None = None
-        self._prepared_s: float | None = None  # since what is missing compiles
-        self._is_whole = True  # so the workers know
+        self._prepared_s: float | None = None  # when missing workers began to compile
+        self._is_whole = True  # whether workers go by the whole plan, as far as known
         self._aside = set[str]()  # workers whose state is not that of the run
-        self.commit: StepCommit | None = None  # of a step that was broken off
+        self.commit: StepCommit | None = None  # of a step that the loss interrupted
 
     @property
     def lost(self) -> WorkerLost | None:
-        """The loss that is to be recovered from when degraded mode is over."""
+        """The loss to recover from when degraded mode ends."""
         return self._since and self._since.lost
 
     @property
     def missing(self) -> Sequence[str]:
-        """Workers that were started again, for the end of it."""
+        """The restarted workers that degraded mode waits for."""
         return self._since.missing if self._since else ()
 
     def begin(
         self, lost: WorkerLost, plan: Plan, at: int, interrupt: Callable[[], None]
     ) -> Rerouted | None:
-        """Let the whole replicas of the plan that are left go on at once.
+        """Let the complete replicas of the plan that are left go on at once.
 
-        What was lost is started meanwhile. None if there are none, or if another worker
-        is lost meanwhile: recover otherwise. If a step that was broken off is finished,
-        its `commit` is kept in any case.
+        Lost workers restart meanwhile. Returns None if no replica is complete, or if
+        another worker is lost meanwhile: the caller must recover. If an interrupted
+        step is finished, its `commit` is kept in any case.
         """
         clock, connections, self.commit = Clock(), self._controller.connections, None
         if lost.worker in connections.workers:
@@ -88,7 +87,7 @@ class DegradedMode:
         )
 
     def _taken_over(self, plan: Plan, left: Sequence[str]) -> int | None:
-        """How many steps those have behind them who go on; None if nobody can."""
+        """Return the step count of the workers that go on; None if none can."""
         controller = self._controller
         self._is_whole = False
         abreast = [worker for worker in left if worker in controller.workers]
@@ -105,7 +104,7 @@ class DegradedMode:
     def _start(
         self, lost: WorkerLost, plan: Plan, left: Sequence[str], at: int
     ) -> None:
-        """Start what is missing and was not begun before."""
+        """Start the missing workers that were not started before."""
         members = WorkerMap(plan, self._controller.members.nodes)
         missing = [worker for worker in members.workers if worker not in left]
         self._launcher.begin([w for w in missing if w not in self.missing])
@@ -113,10 +112,10 @@ class DegradedMode:
         self._prepared_s = None
 
     def is_over(self, at: int, now: CurrentPlan) -> bool:
-        """Whether it has had a step, and all that were missing have called and compiled
-        what the plan of now asks of them.
+        """Return whether degraded mode can end, after at least one step.
 
-        One that never will is waited for in the ordinary way, as all others are.
+        All missing workers must have connected and compiled the current plan's
+        programs. If one is lost or too slow, an ordinary recovery waits for it.
         """
         since = self._since
         if since is None or since.at == at:
@@ -128,9 +127,9 @@ class DegradedMode:
             return True
 
     def _are_ready(self, now: CurrentPlan) -> bool:
-        """Let what was missing compile while the others train, for a time at most.
+        """Let missing workers compile while the others train, up to a time limit.
 
-        Hosts of one node would have to do so together.
+        Return whether that is over. Hosts of one node would have to compile together.
         """
         controller, missing = self._controller, self.missing
         if any(len(controller.members.hosts(node_of(w))) > 1 for w in missing):
@@ -143,13 +142,13 @@ class DegradedMode:
         return is_late or controller.are_compiled(missing)
 
     def taking_part(self, workers: Sequence[str]) -> list[str]:
-        """Those of the workers whose state is that of the run, or was a step ago."""
+        """Return the workers whose state is that of the run, or was a step ago."""
         return [worker for worker in workers if worker not in self._aside]
 
     def end(self, plan: Plan, workers: Sequence[str]) -> None:
-        """Let the `workers`, which were built for the plan, go on with it, all of it.
+        """Let the `workers` that were built for the plan go on with all of it.
 
-        Those that were aside lack state until `forget`.
+        Workers that were aside lack state until `forget`.
         """
         if not self._is_whole:
             built_for = WorkerMap(plan, self._controller.members.nodes).workers
@@ -157,12 +156,12 @@ class DegradedMode:
             self._is_whole = True
 
     def forget(self) -> None:
-        """All have one state again."""
+        """Leave degraded mode: all workers have one state again."""
         self._since = None
         self._aside.clear()
 
     def dismiss(self) -> None:
-        """Let those leave who have no part in it; a node's first host is the last."""
+        """Dismiss workers that do not take part; a node's first host leaves last."""
         controller = self._controller
         others = {*controller.connections.workers} - {*controller.workers}
         first = {controller.members.hosts(node_of(worker))[0] for worker in others}

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on its workers, which goes on when nodes come and go or workers vanish.
+"""Drives a run on its workers, and keeps it going when nodes or workers come and go.
 
-Owns what is done about a lost worker: a step that one survivor has committed is
-finished by all, the lost ones are started again or, if their node is gone, another plan
-is made, and everybody gets what it lacks from the nearest place that has it. The same
-where nodes come or leave in good order. Does not own who starts workers
-(`launchers/launcher.py`), who holds what (`hetjax/runtime/control/recovery.py`), nor
-the loop, which gets `RolledBack`.
+Owns the recovery from a lost worker. If one survivor has committed a step, all
+survivors finish it. Lost workers restart or, if their node is gone, another plan is
+made. Each worker gets what it lacks from the nearest place that has it. The same holds
+if nodes come or leave in good order. Does not own the start of workers (`launchers/`),
+who holds what (`runtime/control/recovery.py`), nor the loop, which gets `RolledBack`.
 """
 
 import warnings
@@ -52,12 +51,13 @@ _Answer = TypeVar("_Answer")
 
 
 class Driver:
-    """The run of a controller whose workers are started by `begin`.
+    """Drives the run of a controller, whose workers `begin` starts.
 
-    `plan` and `cluster` are the current ones, `missing` gives nodes that are not there,
-    from any thread; `resumed` says where the state is from, `places` who sees what.
-    `move_to` asks for another plan. `on_recovery` is called after recoveries and where
-    others take over, `on_lost` for a lost worker. Leaving `with` closes `stack`, too.
+    `plan` and `cluster` are the current ones. `missing` returns absent nodes, from any
+    thread; `places` returns the folders of workers that do not see the run's directory.
+    `resumed` says where the state is from. `move_to` requests another plan.
+    `on_recovery` is called after each recovery and reroute, `on_lost` for each lost
+    worker. Leaving `with` closes `stack`, too.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Driver:
         self.must_give_up: Callable[[], bool] = lambda: False
 
     def begin(self) -> recovery.Restored | None:
-        """Start all workers; give them the newest state there is, or None: the first.
+        """Start all workers with the newest state; return it, or None for the first.
 
-        One that is lost meanwhile is started again. Raises WorkerLost if that does not
-        help or it has failed by itself, BadInput, and NoFeasiblePlan if the programs
-        turn out to need more memory than there is.
+        A worker that is lost meanwhile is restarted. Raises WorkerLost if that does not
+        help or if the worker failed by itself, BadInput, and NoFeasiblePlan if the
+        compiled programs need more memory than there is.
         """
         restored = self._restored_at_last(None, Clock())
         self._has_begun, self._losses = True, Losses()
@@ -102,7 +102,7 @@ class Driver:
         return restored
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
-        """Train the next step; raises RolledBack where state was lost meanwhile."""
+        """Train the next step; raises RolledBack if state was lost meanwhile."""
         assert number == self._at, (number, self._at)
         now = self._current
         if now.is_outdated() or self._degraded.is_over(self._at, now):
@@ -136,7 +136,7 @@ class Driver:
         )
 
     def _reroute(self, lost: WorkerLost) -> bool:
-        """Go on at once with the replicas that are left, if there are some."""
+        """Go on at once with the replicas that are left; return False if impossible."""
         if not self._config.reroutes or self._current.is_outdated(again=True):
             return False
         found = self._degraded.begin(lost, self.plan, self._at, self._check_time)
@@ -150,24 +150,24 @@ class Driver:
         return True
 
     def check(self) -> tuple[bool, Sequence[Disagreement]]:
-        """Whether all weights are finite, and where holders have unlike ones."""
+        """Return whether all weights are finite, and where holders have unlike ones."""
         compares = self._config.checking.compares
         return self._surely(lambda: self._controller.check_state(compares))
 
     def leave_out(self, steps: range) -> None:
-        """Train on nothing in these steps when they come."""
+        """Skip training in these steps when they come."""
         self._config.checking.leave_out(steps)
 
     def spans(self) -> Sequence[Span]:
-        """When the actions of all traced steps ran."""
+        """Return when the actions of all traced steps ran."""
         return self._surely(self._controller.spans)
 
     def validate(self, number: int) -> float:
-        """Mean cross-entropy in nats per token over the validation batch."""
+        """Return the mean cross-entropy in nats per token over a validation batch."""
         return self._surely(lambda: self._controller.evaluate([number]))
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """logits_V that follow the (last seq_len) tokens."""
+        """Return the logits_V that follow the (last seq_len) tokens."""
         return self._surely(lambda: self._controller.next_logits(tokens))
 
     @property
@@ -180,17 +180,17 @@ class Driver:
 
     @property
     def run(self) -> RunIdentity | None:
-        """Which run this is, once it has begun."""
+        """The run's identity, once it has begun."""
         return self._surviving.storage.run
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Process ids by worker, of those on this machine."""
+        """Process ids by worker, for the workers on this machine."""
         return self._launcher.pids
 
     @property
     def at(self) -> int:
-        """How many steps the state has behind it."""
+        """The number of steps that the state has been trained for."""
         return self._at
 
     @property
@@ -199,7 +199,7 @@ class Driver:
 
     @property
     def is_kept(self) -> bool:
-        """Whether that is whole on disks, or was looked for in the store and found."""
+        """Whether `saved` is whole on disks, or a recovery found it in the store."""
         return self._controller.is_kept
 
     @property
@@ -209,7 +209,7 @@ class Driver:
     def roll_back(self, reason: str) -> int:
         """Go on from the newest checkpoint, or anew if there is none; return its step.
 
-        Nothing that is in memory is taken along.
+        All state in memory is discarded.
         """
         clock, at = Clock(), self._at
         restored = self._surely(self._restored_anew)
@@ -223,7 +223,7 @@ class Driver:
         controller, storage = self._controller, self._surviving.storage
         controller.drop_state(storage)
         if self._degraded.missing:
-            self._recover_in_place(None)  # they have a part of what was saved
+            self._recover_in_place(None)  # missing workers have a part of the save
         held = self._surviving.on_disk(controller.workers)
         if controller.saved is None:
             self._begin_anew(held)
@@ -234,7 +234,7 @@ class Driver:
         return found
 
     def save(self, step: int, best: Callable[[], int | None] = lambda: None) -> bool:
-        """As `Controller.save` does."""
+        """Save as `Controller.save` does."""
         config, save = self._config, self._controller.save
         host = {**config.host, **config.loss_scaling.host_values(), "step": step}
         return self._surely(lambda: save(self._surviving.storage, step, host, best))
@@ -243,16 +243,16 @@ class Driver:
         self._surely(self._controller.wait_saved)
 
     def leave(self, node: str) -> bool:
-        """Go on without the node from the next step on; False if nothing can."""
+        """Go on without the node from the next step on; return False if impossible."""
         return self._current.leave(node)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let workers finish what they write, unless something went wrong or is over.
+        """Let workers finish their writes, unless an error or `GivenUp` ends the run.
 
-        One that is lost now takes nothing along but what it was copying to the store.
+        A worker that is lost now loses only what it was copying to the store.
         """
         try:
             if kind is None and not self._has_given_up:
@@ -264,7 +264,7 @@ class Driver:
             self.stack.close()
 
     def _surely(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask again after a loss, if the state is as it was."""
+        """Return the answer; ask again after a loss if the state is still the same."""
         try:
             return ask()
         except WorkerLost as lost:
@@ -272,14 +272,14 @@ class Driver:
             return self._surely(ask)
 
     def _recover_in_place(self, lost: WorkerLost | None) -> None:
-        """Recover; raises RolledBack unless the state is as it was."""
+        """Recover; raises RolledBack unless the state is of the same step as before."""
         at = self._at
         self._recover(lost)
         if self._at != at:
             raise RolledBack(self._at) from lost
 
     def _recover(self, lost: WorkerLost | None) -> None:
-        """Get all workers of now going; raises WorkerLost if that does not help.
+        """Get all current workers to one state; raises WorkerLost if that fails.
 
         Raises GivenUp once the run `must_give_up`.
         """
@@ -304,7 +304,7 @@ class Driver:
     def _restored_at_last(
         self, lost: WorkerLost | None, clock: Clock
     ) -> recovery.Restored | None:
-        """Try until no other worker is lost meanwhile, or too many were."""
+        """Try to restore until no other worker is lost meanwhile, or too many were."""
         while True:
             if lost is not None:
                 self._count_loss(lost)
@@ -316,7 +316,7 @@ class Driver:
     def _count_loss(self, lost: WorkerLost) -> None:
         """Count a loss; go on without a node that is lost again and again."""
         if lost.has_failed and not self._has_begun:
-            raise lost  # it would again
+            raise lost  # it would fail again
         self.on_lost(lost)
         node = node_of(lost.worker)
         self._losses = self._losses.with_one_of(node)
@@ -330,9 +330,9 @@ class Driver:
     def _restored(
         self, lost: WorkerLost | None, clock: Clock
     ) -> recovery.Restored | None:
-        """One try: the state that is left, laid out for the nodes that are there.
+        """Try once to restore the state that is left, for the nodes that are there.
 
-        None if nothing is left, as nothing was ever saved: the first state.
+        Returns None if nothing was ever saved: workers then have the first state.
         """
         controller, connections = self._controller, self._controller.connections
         if lost is not None and lost.worker in connections.workers:
@@ -358,9 +358,9 @@ class Driver:
         )
         controller.connect(self._config.transport, leaving)
         if is_first:
-            self._compile(clock)  # before anybody takes state into memory
+            self._compile(clock)  # before state takes up memory
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
-        # what is later was given up once
+        # later saves are of steps that were rolled back
         most = max([self._at, *in_memory_]) if self._has_begun else None
         restored = recovery.restore(
             controller, held, self._surviving.storage, leaving, most
@@ -374,10 +374,10 @@ class Driver:
             recovery.remember_saved(controller, restored, self._config.storage)
         if leaving:
             controller.dismiss(leaving)
-            controller.connect(self._config.transport)  # or they would be missed
+            controller.connect(self._config.transport)  # without those that left
         clock.lap("move")
         if not is_first:
-            self._compile(clock)  # it has gone on meanwhile
+            self._compile(clock)  # workers have been compiling meanwhile
         self._degraded.forget()
         return restored
 
@@ -388,13 +388,13 @@ class Driver:
         clock.lap("compile")
 
     def _begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
-        """Make the first state, as nothing was ever saved; else that must be found."""
+        """Make the first state; raises RunFailed if the run has saved before."""
         if self._last_saved is not None:
             raise state_lost(self._last_saved)
         self._controller.initialise(self._config.seed)
 
     def _replan(self, lost: WorkerLost | None) -> None:
-        """Go by another plan if there are other nodes than before."""
+        """Adopt another plan if nodes have changed or a requested plan is ready."""
         if self._current.replan(is_needed=lost is not None):
             self._controller.adopt(self.plan, self.cluster.nodes)
             self._fresh.add_other_plan()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver is made with: how the run recovers, and what it asks of the run.
+"""Defines the settings of a driver: how the run recovers, and what it asks of the run.
 
-Does not own what is done with it (`driver.py`) nor the run's answers
+Does not own the driver itself (`driver.py`) nor the run's answers
 (`training/driver_setup.py`).
 """
 
@@ -28,36 +28,40 @@ class RunContext(Protocol):
     """What a driver asks of the run that it drives."""
 
     def worker_settings(self, cluster: Cluster, plan: Plan) -> Mapping[str, Any]:
-        """What workers are built from, as JSON values."""
+        """Return the settings from which workers are built, as JSON values."""
         ...
 
     def compile(
         self, controller: Controller, cluster: Cluster, *, is_first: bool
     ) -> None:
-        """Let workers compile their programs; NoFeasiblePlan where the first do not
-        fit into memory."""
+        """Let workers compile their programs.
+
+        Raises NoFeasiblePlan if the first programs do not fit into memory.
+        """
         ...
 
     def on_workers_started(self, workers: Sequence[str]) -> None:
         """Called once, with the workers that the run begins with."""
 
     def on_places(self, places: Mapping[str, str], storage: CheckpointStorage) -> None:
-        """Called with the folders of those workers that do not see the run's directory,
-        and again when there are others."""
+        """Called with the folders of workers that do not see the run's directory.
+
+        Called again when these change.
+        """
 
     def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity | None:
-        """Which run this is, by the saves that were found in its storage.
+        """Return the run's identity, judged by the saves found in its storage.
 
-        None keeps the identity of the storage. BadInput where that is not clear.
+        None keeps the identity of the storage. Raises BadInput if it is ambiguous.
         """
         return None
 
     def check_begins(
         self, found: Sequence[PartialSnapshot], asked: Sequence[str], step: int | None
     ) -> None:
-        """Raise BadInput if a run that begins from `step` (None: anew) must not.
+        """Raise BadInput if the run must not begin from `step` (None: anew).
 
-        `found` are its saves, `asked` the workers that were asked for theirs.
+        `found` are its saves, `asked` the workers that have reported theirs.
         """
 
 
@@ -65,9 +69,9 @@ class RunContext(Protocol):
 class DriverConfig:
     """How a run recovers, and where its checkpoints are.
 
-    A run that `reroutes` does not wait for a lost worker where others can go on; one
-    that `compiles_ahead` lets workers compile the plan that it moves to beside steps.
-    `host` is what each checkpoint says besides its arrays.
+    A run that `reroutes` does not wait for a lost worker if others can go on. A run
+    that `compiles_ahead` lets workers compile the plan that it moves to while they
+    train. `host` has the values of each checkpoint besides its arrays.
     """
 
     context: RunContext
@@ -84,12 +88,12 @@ class DriverConfig:
     compiles_ahead: bool = False
 
     def on_step(self, step: int, commit: StepCommit) -> None:
-        """Follow a step that was committed."""
+        """Update loss scale and checks after a committed step."""
         self.loss_scaling.on_step(step, commit)
         self.checking.on_step(step, commit)
 
     def on_restored(self, restored: Restored) -> None:
-        """Follow a restored state: forget what came after it."""
+        """Update loss scale and checks for a restored state: forget later steps."""
         self.loss_scaling.on_restored(restored)
         self.checking.on_restored(restored)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that have nothing yet: to be started, built, given programs.
+"""Starts and builds the workers of a run that have no state yet.
 
-Owns which of a run's workers these are, and what each of them needs before state can
-come. Does not own who is lost (`driver.py`), starting (`hetjax/launchers/`), nor what a
-worker is built from (`current_plan.py`).
+Owns which workers these are, and what each of them needs before it can get state. Does
+not own the losses (`driver.py`), the processes (`hetjax/launchers/`), nor what a worker
+is built from (`current_plan.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,27 +16,27 @@ from hetjax.training.recovery.recovered import Clock
 
 
 class FreshWorkers:
-    """All of the controller's to begin with; `gone` are those of this recovery."""
+    """At first all workers of the controller; `gone` are those of this recovery."""
 
     def __init__(
         self, controller: Controller, launcher: Launcher, config: DriverConfig
     ) -> None:
         self._controller, self._launcher, self._config = controller, launcher, config
-        self._never_built = set(controller.workers)  # started, or to be
-        self._unbuilt = set(controller.workers)  # for the plan of now
+        self._never_built = set(controller.workers)  # started, or to be started
+        self._unbuilt = set(controller.workers)  # for the current plan
         self.gone = set[str]()
 
     def add(self, workers: Iterable[str]) -> None:
-        """Take these for ones that were started, or are to be, and have no state."""
+        """Add workers that were started, or are to be started, and have no state."""
         for waiting in (self._never_built, self._unbuilt, self.gone):
             waiting.update(workers)
 
     def add_other_plan(self) -> None:
-        """All go by another plan now."""
+        """Mark all workers as not yet built for the current plan."""
         self._unbuilt.update(self._controller.workers)
 
     def built_before(self, workers: Iterable[str]) -> list[str]:
-        """Those of these that were built, for whatever plan."""
+        """Return those of these workers that were built, for whatever plan."""
         return [worker for worker in workers if worker not in self._never_built]
 
     def start(
@@ -46,13 +46,13 @@ class FreshWorkers:
         clock: Clock,
         is_first: bool,
     ) -> None:
-        """Start those that are gone; build them, and all others with another plan.
+        """Start workers that are gone; build all that the current plan needs built.
 
-        They compile beside what follows, unless it is to be seen first whether there is
-        memory enough.
+        They compile in the background, unless `is_first`: the run then compiles in the
+        foreground, to check first whether the programs fit into memory.
         """
         self.add(gone)
-        there = self._controller.connections.workers  # a start may have called since
+        there = self._controller.connections.workers  # some may have connected since
         self._launcher.start([worker for worker in gone if worker not in there])
         if gone and is_first:
             self._config.context.on_workers_started(gone)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factor on the loss that keeps the gradients of float16 stages representable.
+"""Adapts the loss scale, which keeps the gradients of float16 stages representable.
 
-Owns the rule by which it follows the steps, and what checkpoints say of it. It is a
-power of two, so that it rounds nothing. Does not own where it is multiplied
+Owns the rule that updates the scale after each step, and its form in checkpoints. The
+scale is a power of two, so that it rounds nothing. Does not own where it is multiplied
 (`hetjax/stage/`) and divided out (`hetjax/runtime/execution/`).
 """
 
@@ -17,24 +17,24 @@ from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.commit import StepCommit
 
 _MOST = 2.0**40  # gradients of float32 stages are scaled too, and squared in float32
-_NAME = "loss_scale"  # in what a checkpoint says besides its arrays
+_NAME = "loss_scale"  # in the values of a checkpoint besides its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """A scale and the step, counted from 0, that it was first used for.
 
-    All steps since then were good: a bad one brings another scale.
+    All steps since then were good: a bad step changes the scale.
     """
 
     value: float
     since: int
 
     def after(self, step: int, is_good: bool, growth_interval: int) -> "LossScale":
-        """Return what the step after this one is scaled by.
+        """Return the scale of the step after this one.
 
-        Half of it after gradients that are not finite, twice it after so many good
-        steps in a row.
+        It is halved after gradients that are not finite, and doubled after
+        `growth_interval` good steps in a row.
         """
         if not is_good:
             return LossScale(self.value / 2, step + 1)
@@ -44,9 +44,9 @@ class LossScale:
 
 
 class LossScaling:
-    """The scale of a run: `now` is that of its next step, and begins with `first`.
+    """The scale of a run: `now` is that of its next step, and starts as `first`.
 
-    `precise` says what the stages of a plan compute in on a cluster.
+    `precise` returns a plan with the precision of its stages on a cluster.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class LossScaling:
         self.now = LossScale(first, 0)
 
     def scale(self, cluster: Cluster, plan: Plan) -> float | None:
-        """Return what to scale the next step by; None if no stage is in float16."""
+        """Return the scale of the next step; None if no stage is in float16."""
         stages = self._precise(cluster, plan).stages()
         is_needed = any(stage.precision == "float16" for _, _, stage in stages)
         return self.now.value if is_needed else None
 
     def on_step(self, step: int, commit: StepCommit) -> None:
-        """Follow a step that was committed."""
-        if commit.loss_scale is None:  # no stage computes in float16: none is counted
+        """Update the scale after a committed step."""
+        if commit.loss_scale is None:  # no stage computes in float16: do not count it
             self.now = LossScale(self.now.value, step + 1)
             return
         is_good = not commit.is_skipped
         self.now = self.now.after(step, is_good, self._growth_interval)
 
     def on_restored(self, restored: Restored) -> None:
-        """Follow a restored state; what workers had in memory has the present scale."""
+        """Take the scale of a restored state; state from memory has the current one."""
         if _NAME in restored.host:
             fields = read_fields(restored.host[_NAME], LossScale, where=_NAME)
             self.now = LossScale(**fields)
@@ -82,5 +82,5 @@ class LossScaling:
             self.now = LossScale(self._first, restored.step)
 
     def host_values(self) -> Mapping[str, Any]:
-        """Return what a checkpoint of now says of it, as JSON values."""
+        """Return the current scale as a checkpoint stores it, as JSON values."""
         return {_NAME: asdict(self.now)}

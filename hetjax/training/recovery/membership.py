@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes a run has now: those of its cluster file that are there and stay.
+"""Tracks which nodes a run has: those of its cluster file that are there and stay.
 
-Owns noticing that the file has changed while the run goes on, and who is about to
+Owns noticing that the file has changed during the run, and which nodes are about to
 leave. Does not own which machines are there (`launchers/launcher.py`), notices that a
 node is about to leave (`notices.py`), nor what follows from a change (`driver.py`).
 """
@@ -16,12 +16,12 @@ from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 
-# What is there of a cluster; True: look again, rather than tell what was seen lately
+# The part of a cluster that is there; True: look again, do not use a recent result
 Present = Callable[[Cluster, bool], Cluster]
 
 
 class Membership:
-    """The cluster of now; `leave` may be called from any thread."""
+    """The current cluster; `leave` may be called from any thread."""
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class Membership:
         self._lock = threading.Lock()
 
     def leave(self, node: str) -> bool:
-        """Go on without this node, which may be gone already; False if there is no
-        other."""
+        """Go on without this node, which may be gone already.
+
+        Return False if there is no other node.
+        """
         with self._lock:
             names = {found.name for found in self._here.nodes}
             if not names - self._leaving - {node}:
@@ -46,16 +48,16 @@ class Membership:
             return True
 
     def missing(self) -> tuple[Node, ...]:
-        """Nodes of the file that were not there at the last look; from any thread."""
+        """Return the file's nodes that were absent at the last look; thread-safe."""
         with self._lock:
             names = {node.name for node in self._here.nodes}
             return tuple(n for n in self._cluster.nodes if n.name not in names)
 
     def now(self, *, again: bool = False) -> Cluster:
-        """The nodes of the file that are there, without those that leave.
+        """Return the file's nodes that are there, without those that leave.
 
-        One that has left is welcome again once it was gone. A file that cannot be read
-        changes nothing, with a warning. `again` looks for machines now.
+        A node that has left may come back once it was gone. A file that cannot be read
+        causes a warning and changes nothing. `again` looks for machines now.
         """
         with self._lock:
             changed_ns = _changed_ns(self._file)
@@ -76,9 +78,9 @@ class Membership:
 
 
 def staying(here: Cluster, leaving: frozenset[str]) -> tuple[Cluster, frozenset[str]]:
-    """The nodes that are here without those that leave, and who of them is still here.
+    """Return the nodes here without those that leave, and the leaving nodes still here.
 
-    Where all leave, all stay: the run ends by other means.
+    If all leave, all stay: the run ends by other means.
     """
     names = {node.name for node in here.nodes}
     left = leaving & names

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that are skipped: why, how many are borne, and how they end a run.
+"""Describes skipped steps: why, how many a run allows, and how they end it.
 
-Does not own where they are found nor the going back to a checkpoint (`loop.py`,
+Does not own the detection of bad steps nor the rollback to a checkpoint (`loop.py`,
 `rollback.py`).
 """
 
@@ -15,7 +15,10 @@ MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2*
 
 
 def diverged(got: str, config: RunConfig, saved: int | None) -> RunFailed:
-    """A run with a loss or weights that are no numbers; `saved` is the newest step."""
+    """Return the error for a loss or weights that are not finite numbers.
+
+    `saved` is the newest step that is saved.
+    """
     state, then = _saved(saved)
     return RunFailed(
         got=got,
@@ -28,7 +31,7 @@ def diverged(got: str, config: RunConfig, saved: int | None) -> RunFailed:
 def skips_all(
     step: int, scale: float | None, config: RunConfig, saved: int | None
 ) -> RunFailed:
-    """A run that has skipped too many steps in a row, to this one."""
+    """Return the error for too many skipped steps in a row, up to `step`."""
     state, then = _saved(saved)
     if scale is None:
         return RunFailed(
@@ -52,7 +55,7 @@ def skips_all(
 def skipped_line(
     step: int, result: StepCommit, step_time_s: float, learning_rate: float
 ) -> dict[str, Any]:
-    """What `metrics.jsonl` says of a step that changed nothing: no loss."""
+    """Return the line of `metrics.jsonl` for a step that changed nothing: no loss."""
     line = {
         "step": step,
         "skipped": True,
@@ -77,7 +80,7 @@ def _why(result: StepCommit) -> str:
 
 
 def _saved(saved: int | None) -> tuple[str, str]:
-    """What is saved, and what to do now, in words."""
+    """Return what is saved, and what to do now, in words."""
     if saved is None:
         return "none is saved", "start again"
     return f"the last checkpoint is of step {saved}", "go on from there"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where notices come from: clouds that take a machine away, and an operator's file.
+"""Looks for notices: of clouds that take a machine away, and in an operator's file.
 
-Owns the table of clouds, how each one's metadata server is asked, and the file. Does
-not own the thread that looks (`notices.py`), nor what is done about a notice
+Owns the table of clouds, the requests to each one's metadata server, and the file. Does
+not own the thread that looks (`notices.py`), nor the reaction to a notice
 (`training/session.py`, `training/loop.py`).
 """
 
@@ -34,9 +34,10 @@ _AZURE_ENDS = {"Preempt", "Terminate", "Redeploy", "Reboot"}  # Freeze lasts sec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """In `grace_s` this machine goes; or, from an operator, `node`, None: all.
+    """The machine of `node` goes in `grace_s`.
 
-    `source` names who says so, for people.
+    Without a `node` it is this machine or, if an operator asks, all of them. `source`
+    names the sender, for users.
     """
 
     source: str
@@ -52,8 +53,8 @@ Looks = Iterator[Notice | None]
 class Cloud:
     """A cloud whose metadata server says when a machine goes.
 
-    `variable` is that by which its own libraries take another `address`; `look` asks
-    the server there, every `every_s`.
+    The cloud's own libraries read another `address` from the environment `variable`.
+    `look` asks the server there, every `every_s`.
     """
 
     variable: str
@@ -65,7 +66,7 @@ class Cloud:
 def clouds(environment: Mapping[str, str]) -> dict[Looks, float]:
     """Return the looks at all clouds, with the seconds between them.
 
-    Warns of a server that the environment names and that is not there.
+    Warns of a server that the environment names and that does not answer.
     """
     return {
         _looks(cloud, environment.get(cloud.variable)): cloud.every_s
@@ -100,7 +101,7 @@ def google_compute_engine(host: str) -> Looks:
 
 
 def aws(endpoint: str) -> Looks:
-    """Look for the action that is planned for a spot instance."""
+    """Look for an action that AWS plans for a spot instance."""
     latest = f"{endpoint.rstrip('/')}/latest"
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
     token = _ask("PUT", f"{latest}/api/token", lifetime)
@@ -125,7 +126,7 @@ def azure(endpoint: str) -> Looks:
     if not machine:
         return
     while True:
-        # whoever asks for the first time may wait for minutes, so for some answers
+        # the first answer may take minutes: until then requests time out
         events = f"{metadata}/scheduledevents?api-version=2020-07-01"
         answer = _ask("GET", events, headers)
         grace_s = _azure_grace_s(answer, machine)
@@ -158,12 +159,12 @@ CLOUDS: Mapping[str, Cloud] = {
 
 
 def operator(run_dir: Path) -> Looks:
-    """Look for the file that `ask_to_leave` writes; it is removed when it is read."""
+    """Look for the file that `ask_to_leave` writes; remove it when it is read."""
     path, taken = run_dir / REQUEST, run_dir / f".{REQUEST}.heard"
     while True:
         notice = None
         try:
-            path.replace(taken)  # before it is read: another may come meanwhile
+            path.replace(taken)  # before reading: another file may come meanwhile
             text = read_bytes(taken, what="request").decode(errors="replace")
             node = _node(text)
             taken.unlink()
@@ -185,7 +186,7 @@ def notices_of_workers(queue: SimpleQueue[Notice]) -> Looks:
 
 
 def ask_to_leave(run_dir: Path, node: str | None) -> Path:
-    """Ask the run to let go of a node, None: of all; return the file that says so."""
+    """Ask the run to let go of a node, None: of all; return the file written."""
     write_whole(run_dir / REQUEST, json.dumps({"node": node}) + "\n")
     return run_dir / REQUEST
 
@@ -209,9 +210,9 @@ def _spot_notice(text: str, date: str) -> Notice | None:
 
 
 def _grace_s(moment: Any, date: str) -> float:
-    """Seconds from the server's date, else from ours, until then: two minutes at most.
+    """Return the seconds until `moment` from the server's date, else from ours.
 
-    Our clock may be wrong, and AWS gives no more notice.
+    At most two minutes: our clock may be wrong, and AWS gives no more notice.
     """
     try:
         left = datetime.fromisoformat(moment) - _now(date)
@@ -222,9 +223,9 @@ def _grace_s(moment: Any, date: str) -> float:
 
 
 def _azure_grace_s(answer: "_Answer", machine: str) -> float:
-    """Seconds until the first event that ends this machine, infinity without one.
+    """Return the seconds until the first event that ends this machine, else infinity.
 
-    An event that has started, or names no time, leaves nothing.
+    An event that has started, or names no time, leaves none.
     """
     found = float("inf")
     events = _table(answer.text).get("Events")
@@ -243,14 +244,14 @@ def _azure_grace_s(answer: "_Answer", machine: str) -> float:
 
 
 def _now(date: str) -> datetime:
-    """What time it is by a server's date; by our clock, which may jump, without one."""
+    """Return the time by a server's date; without one, by our clock, which may jump."""
     with suppress(TypeError, ValueError):
         return parsedate_to_datetime(date)
     return datetime.now(UTC)
 
 
 def _table(text: str) -> dict[str, Any]:
-    """The JSON object in the text, an empty one if there is none."""
+    """Return the JSON object in the text, an empty one if there is none."""
     with suppress(ValueError):
         return found if isinstance(found := json_value(text), dict) else {}
     return {}
@@ -258,7 +259,7 @@ def _table(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """`status` is 0 where none came, `text` is empty but for status 200.
+    """An answer; `status` is 0 if none came, `text` is empty unless `status` is 200.
 
     `date` is when the server sent it, by its own clock.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What asks a run to stop, or to do without a machine that is about to be taken away.
+"""Receives requests to stop a run, or to do without a machine that will be taken away.
 
-Owns the thread that listens, and the handlers of SIGINT and SIGTERM while training goes
-on. Does not own where notices come from (`notice_sources.py`) nor what is done about
-them (`training/session.py`, `training/loop.py`).
+Owns the thread that listens, and the handlers of SIGINT and SIGTERM during training.
+Does not own the sources of notices (`notice_sources.py`) nor the reaction to them
+(`training/session.py`, `training/loop.py`).
 """
 
 import os
@@ -28,10 +28,10 @@ from hetjax.training.recovery.notice_sources import (
 
 
 class Watch:
-    """Within `with`, calls `on_notice` for each notice, from a thread of its own.
+    """Within `with`, calls `on_notice` for each notice, from a separate thread.
 
-    Listens to an operator where `run_dir` is given, and to `sources`, looks with the
-    seconds between them: those of `clouds` by default. None comes after `with`.
+    Listens to an operator if `run_dir` is given, and to `sources`: looks with the
+    seconds between them, by default those of `clouds`. No call comes after `with`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(PATIENCE_S)  # a name that is looked up may keep it longer
+        self._thread.join(PATIENCE_S)  # the look-up of a name may take it longer
 
     def _run(self) -> None:
         due_s = dict.fromkeys(self._every_s, 0.0)
@@ -75,8 +75,8 @@ _RECOVERING = 1 / 3  # share of the grace that a recovery may still take
 class StopRequest:
     """Within `with`, the first SIGINT or SIGTERM sets `reason`.
 
-    A second SIGINT does what one did before `with`. `grace_s` is how long the machine
-    stays after the notice that came first, None if nobody said.
+    A second SIGINT does what SIGINT did before `with`. `grace_s` is how long the
+    machine stays after the first notice, None if that is unknown.
     """
 
     def __init__(self) -> None:
@@ -96,14 +96,17 @@ class StopRequest:
 
     @property
     def leaves_no_time(self) -> bool:
-        """Whether what goes on now must be given up, so that the end comes in time."""
+        """Whether the run must abandon what it is doing, to end in time."""
         if self.reason is None or self.grace_s is None:
             return False
         return time.monotonic() - self._noticed_s > _RECOVERING * self.grace_s
 
     @contextmanager
     def after(self, hours: float, since_s: float) -> Iterator[None]:
-        """Within it, set `reason` at so many hours from `since_s` by the counter."""
+        """Within `with`, set `reason` when `hours` have passed since `since_s`.
+
+        `since_s` is a time of `time.perf_counter`.
+        """
         left_s = since_s + 3600 * hours - time.perf_counter()
         timer = threading.Timer(left_s, self._ask, (f"--max-hours {hours:g}",))
         timer.daemon = True
@@ -114,14 +117,17 @@ class StopRequest:
             timer.cancel()
 
     def on_notice(self, notice: Notice) -> None:
-        """Called by another thread: this machine is about to be taken away."""
+        """Note that this machine will be taken away; called by another thread."""
         if self.reason is None:
             self._noticed_s, self.grace_s = time.monotonic(), notice.grace_s
             self.reason = notice.source
             say_at_once(f"{notice.source}: saving after this step")
 
     def _ask(self, reason: str) -> None:
-        """Called by another thread: this machine stays, and there is no hurry."""
+        """Note a reason to stop without hurry, as this machine stays.
+
+        Called by another thread.
+        """
         if self.reason is None:
             self.reason = reason
             say_at_once(f"{reason}: saving after this step")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recovery did and cost, and when there is to be none.
+"""Defines what a recovery did and cost, and when a run gives up instead.
 
-Owns these values, and the rule what to do about a lost worker, a function of the losses
-so far. Does not own recovering (`driver.py`) nor recording it (`training/recorder.py`).
+Owns these values, and the rule for a lost worker, a function of the losses so far. Does
+not own the recovery itself (`driver.py`) nor its record (`training/recorder.py`).
 """
 
 import time
@@ -17,7 +17,7 @@ from hetjax.runtime.control.recovery_decisions import Restored
 
 
 class RolledBack(Exception):
-    """State of later steps is lost: the run goes on from `step`."""
+    """The state of later steps is lost: the run continues from `step`."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"back to step {step}")
@@ -25,7 +25,7 @@ class RolledBack(Exception):
 
 
 def state_lost(saved: int | None) -> RunFailed:
-    """A run of whose state too little is left anywhere."""
+    """Return the error for a run whose state is no longer complete anywhere."""
     newest = "none" if saved is None else f"step {saved}"
     return RunFailed(
         got="no whole copy of the state: workers that are left, disks and the store do "
@@ -38,15 +38,15 @@ def state_lost(saved: int | None) -> RunFailed:
 
 
 class GivenUp(Exception):
-    """There is no time to recover: what is left is the newest checkpoint."""
+    """There is no time to recover: only the newest checkpoint remains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovered:
-    """What a change has cost; `seconds` by what they went into, `tier_s` by tier.
+    """What a change has cost: `seconds` by phase, `tier_s` by tier.
 
-    `gone` are the workers that were started anew. `plan` is there if it is another one
-    than before, for this `cluster`, which may be left out otherwise.
+    `gone` are the workers that were restarted. `plan` is None unless it has changed;
+    if it has, it is for this `cluster`, which may be None otherwise.
     """
 
     reason: str
@@ -62,7 +62,7 @@ class Recovered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rerouted:
-    """Others have the samples of these `replicas` from now on, after `step` steps."""
+    """From now on, after `step` steps, others train on the samples of `replicas`."""
 
     reason: str
     replicas: Sequence[int]
@@ -80,7 +80,7 @@ def recovered(
     plan: Plan | None = None,
     gone: frozenset[str] = frozenset(),
 ) -> Recovered:
-    """What a change has cost that led to this state."""
+    """Return the cost of a change that led to this restored state."""
     return Recovered(
         reason=reason,
         plan=plan,
@@ -96,13 +96,13 @@ def recovered(
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds by phase, one after the other."""
+    """Seconds by phase; phases follow one another."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _since_s: float = field(default_factory=time.perf_counter)
 
     def lap(self, phase: str) -> None:
-        """Count the time since the last call to this phase."""
+        """Count the time since the last call as time of this phase."""
         now_s = time.perf_counter()
         spent_s = now_s - self._since_s
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent_s
@@ -110,7 +110,7 @@ class Clock:
 
 
 def difference(before: Cluster, now: Cluster) -> str:
-    """What is other about the nodes, in words; nothing, where a run moves by itself."""
+    """Return in words how the clusters differ; if equal, that the plan has changed."""
     if before == now:
         return "moved to another plan"
     were, are = ({node.name for node in c.nodes} for c in (before, now))
@@ -120,7 +120,7 @@ def difference(before: Cluster, now: Cluster) -> str:
 
 
 def nodes_used(cluster: Cluster, plan: Plan) -> list[Node]:
-    """The nodes of the cluster that the plan has stages on."""
+    """Return the nodes of the cluster that the plan has stages on."""
     names = plan.nodes
     return [node for node in cluster.nodes if node.name in names]
 
@@ -140,12 +140,12 @@ class Losses:
         return Losses({**self.by_node, node: self.by_node.get(node, 0) + 1})
 
     def without(self, node: str) -> "Losses":
-        """The node has left: what it lost counts no more."""
+        """Return the losses without those of a node that has left."""
         return Losses({name: n for name, n in self.by_node.items() if name != node})
 
 
 def left_out(node: str, reason: str) -> str:
-    """What is said of a node that is lost again and again."""
+    """Return the warning about a node that is lost again and again."""
     return (
         f"node {node} was lost {MOST_OF_A_NODE} times without a step between: "
         f"going on without it ({reason})"
@@ -153,7 +153,7 @@ def left_out(node: str, reason: str) -> str:
 
 
 def verdict(losses: Losses, node: str, recovers: bool) -> Verdict:
-    """What follows from the last of these losses, which was of this node."""
+    """Return what to do about the last of these losses, which was of this node."""
     if not recovers or sum(losses.by_node.values()) > MOST_LOSSES:
         return "give up"
     if losses.by_node[node] == MOST_OF_A_NODE:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a run goes back to its newest checkpoint, and when it does not any more.
+"""Defines why a run rolls back to its newest checkpoint, and when it gives up instead.
 
-Owns the reasons, and the rule what to do about one, a function of what was gone back
-for before. Does not own where they are found nor the going back (`loop.py`).
+Owns the reasons, and the rule for the next one, a function of the past rollbacks. Does
+not own their detection nor the rollback itself (`loop.py`).
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,15 @@ from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.training.recovery.not_finite import diverged
 from hetjax.training.settings.config import RunConfig
 
-_MOST_UNNAMED = 3  # times that nobody knows who it is
-_MOST_SPIKES = 3  # times to the same checkpoint
+_MOST_UNNAMED = 3  # equal disagreements with unknown nodes
+_MOST_SPIKES = 3  # spikes after the same checkpoint
 
 
 class RollbackNeeded(Exception):
-    """The state after `step` is not to be gone on with: `got` says why, `name` is that
-    of the event; `nodes` are to blame, if that is known."""
+    """The run must not continue from the state after `step`.
+
+    `got` says why, `name` is the event's name; `nodes` are to blame, if that is known.
+    """
 
     name = "not-finite"
 
@@ -48,7 +50,7 @@ class Spiked(RollbackNeeded):
 
 @dataclass(frozen=True, slots=True)
 class PastRollback:
-    """What was gone back for before: the reason, whom it named, and to which step."""
+    """A past rollback: its reason, the nodes that it named, and the step it went to."""
 
     why: str
     nodes: tuple[str, ...]
@@ -59,10 +61,10 @@ Verdict = Literal["go back", "leave the nodes", "give up"]
 
 
 def verdict(before: Sequence[PastRollback], now: PastRollback) -> Verdict:
-    """What to do about it: the same again without a newer checkpoint is no chance.
+    """Return what to do: the same again, without a newer checkpoint, is not chance.
 
-    A node that is named twice is left out. Where nobody is named, a third time ends
-    the run, and so do spikes.
+    Nodes that are named twice are left out. If no node is named, the third time ends
+    the run. So does a third spike.
     """
     times = 1 + before.count(now)
     if now.why == Disagreed.name and now.nodes:
@@ -72,7 +74,7 @@ def verdict(before: Sequence[PastRollback], now: PastRollback) -> Verdict:
 
 
 class Rollbacks:
-    """What a run has gone back for, and what follows from it."""
+    """The past rollbacks of a run, and what to do about the next one."""
 
     def __init__(self) -> None:
         self._before: list[PastRollback] = []
@@ -81,9 +83,9 @@ class Rollbacks:
     def judge(
         self, bad: RollbackNeeded, kept: int | None, config: RunConfig
     ) -> Verdict:
-        """What to do about it, with the newest checkpoint that is `kept`.
+        """Return what to do about `bad`; `kept` is the step of the newest checkpoint.
 
-        Raises RunFailed where going back would not help.
+        Raises RunFailed if a rollback would not help.
         """
         if isinstance(bad, NotFinite):
             self._check_was_chance(bad, kept, config)
@@ -99,7 +101,10 @@ class Rollbacks:
     def _check_was_chance(
         self, bad: NotFinite, kept: int | None, config: RunConfig
     ) -> None:
-        """It was not if it comes again, at the same step or before."""
+        """Raise RunFailed if bad numbers come again, at the same step or before.
+
+        Raise it also if no checkpoint is `kept`.
+        """
         if kept is None:
             raise diverged(bad.got, config, kept)
         if bad.step <= self._bad_step:
@@ -108,7 +113,7 @@ class Rollbacks:
 
 
 def disagreed(step: int, found: Sequence[Disagreement], plan: Plan) -> Disagreed:
-    """What the digests of the state after this step say, in words."""
+    """Return the exception for the disagreements found in the state after this step."""
     nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
     odd = {nodes[stage] for each in found for stage in each.odd}
     holders = sorted({nodes[stage] for each in found for stage in each.holders})
@@ -122,7 +127,7 @@ def disagreed(step: int, found: Sequence[Disagreement], plan: Plan) -> Disagreed
 
 
 def keeps_disagreeing(bad: RollbackNeeded, saved: int | None) -> RunFailed:
-    """A run whose replicas differ again and again."""
+    """Return the error for a run whose replicas differ again and again."""
     state = f"the last checkpoint is of step {saved}" if saved else "none is saved"
     who = ", ".join(bad.nodes) or "the nodes named"
     return RunFailed(
@@ -135,7 +140,7 @@ def keeps_disagreeing(bad: RollbackNeeded, saved: int | None) -> RunFailed:
 
 
 def keeps_spiking(bad: RollbackNeeded, saved: int | None) -> RunFailed:
-    """A run whose loss spikes again and again from the same checkpoint."""
+    """Return the error for repeated spikes after the same checkpoint."""
     return RunFailed(
         got=f"{bad.got}, again after going back to step {saved}",
         allowed="a spike now and then, whose batches are left out",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for what is likely to happen next, made and compiled while the run trains.
+"""Keeps plans for likely changes of the cluster, made while the run trains.
 
-Owns which clusters are likely (this one without one of its nodes), when it is time to
-plan for them, and the plans that have been found, also for a node that is to leave.
-Does not own planning itself (`training/layout/plan_choice.py`), where it is done ahead
-(`training/layout/planning_process.py`), nor who compiles
+Owns which clusters are likely (this one without one of its nodes), when to plan for
+them, and the plans found so far, also for a node that is about to leave. Does not own
+planning itself (`training/layout/plan_choice.py`), the process that plans ahead
+(`training/layout/planning_process.py`), nor compiling
 (`hetjax/runtime/worker/serving.py`).
 """
 
@@ -26,21 +26,21 @@ Replan = Callable[[Cluster, Plan], Plan]
 
 
 class Look(Protocol):
-    """Plans for some clusters, made elsewhere."""
+    """Planning for some clusters, done elsewhere."""
 
     def found(self) -> list[tuple[Cluster, Plan]]:
-        """What has been planned since the last call; returns at once."""
+        """Return the plans since the last call, without waiting."""
         ...
 
     def close(self) -> None:
-        """Give up what is not planned yet."""
+        """Abandon what is not planned yet."""
         ...
 
 
 class StandbyPlans:
-    """Looks ahead `after_s` seconds after each change; never if that is 0.
+    """Plans ahead `after_s` seconds after each change; never if that is 0.
 
-    `look` begins to plan for clusters in place of a plan.
+    `look` starts to plan for clusters, in place of a current plan.
     """
 
     def __init__(
@@ -51,14 +51,16 @@ class StandbyPlans:
     ) -> None:
         self._replan, self._begin, self._after_s = replan, look, after_s
         self._plans: dict[tuple[Cluster, Plan], Future[Plan]] = {}
-        self._lock = threading.Lock()  # a node that leaves is planned for by a thread
+        self._lock = threading.Lock()  # another thread plans for a node that leaves
         self._now: tuple[Cluster, Plan] | None = None
         self._since_s, self._has_begun = 0.0, False
         self._look: Look | None = None
 
     def plan(self, cluster: Cluster, current: Plan) -> Plan:
-        """The plan for this cluster: the one that was foreseen or made before, else a
-        new one. May be called from any thread; no plan is made twice."""
+        """Return the plan for this cluster: one that was made before, else a new one.
+
+        May be called from any thread; no plan is made twice.
+        """
         key, made = (cluster, current), Future[Plan]()
         with self._lock:
             known = self._plans.setdefault(key, made)
@@ -66,12 +68,12 @@ class StandbyPlans:
             try:
                 made.set_result(self._replan(cluster, current))
             except BaseException as error:
-                self._plans.pop(key, None)  # not kept: another time it may be found
+                self._plans.pop(key, None)  # not kept: the next try may succeed
                 made.set_exception(error)
         return known.result()
 
     def found(self, cluster: Cluster, plan: Plan) -> list[tuple[Cluster, Plan]]:
-        """What has been foreseen from here and was not reported yet."""
+        """Return the plans made ahead for this state that were not returned before."""
         if (cluster, plan) != self._now:
             self.close()
             self._now, self._since_s = (cluster, plan), time.monotonic()
@@ -92,14 +94,14 @@ class StandbyPlans:
         return fresh
 
     def forget(self) -> None:
-        """Plan anew, whatever is known: costs have changed."""
+        """Discard all plans: costs have changed."""
         self.close()
         with self._lock:
             self._plans = {}
         self._now = None
 
     def close(self) -> None:
-        """Look no further."""
+        """Stop planning ahead."""
         if self._look is not None:
             self._look.close()
             self._look = None
@@ -114,18 +116,21 @@ def _done(plan: Plan) -> Future[Plan]:
 def plan_or_warn(
     replan: Replan, cluster: Cluster, current: Plan, then: str = ""
 ) -> Plan | None:
-    """The plan for this cluster; None, with a warning that ends in `then`, if none."""
+    """Return the plan for this cluster.
+
+    If there is none, return None and warn; the warning ends in `then`.
+    """
     try:
         return replan(cluster, current)
     except (BadInput, NoFeasiblePlan) as none:
         names = ", ".join(node.name for node in cluster.nodes)
-        # a place of whoever asked: Python shows a warning once for each place
+        # at the caller's line: Python shows a warning once for each line
         warnings.warn(f"no plan for {names} alone ({none.got}){then}", stacklevel=3)
         return None
 
 
 def likely(cluster: Cluster, plan: Plan) -> Sequence[Cluster]:
-    """The cluster without one of the nodes that the plan uses, spot nodes first."""
+    """Return one cluster per node of the plan, without that node; spot nodes first."""
     nodes = nodes_used(cluster, plan)
     if len(cluster.nodes) == 1 or any(node.hosts > 1 for node in cluster.nodes):
         return []  # hosts of one node compile together, or not at all

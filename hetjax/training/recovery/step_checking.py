@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each step of a run is checked for, and which steps are left out.
+"""Decides what each step of a run is checked for, and which steps are left out.
 
-Owns the rule for spikes, a function of the last losses, and what is left out since a
-spike. Does not own the checks themselves (`hetjax/runtime/execution/`) nor what follows
-from them (`hetjax/training/loop.py`).
+Owns the rule for spikes, a function of the last losses, and the steps that are left out
+after a spike. Does not own the checks themselves (`hetjax/runtime/execution/`) nor what
+follows from them (`hetjax/training/loop.py`).
 """
 
 import math
@@ -18,15 +18,15 @@ from hetjax.runtime.execution.commit import StepCommit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeRule:
-    """`factor` times the median of the last `window` losses is no spike yet."""
+    """A loss is a spike above `factor` times the median of the last `window` losses."""
 
     factor: float
     window: int
 
     def most(self, losses: Sequence[float]) -> float | None:
-        """The largest loss that is none after these, oldest first.
+        """Return the largest loss that is no spike after these losses, oldest first.
 
-        None while there are fewer than half a window: nobody knows what is usual.
+        None while there are fewer than half a window: these do not show what is usual.
         """
         recent = losses[-self.window :]
         if 2 * len(recent) < self.window:
@@ -35,10 +35,10 @@ class SpikeRule:
 
 
 class StepChecking:
-    """The checks of a run whose `losses` by step, counted from 0, are known so far.
+    """The checks of a run; `losses` are those known so far, by step counted from 0.
 
-    Holders compare digests at every step of a number that `digest_every` divides and at
-    the last one before a save, `save_every`; never if `digest_every` is 0.
+    Holders compare digests at every step whose number `digest_every` divides, and at
+    the last step before a save (`save_every`); never if `digest_every` is 0.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class StepChecking:
 
     @property
     def compares(self) -> bool:
-        """Whether holders compare what they have."""
+        """Whether holders of the same layers compare their state."""
         return bool(self._digest_every)
 
     def checks(self, step: int) -> StepChecks:
-        """What this step is checked for, counted from 0."""
+        """Return what this step, counted from 0, is checked for."""
         before = [self._losses[s] for s in sorted(self._losses) if s < step]
         return StepChecks(
             most_loss=self._rule.most(before),
@@ -76,14 +76,14 @@ class StepChecking:
         return is_saved or step % self._digest_every == 0
 
     def on_step(self, step: int, commit: StepCommit) -> None:
-        """Follow a committed step; one that changed nothing says nothing of losses."""
+        """Keep the loss of a committed step, unless the step changed nothing."""
         if not commit.is_skipped and math.isfinite(commit.loss()):
             self._losses[step] = commit.loss()
         for old in [s for s in self._losses if s < step - self._rule.window]:
             del self._losses[old]
 
     def on_restored(self, restored: Restored) -> None:
-        """Forget what came after a state to go on from."""
+        """Forget the losses of steps after a restored state."""
         self._losses = {s: x for s, x in self._losses.items() if s < restored.step}
 
     def leave_out(self, steps: range) -> None:

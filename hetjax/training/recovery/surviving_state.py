@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a run's state: in memory, on disks, in the store.
+"""Finds the parts of a run's state that survived: in memory, on disks, in the store.
 
-Owns where is looked for it, which depends on the kind of recovery, and that nothing of
-another run is among it, and which newcomers cannot stay as their disk is another run's.
-Does not own asking (`hetjax/runtime/control/recovery.py`),
-which run this is (`hetjax/training/directory/identity.py`), nor what is done with it
+Owns which of these places to search (the kind of recovery decides), the check that no
+part belongs to another run, and the refusal of newcomers whose disk holds another run.
+Does not own the requests to workers (`hetjax/runtime/control/recovery.py`), the run's
+identity (`hetjax/training/directory/identity.py`), nor the use of the parts
 (`driver.py`).
 """
 
@@ -25,10 +25,10 @@ from hetjax.training.recovery.driver_config import DriverConfig
 
 
 class SurvivingState:
-    """The parts of the run's saves that workers of the controller, or the store, have.
+    """The parts of the run's saves that the controller's workers, or the store, have.
 
-    `storage` is where they are, of the run that this is found to be. `leave` lets the
-    run go on without a node; False if it cannot.
+    `storage` is where they are, with the run's identity once that is known. `leave`
+    lets the run go on without a node; it returns False if the run cannot.
     """
 
     def __init__(
@@ -43,26 +43,29 @@ class SurvivingState:
         return self._storage.apart() if self.places() else self._storage
 
     def places(self) -> dict[str, str]:
-        """By worker the folder of those who do not see the run's directory."""
+        """Return the folder of each worker that does not see the run's directory."""
         return {worker: place for worker, place in self._places.items() if place}
 
     def held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
-        """In memory and on the disks of these workers; memory is kept from now on."""
+        """Return the parts in memory and on disks of these workers.
+
+        The workers hold their memory's state from now on.
+        """
         if self._config.recovery == "cloud-only":
             return []
         return [*recovery.in_memory(self._controller, workers), *self.on_disk(workers)]
 
     def on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
-        """On the disks of these workers; nothing where the store alone counts."""
+        """Return the parts on these workers' disks; none if only the store counts."""
         if self._config.recovery == "cloud-only":
             return []
         return [one for one in self._on_disk(workers) if self._is_ours(one)]
 
     def joining(self, workers: Sequence[str]) -> list[PartialSnapshot]:
-        """On the disks of workers that come to a run that goes on.
+        """Return the parts on the disks of workers that join a run under way.
 
-        It goes on without the node of one whose disk another run uses or has saved on,
-        with a warning; raises BadInput if it cannot.
+        If another run uses a worker's disk, or has saved on it, warn and go on without
+        the worker's node. Raises BadInput if the run cannot.
         """
         self._unasked -= {*workers}
         before = self.places()
@@ -82,27 +85,27 @@ class SurvivingState:
         return [one for one in kept if self._is_ours(one)]
 
     def found(self) -> list[PartialSnapshot]:
-        """What an earlier start has left on disks and in the store.
+        """Return what an earlier start has left on disks and in the store.
 
-        Settles which run this is; raises BadInput where that is not clear.
+        Determine which run this is. Raises BadInput if that is ambiguous.
         """
         stored = in_store(self.storage.store(), self.storage.key())
         held = self._on_disk(self._controller.workers)
         run = self._config.context.identify([*held, *stored])
         if run is not None and run != self.storage.run:
             self._storage = replace(self._storage, run=run)
-            held = self._on_disk(self._controller.workers)  # they read its saves alone
+            held = self._on_disk(self._controller.workers)  # now of this run alone
             self._controller.new_attempts.begin(run.after + self.storage.number)
         self._config.context.on_places(self.places(), self.storage)
         if self._config.recovery == "cloud-only":
-            held = []  # they were asked whose they are, and to keep others out
+            held = []  # needed only to identify the run and to refuse others
         return [one for one in (*held, *stored) if self._is_ours(one)]
 
     def _asked(
         self, workers: Sequence[str]
     ) -> tuple[list[PartialSnapshot], dict[str, BadInput]]:
-        """What these workers have, and why some do not say so, by worker."""
-        with suppress(BadInput):  # then each by itself, to see whose it is
+        """Return what these workers have, and the errors of the others, by worker."""
+        with suppress(BadInput):  # then ask each alone, to see which one has an error
             return self._on_disk(workers), {}
         found, refused = list[PartialSnapshot](), dict[str, BadInput]()
         for worker in workers:

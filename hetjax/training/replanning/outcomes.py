@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of another plan: that it would gain, and what a move has gained.
+"""Describes the outcomes of replanning: what a plan would gain, what a move has gained.
 
-Owns the words and what stands in `events.jsonl`. Does not own when they are due
+Owns the messages and the values in `events.jsonl`. Does not own when they are due
 (`replanning.py`).
 """
 
@@ -20,8 +20,7 @@ Verdict = Literal["stay", "say", "move"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanWeighed:
-    """Another plan `to` was weighed against that of now; where it is `kept`, if it
-    is."""
+    """Another plan `to` was weighed against the current; `kept` is its file, if any."""
 
     name = "weighed"
     step: int
@@ -46,7 +45,7 @@ class PlanWeighed:
         }
 
     def __str__(self) -> str:
-        """One line; nothing where the run stays."""
+        """Return one line; an empty string if the run stays."""
         move = self.move
         gain, cost = move.gain.as_factor(), f"about {move.cost_s.median:.0f} s"
         steps = f"the next {move.num_steps:,} steps"
@@ -63,7 +62,7 @@ class PlanWeighed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveMeasured:
-    """What a move has gained and taken, beside what was predicted of it."""
+    """What a move has gained and cost, beside what was predicted."""
 
     name = "moved"
     step: int
@@ -100,5 +99,5 @@ Outcome = PlanWeighed | MoveMeasured
 
 
 def _rounded(interval: CredibleInterval) -> list[float]:
-    """Low, median and high."""
+    """Return low, median and high."""
     return [round(x, 4) for x in (interval.low, interval.median, interval.high)]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that corrects itself: when something has become slow, or is as before again,
-another plan is weighed, and the run says so or moves.
+"""Lets a run report another plan, or move to it, when something has become slow.
 
-Owns when a plan is weighed, what a move is taken to cost and how long it has to pay,
-and what is measured after it. A plan is weighed once for each thing that was found, and
-after a move only what is found from then on counts. Does not own the odds
-(`costs/certainty/worth_moving.py`), the weighing (`weighing.py`), the words
-(`outcomes.py`) nor the move (`training/recovery/driver.py`).
+The same holds when something slow is as before again. Owns when a plan is weighed, the
+assumed cost of a move, how long it has to pay off, and what is measured after it. A
+plan is weighed once for each finding, and after a move only later findings count. Does
+not own the odds (`costs/certainty/worth_moving.py`), the weighing (`weighing.py`), the
+messages (`outcomes.py`) nor the move (`training/recovery/driver.py`).
 """
 
 from collections import deque
@@ -31,10 +30,11 @@ from hetjax.training.replanning.outcomes import (
 )
 from hetjax.training.replanning.weighing import Errors, Weighed
 
-_KEPT, NUM_MEASURED = 64, 16  # steps before a move, and after it
-# of the logarithm of what a move costs: as a former move of the run, or as its start
+_KEPT, NUM_MEASURED = 64, 16  # steps that count before a move, and after it
+# Standard deviations of the logarithm of a move's cost, which is estimated by a former
+# move of the run, or by its start
 _LIKE_A_MOVE, _LIKE_THE_START = 0.2, 0.4
-_LEAST_S = 1.0  # of a move, where a start took no time
+_LEAST_S = 1.0  # of a move, if the start took no time
 _LONGEST_S = 30 * 86400.0
 
 
@@ -42,11 +42,11 @@ class Weighing(Protocol):
     """A plan that is being weighed elsewhere."""
 
     def found(self) -> Weighed | None:
-        """It, once there is one that is better; returns at once."""
+        """Return a better plan once it is found, else None, without waiting."""
         ...
 
     def close(self) -> None:
-        """Give it up."""
+        """Abandon the weighing."""
         ...
 
 
@@ -59,7 +59,7 @@ class Replanning:
 
     `move_to` asks the driver for a move, or with None withdraws the request. Without it
     the run only prints a line, and `keep` writes the plan to a file. The start took
-    `start_s` to make its programs ready.
+    `start_s` to prepare its programs.
     """
 
     weighs: Begin | None = None
@@ -70,11 +70,11 @@ class Replanning:
     _steps: deque[tuple[int, float]] = field(
         default_factory=lambda: deque[tuple[int, float]](maxlen=_KEPT)
     )
-    _num_cold: int = 0  # steps to come that are not like others
+    _num_cold: int = 0  # coming steps whose times are unusual
     _errors: dict[str, float] = field(default_factory=dict)
-    _since: int = 0  # from which step on steps are as they are now
+    _since: int = 0  # the first step at the present speed
     _weighing: Weighing | None = None
-    _asked: tuple[PlanWeighed, Sequence[float]] | None = None  # a move, steps before it
+    _asked: tuple[PlanWeighed, Sequence[float]] | None = None  # with times before it
     _measuring: tuple[PlanWeighed, Sequence[float], float] | None = None
     _pauses_s: list[float] = field(default_factory=list)
     _moved_at: int | None = None
@@ -93,8 +93,10 @@ class Replanning:
         found: Sequence[Slowdown] = (),
         slow: Slowness | None = None,
     ) -> list[Outcome]:
-        """Take a step, what was found with it, and what is slow since; say what is
-        clear by now. `num_left` steps are to come."""
+        """Take a step, what was found with it, and what is slow since.
+
+        Return the outcomes that are clear now. `num_left` steps are to come.
+        """
         if self.weighs is None:
             return []
         if self._num_cold:
@@ -109,7 +111,7 @@ class Replanning:
     def _weigh(
         self, evidence: Sequence[Slowdown], slow: Slowness, num_left: int
     ) -> None:
-        """Begin to weigh, with what is known now; earlier answers count no more."""
+        """Start to weigh with what is known now; discard earlier weighing."""
         assert self.weighs is not None and self._now is not None
         self.close()
         self._since = max(finding.since for finding in evidence)
@@ -122,11 +124,11 @@ class Replanning:
         return [time_s for at, time_s in self._steps if at >= self._since]
 
     def _step_s(self) -> float:
-        """What a step takes since something has changed."""
+        """Return the median step time since something has changed."""
         return median(self._times_s() or [time_s for _, time_s in self._steps] or [0.0])
 
     def _decided(self, step: int, num_left: int) -> list[Outcome]:
-        """Say, or move, once the other plan is there."""
+        """Return the verdict once the other plan is there; request a move if due."""
         weighed = self._weighing.found() if self._weighing else None
         if weighed is None or self._now is None:
             return []
@@ -155,24 +157,27 @@ class Replanning:
         return [outcome]
 
     def _num_steps(self, step: int, num_left: int) -> int:
-        """How many steps a move has to pay within.
+        """Return the number of steps within which a move has to pay off.
 
-        The first has the rest of the run. What has changed since a move may change
-        again: the next one counts on no more steps than there were since that, so that
-        something that comes and goes costs no more than it gains.
+        The first move has the rest of the run. What has changed since a move may change
+        again. So the next move has no more steps than have passed since the last one:
+        something that comes and goes then costs no more than it gains.
         """
         if self._moved_at is None:
             return num_left
         return min(num_left, step - self._moved_at)
 
     def _cost_s(self, move_s: float) -> CredibleInterval:
-        """Of a move: what the last one took, or the start, and the bytes of now."""
+        """Return a move's cost: that of the last one, else of the start, and `move_s`.
+
+        `move_s` is the time of the bytes that this move sends.
+        """
         like_s = self._pauses_s[-1] if self._pauses_s else self.start_s
         sigma = _LIKE_A_MOVE if self._pauses_s else _LIKE_THE_START
         return lognormal(max(like_s, _LEAST_S) + move_s, sigma**2)
 
     def _measured(self, step: int) -> list[Outcome]:
-        """What the move has gained, once there are steps enough."""
+        """Return what the move has gained, once there are enough steps."""
         if self._measuring is None or len(self._steps) < NUM_MEASURED:
             return []
         (asked, before_s, pause_s), self._measuring = self._measuring, None
@@ -186,7 +191,7 @@ class Replanning:
         ]
 
     def on_recovery(self, what: Recovered | Rerouted) -> None:
-        """Follow a change of plan, whether we have asked for it or not."""
+        """Follow a change of plan, whether it was requested here or not."""
         self._num_cold = NUM_COLD
         if isinstance(what, Rerouted) or what.plan is None or what.cluster is None:
             if isinstance(what, Rerouted):
@@ -200,7 +205,7 @@ class Replanning:
             self._moved_at = what.step
 
     def close(self) -> None:
-        """Weigh no further, and take back what was asked for."""
+        """Stop weighing, and withdraw a requested move."""
         if self._weighing is not None:
             self._weighing.close()
             self._weighing = None

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another plan for a run of which something has become slow, beside the plan of now.
+"""Weighs another plan against the current one for a run in which something is slow.
 
-Owns how much faster it is predicted to be, and how sure that is: what both plans depend
-on alike cancels, what is not sure of the slow counts as far as the plans depend on it.
-Does not own the search (`planner/search/replan.py`), who asks (`weighing_process.py`)
-nor whether to move (`costs/certainty/worth_moving.py`).
+Owns how much faster it is predicted to be, and how certain that is. Errors that affect
+both plans alike cancel. The error of a slow node's factor counts as far as the two
+plans depend on it differently. Does not own the search (`planner/search/replan.py`),
+the requests (`weighing_process.py`) nor whether to move
+(`costs/certainty/worth_moving.py`).
 """
 
 import math
@@ -23,21 +24,24 @@ from hetjax.training.layout.plan_choice import searched_again
 from hetjax.training.observers.step_comparison import predict_at
 from hetjax.training.settings.config import RunConfig
 
-# of the logarithm of a factor: what is slow at its work of now is so at other work, but
-# not as exactly, a memory that is throttled at products say
+# Error of the logarithm of a factor: a node that is slow at its present work is as slow
+# at other work, but not exactly, for example a throttled memory at matrix products
 OTHER_WORK = 0.05
-# of the logarithm of a ratio, where all that is modelled cancels: two runs of ours
+# Error of the logarithm of a ratio in which all that is modelled cancels: from two runs
+# of ours
 NOT_MODELLED = 0.03
-_STEP = 1.25  # factors are varied so much
+_STEP = 1.25  # by which factors are varied
 
 Errors = Mapping[str, float]  # of the logarithms of slow nodes' factors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weighed:
-    """The best other `plan`: steps of now take `gain` times as long as its steps, of
-    which `present_s` and `other_s` are the predictions, and it takes `move_s` until
-    state is where it belongs."""
+    """The best other `plan`: current steps take `gain` times as long as its steps.
+
+    `present_s` and `other_s` are the two predicted step times. After `move_s` the state
+    is where the plan needs it.
+    """
 
     plan: Plan
     gain: CredibleInterval
@@ -55,9 +59,10 @@ def weigh(
     errors: Errors,
     horizon_s: float,
 ) -> Weighed | None:
-    """Search for another plan, and say how it compares; None if there is no better one.
+    """Search for another plan; return how it compares, or None if it is no better.
 
-    Planner even looks at no speed. BadInput and NoFeasiblePlan as for any prediction.
+    None for planner even, which ignores speeds. Raises BadInput and NoFeasiblePlan as
+    any prediction does.
     """
     if config.planner == "even":
         return None
@@ -80,7 +85,7 @@ def weigh(
 
 
 class _Weighing:
-    """A plan's step on a cluster of which something is slow."""
+    """A plan's predicted step on a cluster in which something is slow."""
 
     def __init__(
         self,
@@ -101,7 +106,7 @@ class _Weighing:
         return self._predicted.simulation.step_time_s
 
     def slope(self, node: str, factor: float) -> float:
-        """d log(time) / d log(factor) of a node that is slow."""
+        """Return d log(time) / d log(factor) of a node that is slow."""
         slow_s, fast_s = (
             self._on({**dict(self._slow.nodes), node: factor * by})
             for by in (_STEP, 1 / _STEP)

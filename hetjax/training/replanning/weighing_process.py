@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that weighs another plan against the one of now, while the run trains.
+"""Weighs, in a separate process, another plan against the current one during a run.
 
-Owns what it is asked and answers. Does not own the process (`layout/background.py`) nor
+Owns its request and its answer. Does not own the process (`layout/background.py`) nor
 the weighing (`weighing.py`). Controllers start it (`python -m
 hetjax.training.replanning.weighing_process`); it is not meant to be typed.
 """
@@ -24,7 +24,7 @@ from hetjax.training.settings.values import config_values
 
 
 class WeighingProcess:
-    """Weighs once; `found` gives the answer when it is there."""
+    """Weighs once; `found` returns the answer when it is there."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class WeighingProcess:
         return self._process.has_ended
 
     def found(self) -> Weighed | None:
-        """The other plan, once there is one; returns at once."""
+        """Return the other plan once there is one, else None, without waiting."""
         for answer in self._process.found():
             return Weighed(
                 plan=parse_plan(answer["plan"]),

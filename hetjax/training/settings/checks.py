@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings of a run there may be, each by itself and beside the others.
+"""Checks which settings of a run are allowed, each by itself and beside the others.
 
 Does not own the settings (`config.py`).
 """
@@ -53,7 +53,7 @@ _RANGES = {
     "join.wait_s": Range(1, 1e6),
     "join.token_s": Range(1, 1e6),
 }
-_LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an example
+_LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # rule, text, example
     "optimizer.learning_rate": (lambda x: 0 < x <= 1e6, "0 < {} <= 1e+06", "3e-4"),
     "optimizer.clip_norm": (lambda x: x >= 1e-9, "{} >= 1e-09, inf too", "1.0"),
     "optimizer.ema": BETA,
@@ -73,7 +73,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise BadInput for the first setting that cannot be."""
+    """Raise BadInput for the first setting that is not allowed."""
     for problem in _problems(config):
         raise problem
     check_finetuning(config.train, config.lora)
@@ -85,7 +85,7 @@ def option(name: str) -> str:
 
 
 def as_options(settings: Mapping[str, Any]) -> str:
-    """Settings by name, as they are typed in a shell.
+    """Return settings by name, as they are typed in a shell.
 
     >>> as_options({"init": None, "evaluation.prompt": "Once upon"})
     "--init None --evaluation.prompt 'Once upon'"
@@ -96,7 +96,7 @@ def as_options(settings: Mapping[str, Any]) -> str:
 def _typed(name: str, value: object) -> str:
     words = value if isinstance(value, list | tuple) else [value]
     typed = shlex.join(map(str, words))
-    # a word with a dash before it would be taken for an option
+    # a word that starts with a dash would be read as an option
     return f"{option(name)}{'=' if str(value).startswith('-') else ' '}{typed}"
 
 
@@ -126,7 +126,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _hosts_problems(config: RunConfig) -> Iterator[BadInput]:
-    """A launcher that reads a file of hosts has one, others have no use for it."""
+    """Yield problems of --hosts: some launchers need it, others have no use for it."""
     readers = " or ".join(n for n, row in LAUNCHERS.items() if row.reads_hosts)
     if LAUNCHERS[config.launcher].reads_hosts and config.hosts is None:
         yield BadInput(
@@ -143,7 +143,7 @@ def _hosts_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _join_problems(config: RunConfig) -> Iterator[BadInput]:
-    """A launcher for which machines join has an address for them, others have none."""
+    """Yield problems of --join.address, which only launcher join needs and takes."""
     waits = LAUNCHERS[config.launcher].waits_for_joins
     if waits and config.join.address is None:
         yield BadInput(
@@ -163,7 +163,7 @@ def _join_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
-    """All that is taken from the store alone is what workers have lost."""
+    """Yield problems of cloud-only: it needs a store, and workers that may be lost."""
     if config.recovery != "cloud-only":
         return
     if not LAUNCHERS[config.launcher].has_worker_processes:
@@ -181,7 +181,7 @@ def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _reroute_problems(config: RunConfig) -> Iterator[BadInput]:
-    """Others can go on where there are others, who have the state."""
+    """Yield problems of --reroute, which needs other workers that have the state."""
     if config.reroute and not LAUNCHERS[config.launcher].has_worker_processes:
         yield BadInput(
             got="--reroute without workers that could be lost",
@@ -197,7 +197,7 @@ def _reroute_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
-    """Copies need other disks than a worker's own."""
+    """Yield problems of copies, which need disks other than a worker's own."""
     copies, local = config.checkpoint.copies or 1, config.checkpoint.local
     launcher = LAUNCHERS[config.launcher]
     one_disk = launcher.shares_disk and "{worker}" not in str(local)
@@ -211,7 +211,7 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _tls_problems(config: RunConfig) -> Iterator[BadInput]:
-    """All of it or nothing: what is left out would not be missed."""
+    """Yield problems of TLS, which needs all its files or none."""
     names = ("cert", "key", "ca")
     missing = [name for name in names if getattr(config.tls, name) is None]
     if 0 < len(missing) < len(names):
@@ -243,7 +243,7 @@ def _upload_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _store_problems(config: RunConfig) -> Iterator[BadInput]:
-    """What would be written into the run's files before a store is opened."""
+    """Yield problems of the store's URL before it is written into the run's files."""
     cloud, endpoint = config.checkpoint.cloud, config.checkpoint.endpoint
     yield from endpoint_problems(cloud, endpoint)
     if cloud is not None and cloud.startswith(S3):
@@ -251,7 +251,7 @@ def _store_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:
-    """A profile that nobody would read."""
+    """Yield problems of a profile that would not be read."""
     elsewhere = {"plan": config.plan, "planner": config.planner}
     for name, value in elsewhere.items():
         if config.profile is not None and value not in (None, "hetjax"):
@@ -263,7 +263,7 @@ def _profile_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _offload_problems(config: RunConfig) -> Iterator[BadInput]:
-    """A choice that nobody would make."""
+    """Yield problems of an offload choice that would have no effect."""
     is_even = config.planner == "even" and config.offload == "auto"
     if config.offload != "none" and (config.plan is not None or is_even):
         with_ = f"plan {config.plan}" if config.plan is not None else "planner even"

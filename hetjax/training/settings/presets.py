@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Complete settings for named runs.
+"""Defines complete settings for named runs.
 
 Owns what `python -m hetjax.train PRESET` starts from, and what `profile` measures of it
-unless somebody asks for something else. Does not own the sizes of models
-(`hetjax/models/presets.py`).
+by default. Does not own the sizes of models (`hetjax/models/presets.py`).
 """
 
 import os
@@ -40,10 +39,10 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of that name, which a person typed; BadInput names the nearest
-    if there is none.
+    """Return the preset of that name, which a user typed.
 
-    A model that is no preset has one of its own: of a file, a folder or a function.
+    A file, a folder or a function that gives a model has a preset of its own. Raises
+    BadInput with the nearest names if there is no such preset.
     """
     if name not in PRESETS and (is_path(name) or is_function(name)):
         return _own(TypedName(portable(name)))
@@ -58,7 +57,7 @@ def preset(name: str) -> Preset:
 
 
 def check_plan_or_preset(given: str) -> None:
-    """Raise BadInput for what is neither a file that is there nor a preset."""
+    """Raise BadInput for what is neither an existing file nor a preset."""
     # Path.exists raises for a name that is too long
     if given not in PRESETS and not os.path.exists(given):
         shown = given if len(given) < 80 else f"{given[:77]}..."
@@ -91,7 +90,7 @@ _TINY = Preset(
 def _on_gpus(
     model: str, summary: str, rate: float, warmup_steps: int = 2_000, **settings: Any
 ) -> Preset:
-    """A preset for whatever GPUs there are; `rate` is the peak learning rate."""
+    """Return a preset for whatever GPUs there are; `rate` is the peak learning rate."""
     usual: dict[str, Any] = {"steps": 100_000, "global_batch": 1_024}
     config = RunConfig(
         model=model,
@@ -103,12 +102,12 @@ def _on_gpus(
 
 
 def _gpt3(size: str, rate: float) -> Preset:
-    """GPT-3 as in arXiv 2509.24859, with the rates of arXiv 2005.14165, table 2.1."""
+    """Return GPT-3 as in arXiv 2509.24859; rates from arXiv 2005.14165, table 2.1."""
     summary = f"GPT-3 {size.upper()}: mixed nodes of GPUs"
     return _on_gpus(f"gpt3-{size}", summary, rate, seq_len=1_024)
 
 
-_GPT2_124M = _on_gpus(  # the batch of half a million tokens of the paper's scale
+_GPT2_124M = _on_gpus(  # a batch of half a million tokens, as large as the paper's
     "gpt2-124m",
     "GPT-2 124M: one or a few GPUs",
     6e-4,
@@ -139,7 +138,7 @@ _LLAMA2_7B, _LLAMA3_8B, _MIXTRAL_8X7B = (
 
 
 def _published(model: str, hub: str) -> Preset:
-    """A model of the hub, with the rates of arXiv 2307.09288, table 1."""
+    """Return a preset for a model of the hub; rates from arXiv 2307.09288, table 1."""
     sizes = MODEL_CONFIGS[model]
     large = sizes.hidden_size * sizes.num_blocks >= 64 * 5_120
     return _on_gpus(
@@ -171,7 +170,7 @@ PRESETS = {
 
 
 def _own(model: TypedName) -> Preset:
-    """What to start from with a model that somebody brings; its weights, if it has."""
+    """Return the preset for a user's own model, with its weights if it has some."""
     folder = Path(model)
     config = None if is_function(model) else named_config(model)
     weights = has_weights(folder)
@@ -194,10 +193,10 @@ def _own(model: TypedName) -> Preset:
 
 
 def profile_config(preset: Preset) -> ProfileConfig:
-    """Return what is measured of a preset unless somebody asks for something else.
+    """Return what is measured of a preset by default.
 
-    Besides what is usual, the sizes of a data rank, the tensor degrees and the remats
-    of the preset and of the plan that it brings.
+    Besides the usual values, these are the microbatch sizes per data rank, the tensor
+    degrees and the remats of the preset and of its plan.
 
     >>> from hetjax.training.settings.presets import preset
     >>> profile_config(preset("llama-1b")).microbatch_sizes

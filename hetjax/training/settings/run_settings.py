@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings tell runs apart, and which stay the same as long as there is the run.
+"""Lists which settings tell runs apart, and which never change in a run's life.
 
-Owns these lists, whoever goes on with a run and wherever, and the check of what
-checkpoints say. Does not own the settings (`config.py`) nor who a run is
+Owns these lists, which hold wherever a run is resumed, and the check of the settings in
+checkpoints. Does not own the settings (`config.py`) nor a run's identity
 (`identity.py`).
 """
 
@@ -21,7 +21,7 @@ KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
 KEPT += ("optimizer.state_bits", "optimizer.ema")
 KEPT += ("data.mixture", "train.only")
 KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
-# Settings that may differ from start to start without a word
+# Settings that may differ from start to start without a message
 PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 PASSING += ("calibration",)
 PASSING += ("launcher", "hosts", "transport", "recovery", "simulate", "stop_after")
@@ -46,22 +46,22 @@ _PLACES += ("checkpoint.upload_mbit_per_s",)
 
 
 def settings_to_compare(config: RunConfig) -> dict[str, Any]:
-    """All settings that say what a run computes, by name, as JSON has them."""
+    """Return all settings that affect what a run computes, by name, as JSON values."""
     passing = (*PASSING, *_PLACES)
     values = {n: v for n, v in flat_values(config).items() if n not in passing}
     return json_value(json.dumps(values), finite=False)
 
 
 def kept_settings(config: RunConfig) -> dict[str, Any]:
-    """Those of them that stay the same as long as there is the run."""
+    """Return the compared settings that never change in a run's life."""
     values = settings_to_compare(config)
     return {name: values[name] for name in kept_names(config)}
 
 
 def kept_names(config: RunConfig) -> tuple[str, ...]:
-    """Names of settings that stay the same.
+    """Return the names of settings that never change in a run's life.
 
-    What is frozen is not saved, but comes again from where the run began.
+    Frozen weights are not saved: each start reads them again, so `init` must stay.
     """
     is_whole = config.train.only is None and not config.lora.rank
     by_rule = (f"optimizer.{name}" for name in rule_named(config.optimizer.name).kept)
@@ -73,8 +73,8 @@ def check_identity(
 ) -> None:
     """Raise BadInput if a checkpoint is of another run.
 
-    `found` is what it says besides its state, `own` are the settings and hashes that
-    those of this run have.
+    `found` has its values besides its state; `own` has the settings and hashes of this
+    run's checkpoints.
     """
     found = as_kind(found.get("run", {}), "a table", where=f"run in {where}")
     unlike = [name for name in own if name in found and found[name] != own[name]]

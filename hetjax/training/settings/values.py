@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as JSON values and back, by the types of their fields.
+"""Converts settings to JSON values and back, by the types of their fields.
 
 Does not own the settings (`config.py`) nor their file (`rundir.py`).
 """
@@ -30,7 +30,7 @@ FORMER_NAMES = {
 
 
 def read_config(raw: object, where: str) -> RunConfig:
-    """Read what `config_values` gave; BadInput names the place of what is wrong.
+    """Read what `config_values` returned; raises BadInput that names the wrong place.
 
     Settings may have the names that they had when a run began.
     """
@@ -40,7 +40,7 @@ def read_config(raw: object, where: str) -> RunConfig:
 
 
 def warn_of_former_name(former: str, name: str) -> None:
-    """Warn that a setting was given by the name that it had before."""
+    """Warn that a setting was given by its former name."""
     warnings.warn(
         f"{former} is called {name} now; the former name goes with hetjax 0.2",
         stacklevel=3,
@@ -48,9 +48,9 @@ def warn_of_former_name(former: str, name: str) -> None:
 
 
 def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """Return the settings with others in their place; groups change by mappings.
+    """Return the settings with some replaced; groups change by mappings.
 
-    BadInput for a name that there is not, and for a value of the wrong type.
+    Raises BadInput for an unknown name, and for a value of the wrong type.
     """
     values = config_values(config)
     for given, value in changes.items():
@@ -87,10 +87,10 @@ def _record(cls: Any, raw: object, where: str) -> Any:
     kinds: dict[str, Kind | None] = {
         name: _kind(hint, table.get(name)) for name, hint in hints.items()
     }
-    # null is no kind: only where None is allowed, and then there is nothing to check
+    # null has no kind: it is allowed only for None, and then needs no check
     empty = {name for name in table if table[name] is None and kinds.get(name) is None}
     known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
-    # settings that came later have a default: files of before are without them
+    # newer settings have a default: older files lack them
     later = {
         f.name
         for f in fields(cls)
@@ -109,7 +109,7 @@ def _record(cls: Any, raw: object, where: str) -> Any:
 
 
 def _kind(hint: Any, value: object) -> Kind | None:
-    """Return what the JSON value must be; None where it may be, and is, null."""
+    """Return the kind of the JSON value; None if it is null, and may be null."""
     if hint is float and value == "inf":  # JSON has no infinite number
         return "a string"
     if value is None and NoneType in get_args(hint):

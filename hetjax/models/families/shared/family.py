@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a family of Hugging Face is: all that a file of `families/` says of its own.
+"""Defines a family of Hugging Face: all that a file of `families/` declares about it.
 
-Each of these files has one `FAMILY`, and finds itself (`known_families.py`); none needs
-JAX. Does not own folders and files of weights (`hugging_face/`), nor the modules that
-blocks are made of (`decoders.py` lays out what a config says).
+Each of these files has one `FAMILY`, which `known_families.py` finds; none needs JAX.
+Does not own folders and files of weights (`hugging_face/`), nor the modules of blocks
+(`decoders.py` lays out a config).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,33 +26,33 @@ class Family:
     model_type: str
     architecture: str
     read: Callable[[Fields], DecoderConfig]
-    """Sizes and blocks by the fields of a `config.json`; what would change a model's
-    numbers and is not ours it refuses."""
+    """Reads sizes and blocks from the fields of a `config.json`. Refuses fields that
+    would change a model's numbers in a way that our models do not support."""
     write: Callable[[Any], dict[str, Any] | None]
-    """The fields of a config of ours, None for one that is not of the family; one that
-    it would read as another model is not, either."""
+    """Makes the fields of a config of ours, None for one that is not of the family. A
+    config that `read` would read back as another model is not of the family, either."""
     tensors: TensorTable
     config: type[DecoderConfig] = LlamaConfig
-    """The class of configs that it reads and writes."""
+    """The class of configs that the family reads and writes."""
     examples: Mapping[str, Mapping[str, Any]]
-    """Tiny models that show what is its own: fields besides sizes, by a name. Tests
-    make them with transformers, and hold ours against them."""
+    """Tiny models that show what is special to the family: fields besides sizes, by
+    name. Tests build them with transformers, and compare ours with them."""
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """What fields have to be that no other family has."""
+    """The kinds of fields that no other family has."""
     left_out: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for fields that are left out, where that is not what
-    `read` does; null is no field that is left out."""
+    """The defaults of transformers for missing fields, where `read` has other defaults.
+    A null field is not missing."""
     without_effect: tuple[str, ...] = ()
-    """Fields that change no number."""
+    """Fields that do not change the model's numbers."""
     with_eyes: str | None = None
-    """The `model_type` of models of which this family is the part that reads; what
-    sees is left out."""
+    """The `model_type` of models with vision whose text part is this family. The vision
+    part is left out."""
     is_constant: IsConstant | None = None
-    """Whether a tensor that `tensors` has not, by its name and what reads its value,
-    follows from the config. None: those of rotary positions are."""
+    """Whether a tensor that `tensors` lacks follows from the config, given its name and
+    a function that reads its value. None: RoPE frequencies follow."""
 
     def fields(self, raw: Mapping[str, Any], name: str) -> Fields:
-        """The fields of a model of that name, with those that are left out."""
+        """Return the fields of the model of that name, defaults included."""
         found = Fields({**self.left_out, **raw}, name, self.kinds)
         found.without_effect(*self.without_effect)
         return found

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields of a `config.json`, each of the kind that it has to be.
+"""Reads the fields of a `config.json`, and checks the kind of each.
 
-Owns what is said of one that is missing, that is of another kind, or that asks for what
-our models do not do, and which of them nobody has read. Does not own what fields mean
-(the families) nor kinds of those that one family alone has (`Family.kinds`).
+Owns the errors for a field that is missing, has the wrong kind, or requires what our
+models do not support, and the list of fields that were not read. Does not own what
+fields mean (the families) nor kinds of fields that only one family has
+(`Family.kinds`).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +12,14 @@ from typing import Any, NoReturn
 
 from hetjax.errors import BadInput
 
-Kind = tuple[Callable[[Any], bool], str]  # whether a value is good, and what is
-_SHOWN = 60  # characters of a value
-_MOST = 1e18  # of a number
+Kind = tuple[Callable[[Any], bool], str]  # test of a value, words for allowed values
+_SHOWN = 60  # characters of a value in an error
+_MOST = 1e18  # the largest number
 FULL, WINDOW = "full_attention", "sliding_attention"
 
 
 def count(most: int, least: int = 1) -> Kind:
-    """A whole number within these limits."""
+    """Return the kind of whole numbers within these limits."""
     allowed = f"a whole number from {least} to {most:,}"
     return lambda value: type(value) is int and least <= value <= most, allowed
 
@@ -39,7 +40,7 @@ NUMBER: Kind = _is_number, f"a number above 0, up to {_MOST:g}"
 COEFFICIENT: Kind = _is_coefficient, "a number, 0 or more"
 FLAG: Kind = lambda value: type(value) is bool, "true or false"
 _OBJECT: Kind = lambda value: isinstance(value, Mapping), "an object with fields"
-# The most of each: above what any model has, and checked and built within seconds
+# The limit of each: above those of any model, yet checked and built within seconds
 BLOCKS, HEADS, WIDTH = count(10_000), count(1 << 16), count(1 << 20)
 EXPERTS, VOCABULARY, POSITIONS = count(1 << 16), count(1 << 24), count(1 << 31)
 _KINDS: Mapping[str, Kind] = {
@@ -61,7 +62,7 @@ _KINDS: Mapping[str, Kind] = {
         f"a list of {FULL} and {WINDOW}, one for each layer",
     ),
 }
-# what says how a model was made, or is kept, called or used: no number of it
+# how a model was made, or is stored, named or used: these change none of its numbers
 _WITHOUT_EFFECT = frozenset(
     {
         *("architectures", "model_type", "_name_or_path", "transformers_version"),
@@ -69,15 +70,15 @@ _WITHOUT_EFFECT = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class"),
         *("attn_implementation", "_attn_implementation", "return_dict"),
         *("task_specific_params", "id2label", "label2id", "transformers.js_config"),
-        *("quantization_config", "compression_config"),  # `quantised_folders.py`
+        *("quantization_config", "compression_config"),  # see `quantised_folders.py`
     }
 )
 
 
 class Fields:
-    """Fields by name; null is as good as none. BadInput for one of a wrong kind.
+    """Fields by name; null counts as missing. Raises BadInput for a wrong kind.
 
-    `kinds` are those of fields that one family alone has.
+    `kinds` are those of fields that only one family has.
     """
 
     def __init__(
@@ -101,22 +102,22 @@ class Fields:
         return self._checked(key) if key in self else default
 
     def part(self, key: str) -> "Fields":
-        """The fields of an object among these, none if it is not there."""
+        """Return the fields of a nested object, none if it is missing."""
         if key not in self._parts:
             self._parts[key] = Fields(self.get(key, {}), self.name, self._kinds)
         return self._parts[key]
 
     def require(self, key: str, *allowed: Any) -> None:
-        """Refuse a value that our models do not have."""
+        """Raise BadInput for a value that our models do not support."""
         if key in self and self.raw[key] not in allowed:
             self.refuse(key, " or ".join(map(repr, allowed)))
 
     def without_effect(self, *keys: str) -> None:
-        """These fields change nothing, by what the others say."""
+        """Mark fields as read: given the other fields, they change nothing."""
         self._read.update(keys)
 
     def unread(self) -> list[str]:
-        """Those that say something, and that nobody has read."""
+        """Return the names of non-empty fields that were not read."""
         own = [
             key
             for key, value in self.raw.items()
@@ -137,7 +138,7 @@ class Fields:
         return value
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
-        """Raise BadInput for the value of a field that is there."""
+        """Raise BadInput for the value of a field that is present."""
         value = repr(self.raw[key])
         raise BadInput(
             got=f"model {self.name!r}: {key} = {value[:_SHOWN]}",

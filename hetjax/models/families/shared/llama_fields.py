@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields that Llama and its relatives have in common: read as ours, and written.
+"""Reads and writes the fields that Llama and its relatives share.
 
-Does not own what one of them has besides (its file in `families/`).
+Does not own the other fields of a relative (its file in `families/`).
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from hetjax.models.configs import LlamaConfig, NormConfig
 from hetjax.models.families.shared.fields import FULL, WINDOW, Fields
 from hetjax.models.families.shared.rope import read_rope, rope_fields, written_rope
 
-Windows = tuple[bool, ...]  # of each block: whether it sees a window alone
+Windows = tuple[bool, ...]  # by block: whether its positions see only a window
 
 
 def read_llama(fields: Fields, **own: Any) -> LlamaConfig:
-    """What all relatives of Llama have, and what one of them has of its `own`."""
+    """Return a config from the shared fields and a relative's `own` settings."""
     num_heads = fields["num_attention_heads"]
     common = dict[str, Any](
         name=fields.name,
@@ -39,7 +39,7 @@ def read_llama(fields: Fields, **own: Any) -> LlamaConfig:
 
 
 def written_llama(config: LlamaConfig) -> dict[str, Any]:
-    """The same fields of a model of ours."""
+    """Return the same fields for a config of ours."""
     head_dim = {}
     if config.head_size or config.qk_norm:
         head_dim = {"head_dim": config.size_of_heads}
@@ -61,7 +61,7 @@ def written_llama(config: LlamaConfig) -> dict[str, Any]:
 
 
 def read_biases(fields: Fields) -> dict[str, Any]:
-    """Biases of attention, of its output too, and of the MLP, each if it has them."""
+    """Return which biases there are: of attention with its output, and of the MLP."""
     attention = fields.get("attention_bias", False)
     return {
         "biases": "all" if attention else "none",
@@ -70,14 +70,14 @@ def read_biases(fields: Fields) -> dict[str, Any]:
 
 
 def written_biases(config: LlamaConfig) -> dict[str, Any]:
-    """The same fields, none where there are none."""
+    """Return the same fields, none where there are no biases."""
     biases = {"attention_bias": config.biases == "all", "mlp_bias": config.mlp_biases}
     return {name: True for name, has_some in biases.items() if has_some}
 
 
 def read_windows(fields: Fields, otherwise: Windows) -> dict[str, Any]:
-    """A window, if it is used at all, of the blocks that `layer_types` names, or of
-    those that have one `otherwise`."""
+    """Return the window and its blocks, nothing if no window is used. The blocks are
+    those of `layer_types`, or `otherwise` if that is missing."""
     if not fields.get("use_sliding_window", False):
         fields.without_effect("sliding_window", "max_window_layers", "layer_types")
         return {}
@@ -88,7 +88,7 @@ def read_windows(fields: Fields, otherwise: Windows) -> dict[str, Any]:
 
 
 def windows_by_layer_types(fields: Fields) -> Windows:
-    """Which blocks have a window by `layer_types`; nothing without that."""
+    """Return which blocks have a window by `layer_types`; empty if that is missing."""
     kinds = fields.get("layer_types", ())
     if kinds and len(kinds) != fields["num_hidden_layers"]:
         fields.refuse("layer_types", "one kind for each of num_hidden_layers")
@@ -96,13 +96,13 @@ def windows_by_layer_types(fields: Fields) -> Windows:
 
 
 def layer_types(config: LlamaConfig) -> Sequence[str]:
-    """The kind of each block."""
+    """Return the kind of each block."""
     blocks = range(config.num_blocks)
     return [WINDOW if config.has_window(block) else FULL for block in blocks]
 
 
 def written_windows(config: LlamaConfig) -> dict[str, Any]:
-    """The fields of windows that may be used or not."""
+    """Return the fields of a window, and whether it is used."""
     return {
         "use_sliding_window": config.window is not None,
         "sliding_window": config.window,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions in a `config.json`: read as ours, and written.
+"""Reads and writes the RoPE fields of a `config.json`.
 
-Owns the words of transformers 4 (`rope_theta`, `rope_scaling`) and 5
+Owns the fields of transformers 4 (`rope_theta`, `rope_scaling`) and 5
 (`rope_parameters`). Does not own the rotation (`positions.py`).
 """
 
@@ -15,14 +15,14 @@ _THETA = 10_000.0
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The object of them, whichever it is called."""
+    """Return the object with the RoPE fields, under either name."""
     names = "rope_parameters", "rope_scaling"
     fields.without_effect(*names)
     return fields.part(names[0] if fields.get(names[0]) else names[1])
 
 
 def read_rope(fields: Fields, theta: float | None) -> tuple[float, RopeScaling | None]:
-    """The base of the rotation, and its scaling; Gemma's by kind are taken apart."""
+    """Return the RoPE base and its scaling, of one kind of blocks (Gemma has two)."""
     base: float = fields.get("rope_theta") or theta or _THETA
     kinds = fields.get("rope_type"), fields.get("type")
     kind = kinds[0] or kinds[1] or "default"
@@ -47,7 +47,7 @@ def read_rope(fields: Fields, theta: float | None) -> tuple[float, RopeScaling |
 
 
 def written_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """The fields, in the words of both."""
+    """Return the fields of both versions of transformers."""
     written: dict[str, Any] | None = None
     if scaling is not None:
         written = {"rope_type": scaling.kind, "factor": scaling.factor}

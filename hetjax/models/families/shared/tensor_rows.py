@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of which tensor of Hugging Face each parameter of ours is.
+"""Defines tables that map each parameter of ours to a tensor of Hugging Face.
 
-Owns the rows, with how the numbers lie, and the table of Llama, of which its relatives
-have nearly all. Linear weights of theirs are (out, in), ours are the other way round
-with heads apart; those of GPT-2 lie as ours do, and its queries, keys and values are
-one. Experts are a tensor each. Does not own shapes (`hugging_face/tensor_names.py`).
+Owns the rows, with the layout of tensors, and the table of Llama, most of which its
+relatives share. Their linear weights are (out, in); ours are (in, out), with heads as a
+separate dim. GPT-2 has our layout, and one tensor for queries, keys and values. Each
+expert is one tensor. Does not own shapes (`hugging_face/tensor_names.py`).
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRow:
-    """A parameter within its block or module; {e} is the expert.
+    """The tensor of a parameter, named within its block or module; {e} is the expert.
 
-    `inputs` counts our leading dims that are the inputs of a linear weight, None if it
-    is none. `third` of a tensor that holds three side by side.
+    `inputs` counts our leading dims that are the inputs of a linear weight; None if the
+    parameter is no linear weight. `third` selects one of three side by side in a
+    tensor.
     """
 
     theirs: str
@@ -30,8 +31,8 @@ Rows = Mapping[str, TensorRow]  # by our name within a block, or full path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorTable:
-    """Rows of the embedding and the head by their path, and of a block by what comes
-    after it; names within block {b} begin with `prefix`."""
+    """Rows of the embedding and the head by full path, and of a block by the path
+    within it; tensor names of block {b} begin with `prefix`."""
 
     ends: Rows
     block: Rows
@@ -39,12 +40,12 @@ class TensorTable:
 
 
 def linear(name: str, inputs: int = 1) -> TensorRow:
-    """A linear weight as torch stores it."""
+    """Return the row of a linear weight as torch stores it."""
     return TensorRow(theirs=f"{name}.weight", inputs=inputs)
 
 
 def within(module: str, rows: Rows) -> dict[str, TensorRow]:
-    """The rows of one module of a block, by their names in the block."""
+    """Return the rows of one module of a block, by their names in the block."""
     return {f"{module}.{name}": row for name, row in rows.items()}
 
 
@@ -78,7 +79,7 @@ ENDS: Rows = {
 
 
 def llama_table(block: Rows) -> TensorTable:
-    """The table of a relative of Llama, whose blocks have these rows."""
+    """Return the table of a relative of Llama whose blocks have these rows."""
     return TensorTable(ends=ENDS, block=block, prefix="model.layers.{b}.")
 
 

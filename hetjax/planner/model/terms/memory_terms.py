@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers need in memory, in the planner's terms.
+"""Computes the memory of layers under the planner's options.
 
-Owns bytes by kind of layer and option, before it is known which stages there are. Does
-not own what is live at once (`terms.py`, `problem.py`).
+Owns bytes by kind of layer and option, before stages are known. Does not own which
+bytes are live at once (`terms.py`, `problem.py`).
 
 Letters of array names: see `problem.py`.
 """
@@ -27,12 +27,12 @@ from hetjax.plans.plan import Offload, StageMesh
 def kept_bytes(
     request: PlanRequest, option: Option, layer: int, shares: Shares
 ) -> tuple[float, ...]:
-    """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
-    are cut, and by its run; workspace, as of `layer_workspace_bytes`.
+    """Return the bytes that a microbatch keeps: by layer, by layer at least (however
+    layers form runs), and once by run; then the workspace of `layer_workspace_bytes`.
 
-    Residuals grow by as much with every sequence: two sizes tell them all. In a stage
-    that begins with layer 0, layers before the first that is trained have no backward
-    pass, and that one has none for what comes into it.
+    Residuals grow by the same bytes with every sequence, so two sizes determine all. In
+    a stage that begins with layer 0, layers before the first trained one have no
+    backward pass, and the first trained one computes no gradient of its input.
     """
     first = first_trained(request.model)
     if layer < first:
@@ -69,16 +69,16 @@ def kept_bytes(
 
 
 def first_trained(model: Model) -> int:
-    """Return the first layer of which anything is trained; 0 if nothing is."""
+    """Return the first layer with trained parameters; 0 if there is none."""
     trained = (parameter_count(layer, trained=True) for layer in model.layers)
     return next((at for at, count in enumerate(trained) if count), 0)
 
 
 def layer_kinds(request: PlanRequest) -> tuple[tuple[int, ...], list[int]]:
-    """Return the kind of every layer, by number, and the first layer of each.
+    """Return the kind of every layer, by number, and the first layer of each kind.
 
-    Equal layers of different kinds to the profile were measured apart; those up to the
-    first that is trained may keep less than equal ones (`kept_bytes`).
+    Equal layers have different kinds if the profile measured them apart. Layers up to
+    the first trained one may keep less than equal later layers (`kept_bytes`).
     """
     layers, first = range(len(request.model.layers)), first_trained(request.model)
     kinds = (
@@ -108,7 +108,7 @@ def _held_bytes_OK(
     firsts: Sequence[int],
     borrowed: bool,
 ) -> list[list[StaticBytes]]:
-    """What layers hold, with what they borrow of others or without."""
+    """Return what layers hold; `borrowed` includes tied weights of other layers."""
     stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
     held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
     ways_O: list[tuple[StageMesh, Precision, Offload]] = [
@@ -134,15 +134,15 @@ def updating_bytes_OU(
     surely: bool,
 ) -> Floats:
     """Return what an update needs besides what a stage holds, for every range of
-    layers, of which `counts_KU` says how many of each kind are in it; or what it
-    `surely` needs, whatever other replicas are.
+    layers; `counts_KU` counts the layers of each kind in a range. `surely` restricts
+    it to what the update needs whatever the other replicas are.
 
-    New copies of weights are made beside the old; a leaf's gradients are taken out of
-    rows if they are `packed` to be summed, and those of one unit are scaled
-    (`costs/stage_memory.py`). A leaf of layers that are alike is one array, unless
-    another replica is cut between them. CPUs may store the scaled gradients of a whole
-    leaf. Surely there are no tied weights of other layers, and nothing that a compiler
-    may have said to be otherwise.
+    New copies of weights are made beside the old. A leaf's gradients are taken out of
+    rows if they are `packed` for a sum, and those of one unit are scaled
+    (`costs/stage_memory.py`). A leaf of like layers is one array, unless another
+    replica is cut between them. CPUs may store the scaled gradients of a whole leaf.
+    With `surely`, tied weights of other layers do not count, nor do estimates that a
+    compiler's figures may contradict.
     """
     held_OK = _held_bytes_OK(request, options, firsts, borrowed=not surely)
     there_KU, needs = counts_KU > 0, list[Floats]()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request in the planner's terms: what every kind of layer costs in every way.
+"""Turns a request into a planning problem: the costs of every kind of layer and option.
 
-Owns two views of the same costs. To search by: the memory that the simulator will ask
-for, and gradient sums over the slowest way between nodes, or like nodes. To bound by:
-nothing that some plan of the space could do without. So its memory is that of one
-microbatch in flight, its hops are the nearest that nodes allow, and gradient sums take
-the fastest way. Does not own the costs (`costs/`) nor what a pipeline makes of them
+Owns two views of the same costs. The search problem uses the memory that the simulator
+will demand, and gradient sums over the slowest way between nodes, or between like
+nodes. The bound problem charges nothing that some plan of the space could avoid: memory
+for one microbatch in flight, hops between the nearest nodes, and gradient sums over the
+fastest way. Does not own the costs (`costs/`) nor the costs of whole pipelines
 (`problem.py`, `templates.py`).
 
 Letters of array names: see `problem.py`.
@@ -59,7 +59,7 @@ from hetjax.planner.model.terms.time_terms import (
 )
 
 _GRADIENT_BYTES = 4  # fp32 sums
-# of pipelines that are searched, of small clusters and of large ones
+# limits on launch-ahead in the search problem, for small and for large clusters
 _MOST_IN_FLIGHT, _MOST_OF_LARGE = 16, 64
 
 
@@ -87,13 +87,13 @@ def search_problem(
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
-    Of the stages' gradient sums, which take as long as over `num_replicas` and such
-    `holders` of layers (`hops.py`), what is not hidden by earlier stages is added to a
-    step. If that is 1, plans have one replica,
-    else stages have room to pack gradients, unless there is no `packing`.
-    Programs of several layers need more than those of one; how much is known roughly,
-    and `tight` leaves it out, so that nothing that fits is missed.
-    BadInput if nothing is known of any device at any of the microbatch sizes.
+    Gradient sums take as long as over `num_replicas` and such `holders` of layers
+    (`hops.py`). The part that earlier stages do not hide is added to the step. If
+    `num_replicas` is 1, plans have one replica. Otherwise stages have room to pack
+    gradients, unless `packing` is off.
+    Programs of several layers need more memory than those of one. How much is known
+    only roughly, and `tight` leaves it out, so that nothing that fits is missed.
+    Raises BadInput if no device has times at any of the microbatch sizes.
     """
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
@@ -112,7 +112,7 @@ def search_problem(
         memory_bytes_BO=facts.memory_bytes_O
         - (facts.shared_of_one_bytes_BO if tight else facts.shared_bytes_BO),
         message_bytes_BO=facts.activation_bytes_BO,
-        # around a ring of R replicas go 2 (R - 1) / R of the bytes
+        # a ring of R replicas carries 2 (R - 1) / R of the bytes
         sync_s=lambda o, size_bytes: times * size_bytes / rates_O[o],
         sync_exposed="drained",
         drain_s_BOK=facts.drain_s_BOK,
@@ -145,9 +145,9 @@ def bound_problem(
 ) -> Problem:
     """Return the problem to bound by, with these tensor degrees.
 
-    No plan of these options and of so many replicas simulates faster than its bound in
-    the prefix form. With other seconds of a microbatch, and microbatches in `parts`:
-    see `split_terms.py`.
+    No plan with these options and so many replicas simulates faster than the problem's
+    bound in the prefix form. For `busy_s_BOK` (other seconds of a microbatch) and
+    `parts` (of each microbatch) see `split_terms.py`.
     """
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
@@ -157,7 +157,7 @@ def bound_problem(
     if busy_s_BOK is not None:
         facts = replace(facts, busy_s_BOK=busy_s_BOK / parts)
         program_s_O = program_s_O / parts
-    own_bytes_OK = facts.own_bytes_OK - SCALAR_BYTES  # every layer counts a stage's
+    own_bytes_OK = facts.own_bytes_OK - SCALAR_BYTES  # every layer includes a stage's
     terms = _costs(
         request,
         options,
@@ -196,8 +196,8 @@ def bound_problem(
 def forward_and_split_s_BOK(
     request: PlanRequest, degrees: Sequence[int]
 ) -> tuple[Floats, Floats, tuple[int, ...]]:
-    """Return the seconds of a forward, the least of a microbatch whose backward pass is
-    whole or split, and the kind of every layer."""
+    """Return the seconds of a forward, the least seconds of a microbatch whether its
+    backward pass is whole or split, and the kind of every layer."""
     options, (_, firsts) = options_of(request, degrees), layer_kinds(request)
     facts = _facts(request, options)
     whole_s_BOK = facts.drain_s_BOK
@@ -216,7 +216,7 @@ def forward_and_split_s_BOK(
 def _costs(
     request: PlanRequest, options: Sequence[Option], facts: "_Facts", **own: Any
 ) -> LayerCosts:
-    """What both views share, and what is one's own."""
+    """Return the costs that both views share, with `own` costs of one view."""
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
     return LayerCosts(
         kinds=facts.kinds,
@@ -258,10 +258,10 @@ def _problem(
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Facts:
     """Costs by kind of layer. `own_bytes_OK` leaves out tied parameters of other
-    layers, `extra_bytes_BOK` is what a kind's programs need beyond those of a block,
-    which every stage's share `shared_bytes_BO` has room for, `spared_bytes_BOK` how
-    much less if it is a stage's only layer of the kind. `..._of_one_...` are the same
-    if all stages had but one layer of a kind."""
+    layers. `shared_bytes_BO` has room for a block's programs in every stage,
+    `extra_bytes_BOK` is what a kind's programs need beyond that, `spared_bytes_BOK`
+    how much less a stage's only layer of the kind needs. `..._of_one_...` are the same
+    for stages with only one layer of each kind."""
 
     kinds: tuple[int, ...]
     firsts: Sequence[int]  # the first layer of each kind
@@ -292,11 +292,11 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     problems: list[BadInput] = []
     kept: dict[tuple[object, ...], tuple[float, ...]] = {}
     for b, o, shares in _cases(request, options):
-        check_stopped()  # tracing of layers can take many seconds
+        check_stopped()  # tracing layers can take many seconds
         for k, layer in enumerate(firsts):
             try:
                 times = option_times(request, options[o], layer, shares)
-            except BadInput as error:  # of a profile: an option that nobody measured
+            except BadInput as error:  # the profile has no times for this option
                 problems.append(error)
                 continue
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
@@ -335,7 +335,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
         spared_bytes_BOK=spared,
         saved_bytes_BOK=saved,
         least_saved_bytes_BOK=least,
-        # and a message just come, one just made, and what they are cut into
+        # plus a message just received, one just produced, and their shards
         shared_bytes_BO=block + 4 * activation,
         activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
         memory_bytes_O=np.array(room),
@@ -350,9 +350,9 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
 
 
 def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
-    """What a stage holds while its gradients are packed as one group.
+    """Return what a stage holds while its gradients are packed as one group.
 
-    A group of all its layers is the largest there may be.
+    The largest possible group has all the stage's layers.
     """
     ways_O1 = np.array([[(1 / o.data + 1) / o.tensor] for o in options])
     return facts.static_bytes_OK + ways_O1 * facts.sync_bytes_K
@@ -361,7 +361,7 @@ def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
 def _cases(
     request: PlanRequest, options: Sequence[Option]
 ) -> Iterator[tuple[int, int, Shares]]:
-    """Microbatch size, option, and what a device then computes."""
+    """Yield microbatch sizes and options (by index), with a device's `Shares`."""
     for (b, size), (o, option) in product(
         enumerate(request.microbatch_sizes), enumerate(options)
     ):

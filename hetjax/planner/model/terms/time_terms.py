@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers take, in the planner's terms.
+"""Computes the seconds of layers under the planner's options.
 
-Owns seconds by layer and option, before it is known which stages there are. Does not
-own the seconds (`costs/stage_times.py`) nor what is made of them (`terms.py`).
+Owns seconds by layer and option, before stages are known. Does not own how seconds are
+found (`costs/stage_times.py`) nor their use in a problem (`terms.py`).
 """
 
 from hetjax.cluster.catalogue import canonical_name
@@ -73,7 +73,7 @@ def _card_bytes_per_s(node: Node, o: Option) -> float:
 
 
 def option_program_s(request: PlanRequest, option: Option) -> float:
-    """What a program takes whatever it holds, where that was measured."""
+    """Return the measured cost of enqueueing a program; 0 if not measured."""
     profile, device = request.profile, node_of(request, option).device
     if profile is None or canonical_name(device) not in profile.devices:
         return 0.0

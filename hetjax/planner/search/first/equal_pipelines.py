@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of equal pipelines, over one class of nodes or over two, for the simulator to
-judge.
+"""Builds plans of equal pipelines, over one class of nodes or over two, to simulate.
 
-There are few of them, and the templates' model, which knows sums of gradients roughly,
-may miss the best where these take much of a step. So for every number of pipelines the
-stages on each mesh are cut as evenly as the layers' times allow, whatever the model
-makes of it: as many as there is room for in the one class, and then in the other. Owns
-that family. Does not own shares of all classes (`baselines/equal_shares.py`), nor who
-is better in the end (`incumbents.py`).
+The templates' model estimates sums of gradients roughly, and may miss the best plans
+where sums take much of a step. There are few equal pipelines, so all are tried,
+whatever the model's estimate. For every number of pipelines, each has as many stages as
+there is room for in the one class, then in the other, cut as evenly as the layers'
+times allow. Owns that family. Does not own shares of all classes
+(`baselines/equal_shares.py`), nor the choice of the best plan (`incumbents.py`).
 """
 
 from collections import Counter
@@ -26,12 +25,12 @@ from hetjax.planner.model.terms.terms import search_problem
 from hetjax.plans.plan import LayerRange, Plan
 
 _MOST_STAGES = 16
-_MOST_LAYOUTS = (24, 8)  # that are simulated, of one class, and of one before another
+_MOST_LAYOUTS = (24, 8)  # simulated on one class, and on two in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """Equal pipelines, and their seconds if messages and sums took none."""
+    """Equal pipelines, and their seconds without messages and sums."""
 
     compute_s: float
     microbatch_size: int
@@ -52,15 +51,15 @@ class _Layout:
         ]
 
     def classes(self, p: Problem) -> tuple[int, ...]:
-        """The classes along the pipeline, each once."""
+        """Return the classes along the pipeline, each once."""
         return tuple(dict.fromkeys(p.options[o].device_class for o in self.options))
 
 
 def equal_pipelines(
     request: PlanRequest, best_s: Callable[[], float]
 ) -> Iterator[Plan]:
-    """Yield plans of equal pipelines, those that compute fastest first, as long as one
-    could be faster than `best_s` says. BadInput if nothing is known of any device."""
+    """Yield plans of equal pipelines, fastest to compute first, as long as one could be
+    faster than `best_s()`. Raises BadInput if the profile covers no device."""
     p = search_problem(request, request.degrees, num_replicas=2)
     tried = Counter[tuple[int, ...]]()
     for layout in sorted(_layouts(p), key=lambda layout: layout.compute_s):
@@ -75,7 +74,7 @@ def equal_pipelines(
 
 
 def _layouts(p: Problem) -> Iterator[_Layout]:
-    """Every number of pipelines, over every class and every two of them."""
+    """Yield layouts with every number of pipelines, over each class and each two."""
     for b, size in enumerate(p.microbatch_sizes):
         total, rest = divmod(p.global_batch, size)
         for meshes in () if rest else _sequences(p):
@@ -95,7 +94,7 @@ def _layouts(p: Problem) -> Iterator[_Layout]:
 
 
 def _sequences(p: Problem) -> Iterator[tuple[int, ...]]:
-    """Every mesh, and every two of the same shape on devices of two classes."""
+    """Yield every mesh, and every two meshes of one shape on two different classes."""
     for first in range(len(p.meshes.first_M)):
         yield (first,)
     for two in permutations(range(len(p.meshes.first_M)), 2):
@@ -106,7 +105,7 @@ def _sequences(p: Problem) -> Iterator[tuple[int, ...]]:
 
 
 def _room(p: Problem, m: int) -> int:
-    """How many stages on the mesh its class has room for."""
+    """Return how many stages on the mesh fit on the devices of its class."""
     option = p.options[p.meshes.first_M[m]]
     return int(p.devices_C[option.device_class]) // option.num_devices
 
@@ -119,7 +118,7 @@ def _shared(total: int, num: int) -> tuple[int, ...]:
 def _layout(
     p: Problem, b: int, mesh_S: Ints, counts: tuple[int, ...]
 ) -> _Layout | None:
-    """The cuts with the least slowest stage; None where memory holds none."""
+    """Return the layout whose slowest stage is fastest; None if none fits memory."""
     num_stages, most = len(mesh_S), p.meshes.busy_s_BMFU.shape[2]
     held_S = np.minimum(np.arange(num_stages, 0, -1), min(most, counts[0])) - 1
     busy_s_SU = p.meshes.busy_s_BMFU[b, mesh_S, held_S]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plans that are simulated before any are improved: of parts, and of the whole.
+"""Simulates the first plans, before any is improved: of parts, and of the whole.
 
-Owns their order, which plans are too much work to look at, and that there is a plan
-when the time is up: a limit (`model/deadline.py`) ends nothing before the first one.
-Does not own templates, copies and bounds (`price_and_branch.py`), nor what is better
-(`incumbents.py`).
+Owns their order, the limits on the work of simulating them, and the guarantee of a plan
+when the time is up: a deadline (`model/deadline.py`) takes effect only after the first
+plan. Does not own templates, copies and bounds (`price_and_branch.py`), nor what makes
+a plan better (`incumbents.py`).
 """
 
 import math
@@ -47,16 +47,16 @@ from hetjax.planner.search.limits import too_dear
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 
-_MOST_WORK = 30_000  # of all plans that are simulated before local search
-_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
+_MOST_WORK = 30_000  # forwards of all plans that are simulated before local search
+_LITTLE_WORK = 4_000  # forwards of a plan that is simulated as soon as it is proposed
 _FEW = 4  # even splits of a part
-_FLOOR_SHARE = 0.7  # of the time that is left for proposals
+_FLOOR_SHARE = 0.7  # of the time that remains for proposals
 _MOST_PARTS, _NEAR = 2, 1.25  # parts searched like a cluster; times the best so far
 
 
 class FirstPlans:
-    """`proposed` is what the model proposes for the whole; `searched` are the sets of
-    nodes that were searched, and not only looked at."""
+    """The first plans of a search. `proposed` are the model's proposals for the
+    request. `searched` are the sets of nodes that were searched, not just looked at."""
 
     def __init__(self, request: PlanRequest, incumbents: Incumbents) -> None:
         self.request, self.incumbents = request, incumbents
@@ -64,21 +64,21 @@ class FirstPlans:
         self.searched: set[frozenset[str]] = set()
 
     def simulate(self) -> None:
-        """Simulate them. NoFeasiblePlan if nothing fits, TimeUp if nothing is found in
-        time."""
+        """Simulate the first plans. Raises NoFeasiblePlan if nothing fits, TimeUp if
+        nothing is found in time."""
         try:
             self._simulate()
         except TimeUp:
             self._at_once()
 
     def _simulate(self) -> None:
-        """Simulate first what is most promising, and at once."""
+        """Simulate plans in order, the most promising as soon as they are proposed."""
         cluster, objectives = self.request.cluster, self.incumbents.objectives
         fewer = any(wants_fewer(wished, cluster) for wished in objectives)
         parts = floor(self.request, self._best_s, by_cost=objectives[0].wish == "cost")
         large = self.request.is_large
         self._first_of(parts)
-        if not large:  # else what is found for all leaves few parts to look at
+        if not large:  # if large, plans of the whole first rule out most parts
             self._simulate_equal_pipelines()
             self._look_at_all(parts)
         for proposal in proposals(self.request, fewer=fewer):
@@ -99,15 +99,15 @@ class FirstPlans:
                 self.incumbents.offer(plan, "templates")
         for part in () if large else self._promising_parts():
             self._search_part(part)
-        if searches_parts(self.request):  # whose templates the whole has looked at
+        if searches_parts(self.request):  # `proposals` has covered their templates
             for part in parts_without(self.request):
                 for plan in equal_share_plans(part):
                     self.incumbents.offer(plan, "parts")
 
     def _first_of(self, parts: Iterator[Proposal]) -> None:
-        """Have something in hand: the first part of which a plan fits. A limited time
-        ends nothing before that; of a very deep model, where it could be long over,
-        even splits of all and of parts are in hand instead."""
+        """Find a first plan: of the first part that has a feasible one. The deadline
+        does not apply before that. For a very deep model this could take far too long,
+        so even splits of the whole and of parts are offered instead."""
         if self.request.is_deep:
             self._split_evenly()
             for part in parts_alone(self.request):
@@ -121,7 +121,7 @@ class FirstPlans:
                     return
 
     def _look_at_all(self, parts: Iterable[Proposal]) -> None:
-        """Simulate plans for parts, in a share of a limited time."""
+        """Simulate plans for parts, within a share of the remaining time."""
         with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp):
             for proposal in parts:
                 self._look_at(proposal)
@@ -132,9 +132,10 @@ class FirstPlans:
             self.incumbents.offer(plan, "parts")
 
     def _simulate_equal_pipelines(self) -> None:
-        """In a share of a limited time, as much as plans of the whole may be."""
+        """Simulate equal pipelines, within a share of the remaining time and the same
+        work as for plans of the whole."""
         work = 0
-        # BadInput: of a profile that knows none of the devices
+        # BadInput: the profile has none of the devices
         with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp, BadInput):
             for plan in equal_pipelines(self.request, self._best_s):
                 work += plan.num_forwards
@@ -143,8 +144,8 @@ class FirstPlans:
                 self.incumbents.offer(plan, "equal pipelines")
 
     def _promising_parts(self) -> list[PlanRequest]:
-        """The parts whose quick plans promise about as much as the best so far; and
-        where the first leaves out some of a kind, a zone or the like, all of it."""
+        """Return the parts whose quick plans promise nearly as much as the best so far.
+        If such a part has only some nodes of a group (`_around`), add that group."""
         wished, cluster = self.incumbents.objectives[0], self.request.cluster
         least: dict[frozenset[str], float] = {}
         for found in self.incumbents.simulated():
@@ -165,8 +166,8 @@ class FirstPlans:
         ]
 
     def _around(self, used: frozenset[str]) -> frozenset[str] | None:
-        """The nodes of the smallest kind, zone or class, or of all but one of them,
-        that these are some of."""
+        """Return the smallest group of nodes that strictly contains these: a kind, zone
+        or class, or all but one of them. None if there is none."""
         groups = (
             frozenset(node.name for node in part.cluster.nodes)
             for part in (*parts_alone(self.request), *parts_without(self.request))
@@ -174,7 +175,7 @@ class FirstPlans:
         return min((group for group in groups if used < group), key=len, default=None)
 
     def _search_part(self, part: PlanRequest) -> None:
-        """Search a part as if it were all there is, but for parts of its own."""
+        """Search a part as if it were the whole cluster, but without its own parts."""
         proposed: list[Proposal] = []
         for proposal in proposals(part, whole=True):
             proposed.append(proposal)
@@ -187,16 +188,17 @@ class FirstPlans:
         self.searched.add(frozenset(node.name for node in part.cluster.nodes))
 
     def _best_s(self) -> float:
-        """The shortest step so far; infinity where another wish may take longer."""
+        """Return the shortest step so far; infinity if another wish may need longer
+        steps."""
         best = self.incumbents.best
         if any(o.wish != "time" for o in self.incumbents.objectives) or not best:
             return math.inf
         return min(i.predicted.simulation.step_time_s for i in best.values())
 
     def _at_once(self) -> None:
-        """Have something in hand where the time was up before: the first that fits of
-        what is proposed, or the best of what takes no search. TimeUp if none fits, or
-        there is none and somebody asked for the end."""
+        """Find a plan after the time is up: the first proposal that fits, or the best
+        plan that needs no search. Raises TimeUp if none fits, or if there is none and a
+        stop was requested."""
         for plan in plans_by_rank(self.proposed):
             if not self.incumbents.best:
                 self.incumbents.consider(plan, "templates")
@@ -207,7 +209,7 @@ class FirstPlans:
             raise self._too_dear() or TimeUp
 
     def _split_evenly(self) -> None:
-        """The best of a few even splits of all; more are tried until one fits."""
+        """Consider a few even splits of the whole, and more until one fits."""
         work = 0
         for plan in even_plans(self.request):
             work += plan.num_forwards
@@ -215,7 +217,7 @@ class FirstPlans:
                 self.incumbents.consider(plan, "even split")
 
     def _too_dear(self) -> NoFeasiblePlan | None:
-        """That all that was simulated costs too much, if it does."""
+        """Return the error that all simulated plans cost too much, if they do."""
         wished = self.incumbents.objectives[0]
         return too_dear(self.request, wished, self.incumbents.simulated())
 
@@ -223,7 +225,7 @@ class FirstPlans:
 def _plans(
     request: PlanRequest, proposed: Sequence[Proposal]
 ) -> Iterator[tuple[str, Plan]]:
-    """Plans to simulate and where they come from; of large ones not so many."""
+    """Yield plans to simulate with their sources; fewer for large clusters."""
     large = request.is_large
     shares = () if large else equal_share_plans(request)
     most, work = _MOST_WORK // (8 if large else 1), 0
@@ -239,11 +241,11 @@ def _plans(
 
 
 def even_plans(request: PlanRequest) -> Iterator[Plan]:
-    """Yield even splits of the model, blind to devices: with what is fast first."""
+    """Yield even splits of the model that ignore devices, fast choices first."""
     for remat, size, tensor in product(
         request.remats, request.microbatch_sizes, request.degrees
     ):
-        with suppress(BadInput):  # of what does not divide
+        with suppress(BadInput):  # sizes that do not divide
             yield even_plan(
                 request.cluster,
                 model=request.model.name,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor: quick plans for parts of the cluster, which no answer may be worse than.
+"""The floor: quick plans for parts of the cluster; no answer may be worse than these.
 
-A search of all devices can end with a plan that is slower than one for fewer: what the
-model knows least about, such as a link that all replicas share, costs most where most
-devices take part. So every kind, zone and node is planned alone, and all devices
-without each kind and zone.
+A search of all devices can end with a plan that is slower than one for fewer devices.
+Costs that the model knows least about, such as a link that all replicas share, are
+largest where most devices take part. So every kind, zone, class and node is planned
+alone, and so are all devices without each kind, zone and class.
 
-Owns in which order parts are looked at. Does not own which parts there are
-(`parts.py`), whether they come before the whole (`find.py`), how one is planned
-(`price_and_branch.py`), nor the search of the whole (`proposals.py`).
+Owns the order in which parts are planned. Does not own which parts there are
+(`parts.py`), whether they come before the whole (`first_plans.py`), how a part is
+planned (`price_and_branch.py`), nor the search of the whole (`proposals.py`).
 """
 
 import math
@@ -36,11 +36,12 @@ def floor(
     *,
     by_cost: bool = False,
 ) -> Iterator[Proposal]:
-    """Yield a proposal for every part that could be faster than `best_s` says, and
-    another where it matters whether layers are held by like nodes alone.
+    """Yield a proposal for every part that could be faster than `best_s()`. Yield
+    another one if it matters whether only like nodes hold the same layers.
 
-    `best_s` is asked anew before each. What computes most comes first, or what computes
-    most for its price. Parts of which no plan fits yield nothing.
+    `best_s` is called before each part. Parts that compute most come first, or, with
+    `by_cost`, those that compute most for their price. Parts without a feasible plan
+    yield nothing.
     """
     first = _tflops_per_usd if by_cost else _peak_tflops
     for parts in (parts_alone(request), parts_without(request)):
@@ -52,7 +53,7 @@ def floor(
 
 
 def _holders(part: PlanRequest) -> tuple[Holders, ...]:
-    """Whose sums are counted: of a large part those of like nodes alone."""
+    """Return the holders to plan for; for a large part only like nodes."""
     if part.is_large:
         return ("alike",)
     matter = any(holders_matter(part, degrees) for degrees in degree_sets(part))
@@ -65,7 +66,7 @@ def _peak_tflops(part: PlanRequest) -> float:
 
 
 def _tflops_per_usd(part: PlanRequest) -> float:
-    """What a part computes for a dollar an hour; nothing where nobody tells a price."""
+    """Return a part's TFLOP/s per USD per hour; 0 if a price is unknown."""
     usd = 0.0
     for node in part.cluster.nodes:
         price = device_price_per_hour(node, part.usd_per_kwh)
@@ -74,7 +75,7 @@ def _tflops_per_usd(part: PlanRequest) -> float:
 
 
 def _quickly(part: PlanRequest, best_s: float, holders: Holders) -> Proposal | None:
-    """Solve the most promising problem of a part; None where none is."""
+    """Solve the most promising problem of a part; None if there is none."""
     look = most_promising(part, math.inf, best_s, holders=holders)
     if look is None:
         return None

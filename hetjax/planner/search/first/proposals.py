@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model proposes: unplaced plans with a bound, one tensor degree after the
-other.
+"""Generates the model's proposals: unplaced plans with a bound, by tensor degree.
 
-Owns which problems are solved for a request: the same tensor degree for all stages, or
-all degrees at once where replicas may be cut unlike; all nodes, or some of them, since
-gradient sums between unlike nodes take longer than the model says. Does not own how a
-problem is solved (`price_and_branch.py`), nor whose plan is best in the end
+Owns which problems are solved for a request. Stages have the same tensor degree, or all
+degrees at once where replicas may be sharded differently. Nodes are all, or some of
+them, since gradient sums between unlike nodes take longer than the model says. Does not
+own how a problem is solved (`price_and_branch.py`), nor the choice of the best plan
 (`find.py`).
 """
 
@@ -44,19 +43,19 @@ from hetjax.planner.search.price_and_branch import (
 )
 from hetjax.plans.plan import Plan
 
-_NUM_UNPLACED = 3  # of every problem, for the simulator to choose from
+_NUM_UNPLACED = 3  # per problem, for the simulator to choose from
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
 _TIGHT_GAIN = 0.98
-_MUCH_FASTER = 1.5  # sums between like nodes, which are looked at by themselves
-_NUM_CHEAPER = 2  # problems that are searched for what is slower and cheaper
-_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
+_MUCH_FASTER = 1.5  # ratio from which sums between like nodes get separate problems
+_NUM_CHEAPER = 2  # problems that are searched for slower and cheaper plans
+_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # step times that may be cheaper
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScreenedProblem:
-    """A problem, of a part of the cluster at some tensor degrees, and what a first look
-    at it promises. Gradient sums are counted for so many replicas, and such `holders`
-    of layers; if it is `tight`, memory of several layers is left out, and plans may not
+    """A problem (a part of the cluster at some tensor degrees), and the heuristic bound
+    from a first look. Gradient sums are for `num_replicas`, and such `holders` of
+    layers. If `tight`, the extra memory of several layers is left out, so plans may not
     fit."""
 
     request: PlanRequest
@@ -73,7 +72,7 @@ class ScreenedProblem:
 
     @property
     def counted(self) -> tuple[Holders, bool]:
-        """What is counted otherwise than in others: these cannot be compared."""
+        """The costing of the problem; step times compare only if it is equal."""
         return self.holders, self.tight
 
 
@@ -81,8 +80,8 @@ class ScreenedProblem:
 class Proposal:
     """Layouts for a problem, best first.
 
-    By the model none takes less than `bound_s`: infinity where the fastest was not what
-    was looked for.
+    By the model, no layout takes less than `bound_s`; infinity if the search was not
+    for the fastest.
     """
 
     look: ScreenedProblem
@@ -91,7 +90,7 @@ class Proposal:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes that it may use, by name."""
+        """The names of the nodes that the layouts may use."""
         return frozenset(node.name for node in self.look.request.cluster.nodes)
 
     @property
@@ -100,7 +99,7 @@ class Proposal:
         return self.unplaced[0].step_s
 
     def progress_line(self) -> str:
-        """Say for people what the model makes of it."""
+        """Return a line of text with the model's time of the best layout."""
         look = self.look
         degrees = " or ".join(map(str, look.degrees))
         sums = ", one replica" if look.num_replicas == 1 else ""
@@ -115,12 +114,12 @@ def proposals(
     whole: bool = False,
     holders: Sequence[Holders] = HOLDERS,
 ) -> Iterator[Proposal]:
-    """Yield what every set of tensor degrees comes to on every part of the cluster.
+    """Yield a proposal for every set of tensor degrees on every part of the cluster.
 
-    Those that do not promise about the best time found so far are left out, and all
-    parts if only the `whole` is asked for. `fewer`: slower ones on fewer devices count
-    too. Layers have these `holders`, like ones only where that matters. The first comes
-    early: the most promising of the whole.
+    Proposals that do not promise nearly the best time so far are left out, and, with
+    `whole`, all parts. `fewer`: slower plans on fewer devices count, too. Layers have
+    these `holders`, "alike" only where that matters. The first proposal, the most
+    promising for the whole, comes early.
     """
     looks: list[ScreenedProblem] = []
     first: ScreenedProblem | None = None
@@ -136,7 +135,7 @@ def proposals(
         near_s = least_s_of[look.counted] * _doubt(look.num_replicas, fewer)
         if look is not first and look.relaxed_s <= near_s:
             yield from _proposed(look)
-    # of a part, devices that it can do without are another part's
+    # not of parts: a part without some devices is another part
     wholes = [look for look in looks if _is_whole(look, request)]
     for look in wholes[:_NUM_CHEAPER] if fewer else ():
         yield from _cheaper(look)
@@ -145,7 +144,7 @@ def proposals(
 def _looks(
     request: PlanRequest, fewer: bool, whole: bool, asked: Sequence[Holders]
 ) -> Iterator[ScreenedProblem]:
-    """Look at all problems, but for those of too few devices to come near."""
+    """Yield a first look at all problems, but those with too few devices to be near."""
     least_s_of = defaultdict[tuple[Holders, bool], float](lambda: math.inf)
     for part, degrees, num_replicas, holders in _problems(request, whole):
         if holders not in asked:
@@ -165,7 +164,7 @@ def _looks(
             if compute_bound_s(p) > near_s:
                 continue
             look = _look(part, degrees, num_replicas, counted, p, near_s)
-            # what memory hardly limits need not be searched twice
+            # the tight problem counts only if it promises a clearly shorter step
             if look is not None and look.relaxed_s < relaxed_s * _TIGHT_GAIN:
                 relaxed_s = look.relaxed_s
                 least_s_of[counted] = min(least_s_of[counted], relaxed_s)
@@ -180,8 +179,7 @@ def _look(
     p: Problem,
     below_s: float,
 ) -> ScreenedProblem | None:
-    """Look at a problem for the first time; None if nothing was found within the
-    time."""
+    """Take a first look at a problem; None if nothing was found below `below_s`."""
     seen = heuristic_bound(p, "closed", below_s)
     if seen is None:
         return None
@@ -197,8 +195,8 @@ def _look(
 
 
 def _doubt(num_replicas: float, fewer: bool) -> float:
-    """How far above the least time may be what is best in truth: sums of few replicas
-    are what the model knows least about."""
+    """Return how far above the least time the truly best problem may be. The model
+    knows least about sums of few replicas."""
     if fewer:
         return math.inf
     return {1: _DOUBT, 2: _DOUBT_FEW, math.inf: _DOUBT_MANY}[num_replicas]
@@ -207,10 +205,11 @@ def _doubt(num_replicas: float, fewer: bool) -> float:
 def _problems(
     request: PlanRequest, whole: bool
 ) -> Iterator[tuple[PlanRequest, tuple[int, ...], float, Holders]]:
-    """Parts, tensor degrees, numbers of replicas, and holders of their layers; one
-    replica has the whole, and like holders where that matters.
+    """Yield parts, tensor degrees, numbers of replicas, and holders of layers. Only the
+    whole is tried with one replica, and with like holders where that matters.
 
-    Of large clusters a part is seldom faster than all, nor few replicas than many.
+    In large clusters a part is seldom faster than the whole, nor few replicas than
+    many.
     """
     parts: list[PlanRequest] = []
     if not whole and searches_parts(request):
@@ -228,7 +227,7 @@ def _problems(
 
 
 def holders_matter(request: PlanRequest, degrees: tuple[int, ...]) -> bool:
-    """Say whether gradient sums of some stages take much longer between unlike
+    """Return whether gradient sums of some stages take much longer between unlike
     nodes."""
     options = options_of(request, degrees)
     alike_O, any_O = (
@@ -251,7 +250,7 @@ def most_promising(
     narrowed: Callable[[Problem], Problem] = lambda p: p,
     holders: Holders = "any",
 ) -> ScreenedProblem | None:
-    """Return the problem of the tensor degrees that promise most, each `narrowed`; None
+    """Return the problem of the most promising tensor degrees, after `narrowed`; None
     if none promises a step below `best_s`."""
     best: ScreenedProblem | None = None
     for degrees in degree_sets(request):
@@ -269,8 +268,8 @@ def look_below(
     narrowed: Callable[[Problem], Problem] = lambda p: p,
     holders: Holders = "any",
 ) -> ScreenedProblem | None:
-    """Look at the problem of some tensor degrees, `narrowed`; None if it promises no
-    step below `best_s`."""
+    """Take a first look at the problem of some tensor degrees, after `narrowed`; None
+    if it promises no step below `best_s`."""
     check_deadline()
     p = search_problem(request, degrees, num_replicas=num_replicas, holders=holders)
     p = narrowed(p)
@@ -280,19 +279,19 @@ def look_below(
 
 
 def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
-    """Place the proposal's layout of that rank on nodes, in every order that fits."""
+    """Yield plans of the proposal's layout of that rank, one per order that fits."""
     look = proposal.look
     for unplaced in proposal.unplaced[rank : rank + 1]:
         pipelines = pipelines_of(look.problem, unplaced.copies)
         orders = ORDERS
         if look.request.is_large and _fill_nodes(look.request, pipelines):
-            orders = ORDERS[:1]  # the others would only call nodes otherwise
+            orders = ORDERS[:1]  # the others would differ only in the names of nodes
         plans = (place(look.request, pipelines, order) for order in orders)
         yield from (plan for plan in plans if plan is not None)
 
 
 def _fill_nodes(request: PlanRequest, pipelines: Sequence[UnplacedReplica]) -> bool:
-    """Whether every stage takes all devices of a node."""
+    """Return whether every stage takes all devices of a node."""
     return all(
         option.num_devices == request.classes[option.device_class].devices_per_node
         for pipeline in pipelines
@@ -303,7 +302,7 @@ def _fill_nodes(request: PlanRequest, pipelines: Sequence[UnplacedReplica]) -> b
 def plans_by_rank(
     proposed: Sequence[Proposal], first: int = 0, end: int | None = None
 ) -> Iterator[Plan]:
-    """The best of every proposal, the fastest first, then their second best, and on."""
+    """Yield the best of every proposal, fastest first, then their second best, ..."""
     proposed = sorted(proposed, key=lambda p: p.step_s)
     most = max((len(p.unplaced) for p in proposed), default=0)
     for rank in range(most)[first:end]:
@@ -312,7 +311,7 @@ def plans_by_rank(
 
 
 def pipelines_of(p: Problem, copies: Sequence[ColumnCount]) -> list[UnplacedReplica]:
-    """Write copies of templates out as replicas."""
+    """Return copies of templates as unplaced replicas."""
     return [
         UnplacedReplica(
             num_microbatches=c.num_microbatches,
@@ -329,7 +328,7 @@ def _is_whole(look: ScreenedProblem, request: PlanRequest) -> bool:
 
 
 def _proposed(look: ScreenedProblem) -> Iterator[Proposal]:
-    """Solve the problem in integer copies; nothing if nothing fits."""
+    """Yield the proposal of integer copies; nothing if nothing fits."""
     large = look.request.is_large
     num, seen = 1 if large else _NUM_UNPLACED, look.heuristic_bound
     with suppress(NoFeasiblePlan):
@@ -338,7 +337,7 @@ def _proposed(look: ScreenedProblem) -> Iterator[Proposal]:
 
 
 def _cheaper(look: ScreenedProblem) -> Iterator[Proposal]:
-    """Layouts that take longer for less money, or with fewer lost nodes."""
+    """Yield layouts that take longer but cost less, or lose nodes more rarely."""
     usd_per_hour = partial(_usd_per_hour, usd_per_kwh=look.request.usd_per_kwh)
     for wish in (usd_per_hour, _losses_per_hour):
         prices_C = np.array([wish(nodes) for nodes in look.request.classes])
@@ -350,10 +349,10 @@ def _cheaper(look: ScreenedProblem) -> Iterator[Proposal]:
 
 
 def _usd_per_hour(nodes: NodeClass, usd_per_kwh: float | None) -> float:
-    """Of one device; 0 where nobody tells."""
+    """Return the price of one device; 0 if unknown."""
     return device_price_per_hour(nodes.nodes[0], usd_per_kwh) or 0.0
 
 
 def _losses_per_hour(nodes: NodeClass) -> float:
-    """Of a device's share in its node."""
+    """Return a device's share of its node's preemptions per hour."""
     return (nodes.nodes[0].preemptions_per_hour or 0.0) / nodes.devices_per_node

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proposals that keep a tied embedding in one class of nodes.
+"""Generates proposals that keep a tied embedding in one class of nodes.
 
-Where the head is the embedding, its gradients are summed over the first stage and the
-last. If these are on nodes that a slow link joins, that sum can take longer than all
-messages of pipelines that come back to where they began. Templates know nothing of it:
-their first and last stage are priced apart.
+Where the head is the embedding, its gradients are summed over the first and the last
+stage. If a slow link joins their nodes, that sum can take longer than all messages of
+pipelines that return to their first nodes. Templates do not include this sum: their
+first and last stages are priced separately.
 
 Owns the problems in which both ends are on one class. Does not own how a problem is
 solved (`price_and_branch.py`), nor which plan is best (`incumbents.py`).
@@ -32,14 +32,15 @@ from hetjax.planner.search.price_and_branch import candidates
 
 _NUM_UNPLACED = 2
 _MUCH = 0.1  # of the best step so far
-_FILLED = 1.2  # times it: other schedules fill what one pipeline waits
+_FILLED = 1.2  # times the best step: other schedules fill a pipeline's waiting time
 
 
 def tied_ends(request: PlanRequest, best_s: Callable[[], float]) -> Iterator[Proposal]:
     """Yield proposals of one replica and of several, with both ends on each class.
 
-    Those that could be faster than `best_s` says, by the model. None where summing the
-    first and last layer's common elements across every cut takes little of that.
+    By the model, they could be faster than `best_s()`. There are none if summing the
+    elements that the first and last layer share takes little of that time, across
+    every cut.
     """
     sums_s = (cut.tied_bytes / cut.bytes_per_s for cut in cuts_of(request))
     if max(sums_s, default=0.0) < _MUCH * best_s():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that check a stage's numbers: whether they are finite, and their digests.
+"""Compiles programs that check a stage's numbers: finiteness and digests.
 
-Owns what is compared between holders of a gradient group: the weights, where an update
-gives all of them the same bits, else the summed gradients, which are the same bits in
-any case (`hetjax/comm/reduction.py`) and of which the weights are made. Does not own
+Owns what holders of a gradient group compare: the weights, if an update gives all
+holders the same bits; otherwise the summed gradients, from which the weights are
+computed and which always have the same bits (`hetjax/comm/reduction.py`). Does not own
 the arithmetic (`digests.py`) nor the judgement (`checks.py`).
 """
 
@@ -26,13 +26,13 @@ from hetjax.stage import arrays
 
 @dataclass(frozen=True)
 class CheckPrograms:
-    """Programs over the weights and gradients of a stage, which change nothing."""
+    """Programs over the weights and gradients of a stage that only read them."""
 
     updates: UpdatePrograms
 
     @cached_property
     def is_finite(self) -> Compiled:
-        """(masters) -> whether all of them are."""
+        """(masters) -> whether all of them are finite."""
         abstract = jax.tree.leaves(self.updates.masters)
         whole = replicated(self.updates.home)
         if not abstract:
@@ -45,9 +45,9 @@ class CheckPrograms:
     def digests(
         self, masters: Any, gradients: Any = None
     ) -> tuple[tuple[Group, ...], tuple[jax.Array, ...]]:
-        """The groups that other stages have, too, and their digests, uint32[N, 2].
+        """Return the groups that other stages hold, too, with digests, uint32[N, 2].
 
-        Without gradients of those alone whose weights are compared.
+        Without `gradients`, only the groups whose weights are compared.
         """
         names, found = list[Group](), list[jax.Array]()
         if self.weight_digests is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step is checked for, and what its workers then know of their numbers.
+"""Defines the checks of a step, and what they find.
 
-Owns these values and the judgement whose digest differs from the others', a function of
-all digests. Does not own how digests are made (`digests.py`), how they travel
-(`gradient_sync.py`), nor what is done about a disagreement (`hetjax/training/loop.py`).
+Owns these values, and the decision whose digest differs from the others', a function of
+all digests. Does not own the computation of digests (`digests.py`), their transfer
+(`gradient_sync.py`), nor the reaction to a disagreement (`hetjax/training/loop.py`).
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ Digests = Mapping[Group, int]  # 64 bits of each gradient group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepChecks:
-    """What a step is checked for: the same for all workers.
+    """The checks of a step: the same for all workers.
 
-    A loss beyond `most_loss` is a spike, which changes nothing if it `skips_spikes`.
-    `digests`: whether holders of a gradient group compare what they have.
+    A loss beyond `most_loss` is a spike; if `skips_spikes`, a spike changes nothing.
+    `digests`: whether holders of a gradient group compare their numbers.
     """
 
     most_loss: float | None = None
@@ -33,9 +33,10 @@ NO_CHECKS = StepChecks()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disagreement:
-    """Holders of a gradient group that should have the same bits, and have not.
+    """Holders of a gradient group whose bits should be equal but differ.
 
-    `odd` are those that differ from more than half of them; none where nobody can tell.
+    `odd` are the holders that differ from more than half of them; empty if there is no
+    such majority.
     """
 
     group: Group
@@ -45,7 +46,7 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageNumbers:
-    """What is known of a stage's weights between two steps.
+    """The findings on a stage's weights between two steps.
 
     `digests` are those of groups whose weights are equal to the last bit on all
     holders.
@@ -57,8 +58,10 @@ class StageNumbers:
 
 
 def disagreements(digests: Mapping[StageKey, Digests]) -> tuple[Disagreement, ...]:
-    """The groups of which two holders report unlike digests; whoever has the same
-    reports gets the same."""
+    """Return the groups for which two holders report different digests.
+
+    Equal reports give equal results.
+    """
     by_group: dict[Group, dict[StageKey, int]] = {}
     for stage in sorted(digests):
         for group, digest in digests[stage].items():

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of arrays: 64 bits that tell whether two holders have the same numbers.
+"""Computes digests of arrays: 64 bits that show whether two holders have equal numbers.
 
-A digest is a sum over all elements of a function of their bits, so that neither the
-order nor the layout of what is summed matters, and integers round nothing. JAX has no
-64-bit integers as we use it: these are two sums of 32 bits of unlike functions. Each
-function is a bijection, so that one element that differs always shows; several that
-differ escape once in 2**64. That elements have changed places does not show.
+A digest is a sum over all elements of a function of their bits. So neither the order
+nor the layout of the elements matters, and integers do not round. As we use JAX, it has
+no 64-bit integers: a digest is two 32-bit sums of different functions. Each function is
+a bijection, so one differing element always shows; several that differ escape once in
+2**64. A permutation of elements does not show.
 
 Owns this arithmetic, traced inside a stage's programs (`update.py`). Does not own who
 compares what (`checks.py`).
@@ -21,13 +21,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 # Finalisers of 32-bit hashes: that of MurmurHash3, and lowbias32 of C. Wellons
 _MIXINGS = ((16, 0x85EBCA6B, 13, 0xC2B2AE35, 16), (16, 0x7FEB352D, 15, 0x846CA68B, 16))
-_ZEROS = 0x9E3779B9  # what 0 is taken for, or zeros would not count
+_ZEROS = 0x9E3779B9  # stands in for 0; otherwise zeros would not count
 
 
 def digests(groups: Sequence[Sequence[jax.Array]], specs: Any) -> jax.Array:
-    """uint32[N, 2] of all elements of the fp32 arrays of each of N groups.
+    """Return uint32[N, 2] of all elements of the fp32 arrays of each of N groups.
 
-    `specs` are their shardings. Each device of a mesh sums what it has; they meet once.
+    `specs` are their shardings. Each device of a mesh sums its part; one all-reduce
+    follows.
     """
 
     def local(groups: Sequence[Sequence[jax.Array]]) -> jax.Array:
@@ -38,7 +39,7 @@ def digests(groups: Sequence[Sequence[jax.Array]], specs: Any) -> jax.Array:
 
 
 def is_finite(arrays: Sequence[jax.Array], specs: Any) -> jax.Array:
-    """Whether all elements of these fp32 arrays are."""
+    """Return whether all elements of these fp32 arrays are finite."""
 
     def local(arrays: Sequence[jax.Array]) -> jax.Array:
         bad = jnp.zeros((), jnp.int32)
@@ -52,7 +53,7 @@ def is_finite(arrays: Sequence[jax.Array], specs: Any) -> jax.Array:
 
 
 def whole(digests: np.ndarray) -> Sequence[int]:
-    """The 64 bits of each of digests[N, 2]."""
+    """Return the 64 bits of each of digests[N, 2]."""
     return [int(low) | int(high) << 32 for low, high in digests]
 
 
@@ -70,7 +71,7 @@ def _axes(specs: Any) -> tuple[str, ...]:
 
 
 def _digest(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> Any:
-    """uint32[2] of what this device has, and no other that comes before it."""
+    """Return uint32[2] of the parts of this device that no earlier device has."""
     found = jnp.zeros((2,), jnp.uint32)
     for array, sharding in zip(arrays, shardings, strict=True):
         bits = jax.lax.bitcast_convert_type(array, jnp.uint32)
@@ -81,7 +82,7 @@ def _digest(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> 
 
 
 def _is_first(sharding: NamedSharding) -> jax.Array:
-    """Whether this device is the first of those that have the same part."""
+    """Return whether this device is the first of those that have the same part."""
     cut = {axis for axes in sharding.spec if axes for axis in _names(axes)}
     first = jnp.ones((), jnp.bool_)
     for axis in set(sharding.mesh.axis_names) - cut:
@@ -94,10 +95,10 @@ def _names(axes: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _reduced(pair: Sequence[jax.Array], initial: Any, operation: Any) -> Any:
-    """Both reduced to scalars, in one pass.
+    """Reduce both arrays to scalars in one pass.
 
-    XLA's compiler for CPUs makes vector instructions of a reduction of two arrays, and
-    none of that of one: 1.6 against 53 ms for a digest of 8 M elements, on two cores.
+    XLA's CPU compiler vectorises a reduction of two arrays, but not of one: 1.6 against
+    53 ms for a digest of 8 M elements, on two cores.
     """
     every = range(pair[0].ndim)
     both = lambda a, b: tuple(map(operation, a, b))  # noqa: E731
@@ -107,7 +108,7 @@ def _reduced(pair: Sequence[jax.Array], initial: Any, operation: Any) -> Any:
 def _mixed(
     bits: jax.Array, one: int, first: int, two: int, second: int, three: int
 ) -> jax.Array:
-    """A bijection of 32 bits."""
+    """Apply a bijection of 32 bits."""
     x = bits ^ jnp.uint32(_ZEROS)
     x = (x ^ (x >> jnp.uint32(one))) * jnp.uint32(first)
     x = (x ^ (x >> jnp.uint32(two))) * jnp.uint32(second)

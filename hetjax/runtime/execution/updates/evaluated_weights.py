@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a checkpoint at which its model is evaluated, one parameter at a time.
+"""Computes the weights at which a checkpoint's model is evaluated, one at a time.
 
-For a rule that trains at others: they follow from a parameter and its state, wherever a
-plan had cut them. Does not own how (`hetjax/optimizers/`), nor the same of a stage
-(`update.py`).
+For rules that train at other weights: the evaluated ones follow from a parameter and
+its state, however a plan had cut them. Does not own the formula (`hetjax/optimizers/`),
+nor the same computation for a stage (`update.py`).
 """
 
 from collections.abc import Callable
@@ -26,8 +26,11 @@ EvaluatedWeight = Callable[[str], np.ndarray]  # fp32 value by the full path
 def evaluated_weights(
     model: Model, init: arrays.OptimizerInit, read: Callable[[Entry], np.ndarray]
 ) -> EvaluatedWeight | None:
-    """Return what gives each trained parameter as it is to be evaluated; None if that
-    is as it is saved. `init` makes the state of the rule, `read` reads entries."""
+    """Return a function that gives each trained parameter as it is to be evaluated.
+
+    None if that is the saved one. `init` makes the state of the rule, `read` reads
+    entries.
+    """
     if not evaluates_elsewhere(jax.eval_shape(init, {"any": jnp.zeros(1)})):
         return None
     modules = {module.path: module for module in model.modules}
@@ -58,7 +61,7 @@ def _evaluated(
 
 
 def _abstract(held: StageParameters, init: arrays.OptimizerInit) -> tuple[Any, Any]:
-    """(masters, optimizer state) of a stage that holds this alone."""
+    """Return (masters, optimizer state) of a stage that holds only this."""
     stacks = held.kind.stacks
     masters = tuple(
         {

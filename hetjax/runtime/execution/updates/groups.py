@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient groups of a stage: who holds them, and how alike their updates are.
+"""Determines a stage's gradient groups: their holders, and which updates are bit-equal.
 
 Does not own their sums (`gradient_sync.py`) nor their updates (`update.py`).
 """
@@ -15,17 +15,17 @@ from hetjax.plans.plan import Group, Stage
 from hetjax.schedule.programs.action import StageKey
 from hetjax.stage.partition import LeafId, PlanPartition
 
-CPU = "cpu"  # the kind of device whose updates round the same on any mesh
+CPU = "cpu"  # the kind of device whose updates round alike on any mesh
 
 
 @dataclass(frozen=True, slots=True)
 class GradientGroup:
     """A gradient group of the stage.
 
-    Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
-    needs one data rank and one holder. `owned` by its first holder in each replica, of
-    which one counts it at NORM; `shared` with other holders, on all of which an update
-    `is_exact` if it rounds the same way.
+    Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which needs one
+    data rank and one holder. `owned` by its first holder in each replica; one of these
+    counts it at NORM. `shared` if other stages hold it, too; `is_exact` if an update
+    rounds the same way on all of them.
     """
 
     name: Group
@@ -36,7 +36,7 @@ class GradientGroup:
     is_exact: bool = True
 
     def touches(self, index: int) -> bool:
-        """Whether the stack has a leaf of this group."""
+        """Return whether the stack has a leaf of this group."""
         return any(at == index for at, _ in self.leaf_ids)
 
 
@@ -46,12 +46,12 @@ def rounds_alike(
     group: Group,
     holders: Sequence[Stage],
 ) -> bool:
-    """Whether an update gives the weights of a group the same bits on these stages.
+    """Return whether an update gives a group's weights the same bits on these stages.
 
-    On CPUs, those of hosts too, it is compiled so that it does (`UpdatePrograms`),
-    elsewhere where it is the same program for the same devices: not that of a tied
-    parameter, whose stacks are unlike. What sums over a leaf may take another order
-    anywhere.
+    On CPUs, including hosts of other devices, it is compiled so that it does
+    (`UpdatePrograms`). Elsewhere it does if it is the same program for the same
+    devices; for a tied parameter it is not, as its stacks differ. A rule that sums over
+    a leaf may add in another order anywhere.
     """
     if isinstance(optimizer, NonElementwise):
         return False
@@ -69,7 +69,7 @@ def groups_of(
     key: StageKey,
     is_exact: Callable[[Group, list[Stage]], bool],
 ) -> tuple[GradientGroup, ...]:
-    """Groups of the stage; data ranks or several holders make packing necessary."""
+    """Return the stage's groups; several data ranks or holders require packing."""
     plan, found = partition.plan, []
     stages = {(r, s): stage for r, s, stage in plan.stages()}
     for name, leaf_ids in partition.stages[key].groups.items():

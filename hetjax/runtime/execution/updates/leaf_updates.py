@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The update of a stack, one leaf after another.
+"""Updates a stack one leaf after another.
 
-Of a stack a unit at a time, in place: so no more than that is there at once of scaled
-gradients, of moments decoded from 8 bits, and of whatever else a compiler stores on the
-way. CPUs fuse all of it, and are much slower in such a loop: there units are updated
-all at once, unless moments are in 8 bits. Owns the order and the state of one leaf.
-Does not own the rule (`update.py`) nor the codes (`hetjax/stage/eight_bits.py`).
+Within a leaf it updates one unit of the stack at a time, in place. So scaled gradients,
+moments decoded from 8 bits, and whatever else a compiler stores on the way exist for
+one unit only. CPUs fuse all of it, and are much slower in such a loop: there all units
+are updated at once, unless moments are in 8 bits. Owns the order and the state of one
+leaf. Does not own the rule (`update.py`) nor the codes (`hetjax/stage/eight_bits.py`).
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ def updated_by_leaf(
     grads: dict[str, Any],
     whole_gradient: Callable[[str, Any], jax.Array],
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    """Traceable: masters and state after the `step` of every leaf.
+    """Return masters and state after the `step` of every leaf; traceable.
 
-    `whole_gradient` makes a leaf's gradient, still to be scaled, out of what is given.
+    `whole_gradient` computes a leaf's gradient, not yet scaled, from the given one.
     """
     new_masters: dict[str, jax.Array] = {}
     new_state: dict[str, Any] = {}
@@ -50,24 +50,24 @@ def updated_by_leaf(
 
 
 def scaled(rule: Rule, scale: jax.Array) -> Rule:
-    """The step of a unit's leaf whose gradients are still to be scaled."""
+    """Return the rule for gradients that are not yet scaled."""
 
     def scaled_step(params: Any, state: Any, grads: Any) -> Any:
         grads = jax.tree.map(lambda g: g * scale, grads)
-        # what is read is read before anything is written, so that both can be in place;
-        # and data movement stays out of the rule's kernels, which would otherwise be
-        # fused with it, and rounded, differently on unlike meshes
+        # All inputs are read before any output is written, so that both can be in
+        # place. Data movement stays out of the rule's kernels: otherwise they would be
+        # fused with it, and round, differently on unlike meshes.
         return rule(*jax.lax.optimization_barrier((params, state, grads)))
 
     return scaled_step
 
 
 def in_eight_bits(rule: Rule, stack: BlockStack) -> Rule:
-    """The rule where moments are held as codes."""
+    """Return the rule for moments that are held as codes."""
     parameters = stack.trained()
 
     def step_on_codes(params: Any, state: Any, grads: Any) -> Any:
-        # codes in kernels of their own, which round the same on all meshes
+        # separate kernels for codes round the same on all meshes
         seen = jax.lax.optimization_barrier(eight_bits.seen(state))
         params, state = jax.lax.optimization_barrier(rule(params, seen, grads))
         held = eight_bits.held(state, parameters)
@@ -77,7 +77,7 @@ def in_eight_bits(rule: Rule, stack: BlockStack) -> Rule:
 
 
 def in_turn(rule: Rule, params: Any, state: Any, grads: Any) -> Any:
-    """The updates of a stack's units, one after another and in place."""
+    """Update a stack's units one after another, in place."""
 
     def step(unit: jax.Array, held: Any) -> Any:
         take = partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
@@ -90,7 +90,7 @@ def in_turn(rule: Rule, params: Any, state: Any, grads: Any) -> Any:
 
 
 def _part(state: Any, leaf: str, leaves: Any) -> Any:
-    """The state of a module as if it had this leaf alone."""
+    """Return the state of a module as if it had only this leaf."""
 
     def by_leaf(node: Any) -> bool:
         return isinstance(node, dict) and node.keys() <= leaves
@@ -102,7 +102,7 @@ def _part(state: Any, leaf: str, leaves: Any) -> Any:
 
 
 def _joined(whole: Any, parts: list[Any]) -> Any:
-    """The state of a module from those of its leaves; what they share they agree on."""
+    """Return a module's state from those of its leaves, which agree on common parts."""
     found = {
         path: value
         for part in parts

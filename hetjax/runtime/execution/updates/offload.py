@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of a stage on its host: where they are, and their way there and back.
+"""Moves arrays of a stage to its host and back.
 
 Owns the mesh of the host's CPU, on which every array is whole, and copies between it
-and a stage's devices. Does not own what is kept there (`update.py`) nor which stages do
-so (the plan).
+and a stage's devices. Does not own what is kept there (`update.py`) nor which stages
+offload (the plan).
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ from hetjax.stage.arrays import shardings
 
 
 def host_mesh() -> Mesh:
-    """The CPU of this process's host, as a mesh of one device."""
+    """Return the CPU of this process's host, as a mesh of one device."""
     return stage_mesh(jax.local_devices(backend="cpu")[:1], data=1, tensor=1)
 
 
 def whole_on(mesh: Mesh, abstract: Any) -> Any:
-    """Abstract arrays of these shapes, whole on every device of the mesh."""
+    """Return abstract arrays of these shapes, whole on every device of the mesh."""
     return jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated(mesh)),
         abstract,
@@ -32,12 +32,12 @@ def whole_on(mesh: Mesh, abstract: Any) -> Any:
 
 
 def on_their_way(arrays: Any) -> Any:
-    """Start copying arrays to the host; return what `moved` reads there."""
+    """Start copying arrays to the host; return those that `moved` reads there."""
     return jax.tree.map(start_copy, arrays)
 
 
 def moved(arrays: Any, like: Any) -> Any:
-    """The arrays laid out like abstract ones, by way of the host; waits for them."""
+    """Wait for arrays on the host; return them, laid out like abstract ones."""
     return jax.tree.map(
         lambda array, sharding: to_mesh(np.asarray(array), sharding),
         arrays,

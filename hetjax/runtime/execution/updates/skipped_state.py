@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a skipped step does to the optimizer state: which of its counters go on.
+"""Updates the optimizer state at a skipped step: which of its counters increase.
 
-A skipped step counts as a step of the run, so counters of steps, which the
-learning-rate schedule reads, go on. It makes no update, so counters of updates, which
-correct averages for their short history, stay, as moments do. Rules say which counter
-is which; a state with a number that none of them lists is refused, rather than left
-behind. Does not own what they say (`hetjax/optimizers/`), nor when a step is skipped
+A skipped step counts as a step of the run. So counters of steps, which the
+learning-rate schedule reads, increase. It makes no update. So counters of updates,
+which correct averages for their short history, stay, as moments do. Rules say which
+counter is which. A state with a number that no rule lists is refused, rather than left
+unchanged. Does not own these lists (`hetjax/optimizers/`), nor when a step is skipped
 (`commit.py`).
 """
 
@@ -22,7 +22,7 @@ from hetjax.stage.eight_bits import HeldMoment
 
 
 def after_skipped_step(state: Any) -> Any:
-    """The state after a step without an update: counters of steps are one higher."""
+    """Return the state after a step without an update: step counters are one higher."""
     if isinstance(state, dict):
         return {key: after_skipped_step(node) for key, node in state.items()}
     if not isinstance(state, tuple):
@@ -56,7 +56,7 @@ def check_numbers(state: Any, parameters: Collection[str]) -> None:
 
 
 def _unlisted(node: Any, parameters: Collection[str], name: str) -> Iterator[str]:
-    """Names of numbers that are neither listed nor kept by parameter."""
+    """Yield names of numbers that are neither listed nor kept by parameter."""
     if isinstance(node, Moment | HeldMoment):
         return
     if isinstance(node, tuple):

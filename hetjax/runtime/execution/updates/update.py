@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer programs of one stage: gradient norm, update, weight copies, first state.
+"""Compiles a stage's optimizer programs: gradient norm, update, copies, first state.
 
-Owns master weights' and optimizer state's layout and the programs over them. Any
+Owns the layout of master weights and optimizer state, and the programs over them. Any
 Optax transformation that treats leaves separately works: it sees one module of one
 layer at a time (stacks are vmapped over). Does not own forward and backward
 (`programs.py`) nor when an update is allowed (NORM is the commit point).
@@ -37,8 +37,8 @@ from hetjax.runtime.execution.updates.skipped_state import (
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack
 
-# The plain emitters round according to shapes, whatever else is said; XLA_FLAGS may
-# have chosen them. JAX 0.11 has no others than the fusion emitters.
+# The plain emitters round depending on shapes, whatever the other options; XLA_FLAGS
+# may have chosen them. JAX 0.11 has only the fusion emitters.
 _EMITTERS = (
     {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
 )
@@ -51,7 +51,7 @@ class UpdatePrograms:
     programs: StagePrograms
     optimizer: optax.GradientTransformation
     groups: tuple[GradientGroup, ...]
-    host: Mesh | None = None  # where masters and optimizer state are, if not there
+    host: Mesh | None = None  # of masters and optimizer state, if offloaded
 
     @cached_property
     def masters(self) -> Any:
@@ -62,7 +62,7 @@ class UpdatePrograms:
     def opt_state(self) -> Any:
         """Abstract optimizer state, per stack by module; laid out like the masters.
 
-        Raises BadInput for a rule of which nobody knows what skipped steps do to it.
+        Raises BadInput for a rule that does not say what skipped steps do to it.
         """
         init = self.optimizer.init
         state = arrays.optimizer_state(self._stacks, self.masters, init)
@@ -90,14 +90,14 @@ class UpdatePrograms:
 
     @cached_property
     def copies(self) -> Compiled:
-        """(masters) -> compute weights that are not the masters themselves, there."""
+        """(masters) -> compute weights that are not masters themselves, at `home`."""
         if not jax.tree.leaves(self._copied):
             return self._copies
         out = arrays.shardings(self._copied_at_home)
         return self.programs.compiled(self._copies, (self.masters,), out=out)
 
     def copied(self, masters: Any) -> Any:
-        """Compute weights that are not the masters themselves, on the stage."""
+        """Return compute weights that are not the masters themselves, on the stage."""
         return self._on_stage(self.copies(masters))
 
     @cached_property
@@ -122,13 +122,13 @@ class UpdatePrograms:
         """Per stack (masters, opt_state, gradients, scale) -> the first two, copies.
 
         One program per stack, not per stage: all holders of a segment have the same
-        stacks, so that they compile the same arithmetic and their weights stay equal to
-        the last bit (tested on CPU devices, for optimizers without reductions).
+        stacks. So they compile the same arithmetic, and their weights stay equal to the
+        last bit (tested on CPU devices, for optimizers without reductions).
         """
         return [self._stack_update(index) for index in range(len(self.masters))]
 
     def update(self, masters: Any, opt_state: Any, gradients: Any, scale: Any) -> Any:
-        """(masters, opt_state, copies) after one step; masters, opt_state donated."""
+        """Return (masters, opt_state, copies) after a step; donate the first two."""
         if self._is_away:
             gradients = on_their_way(gradients)
             scale = moved(scale, whole_on(self.home, self.programs.scalar))
@@ -150,7 +150,7 @@ class UpdatePrograms:
 
     @property
     def home(self) -> Mesh:
-        """Where masters and optimizer state are."""
+        """The mesh of masters and optimizer state."""
         return self.host or self.programs.mesh
 
     @property
@@ -168,12 +168,12 @@ class UpdatePrograms:
 
     @cached_property
     def evaluates_elsewhere(self) -> bool:
-        """Whether evaluation is at other weights than training."""
+        """Whether evaluation uses other weights than training."""
         return evaluation.evaluates_elsewhere(self.opt_state)
 
     @cached_property
     def evaluation_weights(self) -> Compiled:
-        """(masters, opt_state) -> compute weights to evaluate, of those trained."""
+        """(masters, opt_state) -> compute weights to evaluate, trained ones only."""
 
         def found(masters: Any, opt_state: Any) -> Any:
             return tuple(
@@ -187,7 +187,7 @@ class UpdatePrograms:
         return self.programs.compiled(found, given, out=arrays.shardings(out))
 
     def evaluated(self, masters: Any, opt_state: Any, frozen: Any) -> Any:
-        """Compute weights to evaluate, on the stage."""
+        """Return the compute weights to evaluate, on the stage."""
         found = self.evaluation_weights(masters, opt_state)
         if self._is_away:
             found = moved(on_their_way(found), self.programs.trained)
@@ -207,7 +207,7 @@ class UpdatePrograms:
         return {leaf: found[leaf].astype(weight.dtype) for leaf, weight in like.items()}
 
     def skipped(self, opt_state: Any) -> Any:
-        """The optimizer state after a step that makes no update."""
+        """Return the optimizer state after a step without an update."""
         return after_skipped_step(opt_state)
 
     def _stack_update(self, index: int) -> Compiled:
@@ -253,21 +253,21 @@ class UpdatePrograms:
         )
 
     def _whole(self, index: int) -> NamedSharding | None:
-        """How leaves lie for a rule that sums over them, if others hold them, too.
+        """Return how to lay out shared leaves for a rule that sums over them, or None.
 
-        All holders then sum in one order, however they are cut.
+        All holders then sum in one order, however their leaves are cut.
         """
         shared = any(g.shared and g.touches(index) for g in self.groups)
         sums = isinstance(self.optimizer, NonElementwise)
         return replicated(self.home) if shared and sums else None
 
     def _exact_arithmetic(self, index: int) -> dict[str, Any]:
-        """Compiler options that round every operation as written, for shared weights.
+        """Return options that round every operation as written, if weights are shared.
 
-        XLA turns a / b into a * (1 / b), and LLVM a * b + c into one rounding, or not,
-        depending on the shapes around: holders with unlike meshes would drift apart by
-        last bits, and a resumed run, whose holders all restore one copy, from an
-        unbroken one. This makes an update four times slower on a CPU (35 against 9 ms
+        XLA turns a / b into a * (1 / b), and LLVM may round a * b + c once, depending
+        on the shapes around. So holders with unlike meshes would drift apart by last
+        bits, and a resumed run, whose holders all restore one copy, from an unbroken
+        one. These options make an update four times slower on a CPU (35 against 9 ms
         for 8 M parameters). Not set on GPU: nothing was tried there.
         """
         on_cpu = self.programs.mesh.devices.flat[0].platform == "cpu"
@@ -280,7 +280,7 @@ class UpdatePrograms:
         }
 
     def _of_stack(self, index: int, gradients: Any) -> list[Any]:
-        """The gradients of the groups that have a leaf in the stack."""
+        """Return the gradients of the groups that have a leaf in the stack."""
         return [
             value
             for group, value in zip(self.groups, gradients, strict=True)
@@ -289,7 +289,7 @@ class UpdatePrograms:
 
     @property
     def gradients(self) -> tuple[Any, ...]:
-        """What NORM and UPDATE get per group: rows, or accumulator leaves."""
+        """The input of NORM and UPDATE per group: rows, or accumulator leaves."""
         return tuple(self._gradient(group) for group in self.groups)
 
     def _gradient(self, group: GradientGroup) -> Any:
@@ -309,13 +309,12 @@ class UpdatePrograms:
         return arrays.frozen_part(self._stacks, self.programs.params)
 
     def with_copies(self, masters: Any, copies: Any, frozen: Any) -> Any:
-        """Compute weights: the copy where there is one, else the master itself; and
-        what is frozen."""
+        """Return compute weights: copies, masters without a copy, and frozen ones."""
         trained = arrays.joined_parts(masters, copies)
         return arrays.joined_parts(trained, frozen)
 
     def _leaves(self, index: int, gradients: list[Any]) -> dict[str, jax.Array]:
-        """Gradients of a stack by leaf, as they come: accumulators, or packed rows."""
+        """Return a stack's gradients by leaf: accumulators, or packed rows."""
         groups = [group for group in self.groups if group.touches(index)]
         return {
             leaf: gradient
@@ -333,7 +332,7 @@ class UpdatePrograms:
         return unpacked_rows(value, shapes)
 
     def _whole_leaf(self, index: int, leaf: str, gradient: jax.Array) -> jax.Array:
-        """The gradient of a leaf, data ranks and holders summed."""
+        """Return the gradient of a leaf, summed over data ranks and holders."""
         group = next(g for g in self.groups if (index, leaf) in g.leaf_ids)
         if not group.rows:
             return jnp.sum(gradient, axis=0)
@@ -351,7 +350,7 @@ class UpdatePrograms:
 
     @cached_property
     def _copied(self) -> Any:
-        """Of masters that are elsewhere all that is trained."""
+        """The weights to copy: all trained ones if the masters are elsewhere."""
         if self._is_away:
             return self.programs.trained
         return arrays.copied_weights(self.programs.trained, self.masters)
@@ -362,7 +361,7 @@ class UpdatePrograms:
 
     @cached_property
     def _gradients_at_home(self) -> list[Any]:
-        """What each stack's update gets."""
+        """The gradients that each stack's update gets."""
         found = [self._of_stack(i, self.gradients) for i in range(len(self.masters))]
         return whole_on(self.home, found) if self._is_away else found
 
@@ -370,21 +369,21 @@ class UpdatePrograms:
 def _rule(
     optimizer: optax.GradientTransformation, params: Any, state: Any, grads: Any
 ) -> Any:
-    # Optax mixes dtypes and ranks, which callers may have forbidden for their own
+    # Optax mixes dtypes and ranks, which callers may have forbidden in their code
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
 
 def _at_once(rule: Rule, whole: NamedSharding | None) -> Rule:
-    """The step of all units; no more than one of them is whole at once."""
+    """Return the step of all units; with `whole`, only one unit is whole at a time."""
     if whole is None:
         return jax.vmap(rule)
     return lambda *given: jax.lax.map(lambda unit: rule(*unit), given)
 
 
 def _seeing_all(rule: Rule, whole: NamedSharding) -> Rule:
-    """The rule for arrays that are made whole for it, one unit's at a time."""
+    """Return the rule on arrays that are made whole for it, one unit's at a time."""
     lying = partial(jax.lax.with_sharding_constraint, shardings=whole)
 
     def on_whole_arrays(*given: Any) -> Any:
