@@ -2,8 +2,10 @@
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
 import atexit
+import ctypes
 import gc
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from tests.checkpoint.fake_s3 import ENVIRONMENT, FakeS3
 pytest_plugins = ["tests.short_runs", "tests.one_process"]
 COMPILED = pytest.StashKey[Path]()
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), 20_000
+PAGES, MOST_BYTES = Path("/proc/self/statm"), 3 << 30
 
 jax_settings.strict_simulation()
 # JAX reads its flags now: some tests set others for the processes that they start
@@ -30,15 +33,24 @@ assert jax.device_count() == jax_settings.NUM_DEVICES
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs() -> Iterator[None]:
-    """What is compiled goes before a process has too many of the system's mappings.
+    """Drop compiled programs when they take too many mappings or too much memory.
 
-    It may have 65,530, and programs for CPUs have some thousands per file of tests.
+    Linux allows a process 65,530 mappings, and programs for CPUs have some thousands
+    per file of tests. glibc keeps memory that the hundred threads of JAX have freed,
+    gigabytes in a run of all tests, until it is asked to return it.
     """
     yield
-    if MAPPINGS.exists() and len(MAPPINGS.read_bytes().splitlines()) > MOST_MAPPINGS:
+    if not MAPPINGS.exists():  # no Linux
+        return
+    mappings = len(MAPPINGS.read_bytes().splitlines())
+    resident_bytes = int(PAGES.read_text().split()[1]) * resource.getpagesize()
+    if mappings > MOST_MAPPINGS or resident_bytes > MOST_BYTES:
         for shared in (stages._shared, stages._shared_updates, stages._shared_checks):
             shared.cache_clear()
         jax.clear_caches()
+        gc.collect()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+            trim(0)
 
 
 @pytest.fixture(autouse=True)
