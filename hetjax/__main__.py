@@ -13,18 +13,18 @@ from hetjax.cli.process import process_main
 
 COMMANDS = {
     "demo": "race planners on a small cluster of unlike cards",
-    "train": "train a model, or go on with a run",
+    "train": "train a model, or resume a run",
     "launch": "start a run on a Slurm cluster, or on hosts by ssh",
     "worker": "join a run that waits for this machine",
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",
-    "sample": "let a trained model go on with a text",
+    "sample": "continue a text with a trained model",
     "eval": "score a trained model on texts and questions",
     "export": "write a run's weights for transformers",
-    "profile": "time a model's layers on what is here",
-    "devices": "list the devices that are known, and those of this machine",
-    "doctor": "look for what is wrong with this machine, its packages, a run's places",
-    "preempt": "ask a run to save and stop, or to let a node go",
+    "profile": "time a model's layers on the devices here",
+    "devices": "list the known devices, and those of this machine",
+    "doctor": "check this machine, its packages, and what a run will need",
+    "preempt": "ask a run to save and stop, or to release a node",
 }
 
 
@@ -67,9 +67,9 @@ def _help() -> str:
 
 {commands}
 
-hetjax help COMMAND says more; COMMAND --help-all lists every option.
--q shows results and errors alone; hetjax --version prints the version;
-hetjax completion bash, zsh or fish prints what lets a shell complete options."""
+hetjax help COMMAND tells more; COMMAND --help-all lists every option.
+-q shows only results and errors; hetjax --version prints the version;
+hetjax completion bash, zsh or fish prints a script that completes options."""
 
 
 main = process_main(_run)

@@ -64,12 +64,12 @@ def _node_of(worker: str) -> str | None:
 def check_relative(name: object) -> None:
     """Raise UnsafeName unless every part of the name leads down."""
     if not isinstance(name, str):
-        raise UnsafeName(f"{str(name)[:80]!r}, which is no name")
+        raise UnsafeName(f"{str(name)[:80]!r}, which is not a name")
     for part in name.split("/"):
         too_long = len(part.encode(errors="replace")) > _LONGEST_PART
         if part in ("", ".", "..") or too_long or not part.isprintable():
             raise UnsafeName(
-                f"{name[:80]!r}, which is no name of a file within a folder"
+                f"{name[:80]!r}, which is not the name of a file within a folder"
             )
 
 

@@ -155,7 +155,7 @@ def injecting_relay(folder: Path) -> Outcome:
         reason = loss_of(two)
         took = two.mailbox.has("one", NEVER)
     wrong = unless(
-        the_peer_is_lost="cannot be believed" in reason, it_is_not_taken=not took
+        the_peer_is_lost="failed authentication" in reason, it_is_not_taken=not took
     )
     return Outcome(happened=reason, wrong=wrong)
 

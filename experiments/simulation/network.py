@@ -75,7 +75,7 @@ class End:
             return self.fail(message)
         self._num_received += 1
         if number != self._num_received:
-            return self.fail("sent what cannot be read (frames out of order)")
+            return self.fail("sent an unreadable message (frames out of order)")
         self.received(message)
 
 

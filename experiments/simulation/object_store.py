@@ -85,7 +85,7 @@ class SimStore:
     def put(self, name: str, path: Path, record: FileRecord) -> None:
         value = self._read(path)
         if value is None:
-            raise FileNotFoundError(f"{path} is gone, it cannot be uploaded")
+            raise FileNotFoundError(f"{path} is gone and cannot be uploaded")
         if record_of(value) != record:
             raise CorruptData(f"not uploaded: {path}")
         self._call(lambda: self._bucket.create(name, value))

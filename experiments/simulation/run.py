@@ -72,7 +72,7 @@ from hetjax.training.settings.config import (
     RunConfig,
 )
 
-_ON_OTHERS = "on which the plan has nothing"  # where no plan has all nodes
+_ON_OTHERS = "where the plan has no stage"  # where no plan has all nodes
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
 

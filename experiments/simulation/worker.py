@@ -235,7 +235,7 @@ class SimWorker(Process):
         self._wait(request, look)
 
     def _finish_step(self, request: schema.FinishStep) -> Message:
-        assert self._unfinished is not None, "no step was broken off"
+        assert self._unfinished is not None, "no step was aborted"
         self._state, self._unfinished = updated(self._unfinished, request.commit), None
         return schema.Done()
 

@@ -89,7 +89,7 @@ def export_model(
     >>> export_model("runs/never", "exported")
     Traceback (most recent call last):
     ...
-    hetjax.errors.BadInput: got: 'runs/never', in which there is no run
+    hetjax.errors.BadInput: got: no run in 'runs/never'
     ...
     """
     config, folder = run_config(Path(run_dir)), Path(to)
@@ -220,8 +220,8 @@ def _check_same_model(config: RunConfig, model: Model, checkpoint: Checkpoint) -
             got=f"a checkpoint without {missing[0]}, which the model in {config.model} "
             "has",
             allowed="the model as it was when the run trained it",
-            fix=f"put {config.model} back as it was (for head.table: take "
-            "lm_head.weight out of its files), or train anew with another --run-dir",
+            fix=f"restore {config.model} as it was (for head.table: remove "
+            "lm_head.weight from its files), or train again with another --run-dir",
         )
 
 
@@ -229,7 +229,7 @@ def check_averaged(config: RunConfig, ema: bool) -> None:
     """Raise BadInput if averages are requested and the run has none."""
     if ema and not config.optimizer.ema:
         raise BadInput(
-            got="--ema, of a run without averages of its weights",
+            got="--ema for a run that keeps no weight average",
             allowed="runs with --optimizer.ema",
             fix="leave --ema out, or train with --optimizer.ema 0.999, say",
         )
@@ -240,7 +240,7 @@ def run_config(run_dir: Path) -> RunConfig:
     previous = rundir.read_previous(run_dir)
     if previous is None:
         raise BadInput(
-            got=f"{str(run_dir)!r}, in which there is no run",
+            got=f"no run in {str(run_dir)!r}",
             allowed="the --run-dir of a run",
             fix="give the folder that train was given; presets train in runs/PRESET",
         )
@@ -251,9 +251,9 @@ def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
     """Return the sizes of the run's model, and all fields of its `config.json`."""
     if is_function(config.model):
         raise BadInput(
-            got=f"a run of model {config.model}, which is a function's",
-            allowed="runs of presets, and of models of Hugging Face",
-            fix="take its weights from its checkpoint: hetjax.checkpoint.reader",
+            got=f"a run whose model is the function {config.model}",
+            allowed="runs of presets, and of Hugging Face models",
+            fix="read its weights from its checkpoint: hetjax.checkpoint.reader",
         )
     if is_path(config.model):
         return read_config(Path(config.model))
@@ -268,7 +268,7 @@ def _check_adapted(config: RunConfig, merged: bool, base: str | Path | None) -> 
     options = [option for option, is_asked in asked.items() if is_asked]
     if options and not config.lora.rank:
         raise BadInput(
-            got=f"{options[0]}, of a run without adapters",
+            got=f"{options[0]} for a run without adapters",
             allowed="runs with --lora.rank",
             fix=f"leave {options[0]} out: the whole model is written",
         )
@@ -280,8 +280,8 @@ def _check_adapted(config: RunConfig, merged: bool, base: str | Path | None) -> 
         )
     if config.lora.rank and not options and (why := _why_not_alone(config)):
         warnings.warn(
-            f"adapters alone, {why}: export --merged writes the whole model, "
-            "--base FOLDER the weights under the adapters, too",
+            f"exporting only adapters, {why}: export --merged writes the whole model, "
+            "--base FOLDER also the weights under the adapters",
             stacklevel=3,
         )
 
@@ -293,17 +293,17 @@ def _why_not_alone(config: RunConfig) -> str | None:
     if config.lora.frozen is not None:
         return (
             f"trained over weights that were rounded to {config.lora.frozen}; over "
-            f"those of {config.init} they give other logits"
+            f"those of {config.init} they give different logits"
         )
     if has_adapters(Path(config.init)):
-        return f"trained over adapters, {config.init}, which are no base for PEFT"
+        return f"trained over adapters, {config.init}, which PEFT cannot use as a base"
     return None
 
 
 def _check_apart(folder: Path, base: Path) -> None:
     if folder.absolute() == base.absolute():
         raise BadInput(
-            got=f"--base {base}, which is --to, too",
+            got=f"--base {base}, which is also --to",
             allowed="two folders: one of adapters, one of the model under them",
             fix="give another path for one of the two",
         )
@@ -312,8 +312,8 @@ def _check_apart(folder: Path, base: Path) -> None:
 def _check_empty(option: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(
-            got=f"--{option} {folder}, which has something in it",
-            allowed="a folder that is empty or not there yet",
+            got=f"--{option} {folder}, which is not an empty folder",
+            allowed="a folder that is empty, or does not exist yet",
             fix="give another path",
         )
 
@@ -372,11 +372,10 @@ def _best(config: RunConfig, saved: Collection[int]) -> int:
     found = best_of(losses_of(metrics), saved)
     if found is None:
         raise BadInput(
-            got=f"--step best, of a run in {str(config.run_dir)!r} none of whose "
-            "checkpoints was evaluated",
-            allowed="runs that have evaluated at a step that they saved, as all do at "
-            "their end",
-            fix="leave --step out: the newest checkpoint is taken",
+            got="--step best, but no checkpoint of the run in "
+            f"{str(config.run_dir)!r} was evaluated",
+            allowed="runs with an evaluation at a saved step, as all have at their end",
+            fix="leave --step out, to use the newest checkpoint",
         )
     return found
 

@@ -102,9 +102,9 @@ def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
         return config, choose_hardware(config, preset, previous.cluster)
     except BadInput as bad:
         raise BadInput(
-            got=f"--on plan, of a run whose cluster is not here: {bad.got}",
+            got=f"--on plan, but the run's cluster is not here: {bad.got}",
             allowed=f"the machines of {run_dir / rundir.CLUSTER}: {bad.allowed}",
-            fix="start it where the run was, or give --on one-device",
+            fix="type this on the run's machines, or give --on one-device",
         ) from bad
 
 
@@ -151,10 +151,10 @@ def _restored(
     there = ", ".join(map(str, sorted({h.save[0] for h in held}))) or "none"
     raise BadInput(
         got=f"no complete checkpoint{'' if step is None else f' of step {step}'} on "
-        f"the disks of the run's workers in {storage.directory}, nor in the store "
-        f"{storage.cloud or 'that it does not have'}",
-        allowed=f"a step of which all parts are there; parts are there of: {there}",
-        fix="leave --step out, or start it where the rest of the parts is",
+        f"the disks of the run's workers in {storage.directory}, or in the store "
+        f"{storage.cloud or '(the run has none)'}",
+        allowed=f"a step with all of its parts; steps with any part: {there}",
+        fix="leave --step out, or type this where the other parts are",
     )
 
 
@@ -163,9 +163,9 @@ def _best(config: RunConfig, held: Sequence[PartialSnapshot]) -> int:
     found = best_of(losses_of(metrics), {h.save[0] for h in held})
     if found is None:
         raise BadInput(
-            got=f"--step best, of a run in {str(config.run_dir)!r} none of whose "
-            "checkpoints was evaluated",
-            allowed="runs that have evaluated at a step that they saved",
-            fix="leave --step out: the newest checkpoint is taken",
+            got="--step best, but no checkpoint of the run in "
+            f"{str(config.run_dir)!r} was evaluated",
+            allowed="runs with an evaluation at a saved step",
+            fix="leave --step out, to use the newest checkpoint",
         )
     return found

@@ -91,9 +91,9 @@ class OnPlan:
     def scorer(self, batch_size: int | None) -> Scorer:
         if batch_size is not None:
             raise BadInput(
-                got=f"--batch-size {batch_size}, on the run's plan",
-                allowed=f"there {self.used.plan.global_batch} windows at once, as many "
-                "as in a step of training",
+                got=f"--batch-size {batch_size} on the run's plan",
+                allowed=f"{self.used.plan.global_batch} windows at once, as many as a "
+                "training step has sequences",
                 fix="leave --batch-size out, or give --on one-device",
             )
         return self.used.score
@@ -146,10 +146,10 @@ def _chosen(
     """Choose one device if the model does not come from a run, if it fits on the
     largest accelerator here, or if there is no accelerator."""
     if source.run_dir is None:
-        return "one-device", "it is no run's"
+        return "one-device", "the model is not from a run"
     here = [] if asked.platform == "cpu" else accelerators_here(os.environ)
     if not here:
-        return "one-device", "nothing limits the memory of CPUs (--on plan: the run's)"
+        return "one-device", "CPU memory is not limited (--on plan: the run's plan)"
     largest = max(here, key=lambda device: device.memory_bytes)
     need = model_bytes(source.model, jnp.dtype(_precision(largest, asked.dtype)))
     fits = need <= SHARE * largest.memory_bytes
@@ -164,14 +164,14 @@ def _chosen(
 def _check_plan_can(source: TrainedSource, asked: WeightsChoice) -> None:
     if source.run_dir is None:
         raise BadInput(
-            got="--on plan, of a model that is no run's",
-            allowed="--on plan with the --run-dir of a run, whose plan it is",
+            got="--on plan for a model that is not from a run",
+            allowed="--on plan with the --run-dir of a run",
             fix="leave --on out",
         )
     for option in ("dtype", "platform"):
         if (value := getattr(asked, option)) not in ("best", "auto"):
             raise BadInput(
-                got=f"--{option} {value}, on the run's plan",
+                got=f"--{option} {value} on the run's plan",
                 allowed="what the run was trained with, on the devices of its plan",
                 fix=f"leave --{option} out, or give --on one-device",
             )

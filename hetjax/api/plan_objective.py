@@ -24,7 +24,7 @@ from hetjax.training.settings.checks import option
 
 _MOST_USD_PER_KWH = 10.0
 _TELLS_PRICE = (
-    "price_per_hour = ... (USD, of the whole node) in the cluster file tells one"
+    "set a price in the cluster file: price_per_hour = ... (USD, of the whole node)"
 )
 
 
@@ -109,13 +109,13 @@ def _check_work(config: PlanConfig) -> None:
     if not work or work[0] < 1 or list(work) != sorted(work):
         raise BadInput(
             got=f"--search-work {typed}",
-            allowed="numbers from 1, none below the one before it",
-            fix="give what a search with --search-s has printed",
+            allowed="numbers from 1, in ascending order",
+            fix="give the numbers that a search with --search-s printed",
         )
     if config.search_s is not None:
         raise BadInput(
             got=f"--search-s {config.search_s:g} with --search-work {typed}",
-            allowed="seconds or work",
+            allowed="one of the two",
             fix="leave one of them out",
         )
 
@@ -147,8 +147,8 @@ def _check_prices(
     prices = [device_price_per_hour(node, usd_per_kwh) for node in cluster.nodes]
     if needs_prices(objective) and not any(price is not None for price in prices):
         raise BadInput(
-            got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
-            allowed="devices whose price the catalogue or the cluster file tells",
+            got=f"{asked}, but no node of cluster {cluster.name!r} has a known price",
+            allowed="nodes with a price in the catalogue or the cluster file",
             fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
         )
     if needs_prices(objective):
@@ -165,13 +165,13 @@ def _warn_of_prices(asked: str, cluster: Cluster, unknown: list[str]) -> None:
     on_demand = sorted({n.device for n in cluster.nodes if is_priced_on_demand(n)})
     if unknown:
         warnings.warn(
-            f"{asked}: no price for {', '.join(unknown)}: planned without; "
+            f"{asked}: no price for {', '.join(unknown)}: planned without them; "
             f"{_TELLS_PRICE}",
             stacklevel=2,
         )
     if on_demand:
         warnings.warn(
-            f"{asked}: no spot price for {', '.join(on_demand)}: the price on demand "
+            f"{asked}: no spot price for {', '.join(on_demand)}: the on-demand price "
             f"counts; {_TELLS_PRICE}",
             stacklevel=2,
         )

@@ -187,8 +187,8 @@ def _nothing_found(search_s: float, work: tuple[int, ...]) -> BadInput:
         typed = ",".join(map(str, work))
         got, fix = f"--search-work {typed}", f"give --search-work {4 * work[-1]}"
     return BadInput(
-        got=f"{got}, in which no plan was found",
-        allowed="more, until a first plan is found",
+        got=f"{got}, in which the search found no plan",
+        allowed="enough for the search to find a first plan",
         fix=fix,
     )
 
@@ -200,7 +200,7 @@ def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         limit.stop()
         signal.signal(signal.SIGINT, before)
-        say_at_once("ending with the best plan so far; Ctrl-C again: at once")
+        say_at_once("ending with the best plan so far; Ctrl-C again: stop at once")
 
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can set signal handlers

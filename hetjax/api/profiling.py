@@ -67,7 +67,7 @@ def measure_profile(
         raise BadInput(
             got=f"--device {device} without --sailor",
             allowed="--device for a file of times that were measured elsewhere",
-            fix="add --sailor FILE; what is measured here says the --cluster",
+            fix="add --sailor FILE; for times measured here, give --cluster",
         )
     if sailor is None:
         profile = measure_model(config, chosen, model, quiet=quiet)

@@ -73,7 +73,7 @@ def _why_no_plan(entries: list[RaceEntry], search_s: float | None) -> Exception:
         assert isinstance(why, NoFeasiblePlan)
         return why
     return BadInput(
-        got=f"--search-s {search_s:g}, in which nobody found a plan",
-        allowed="more time, until there is a first plan",
+        got=f"--search-s {search_s:g}, in which no planner found a plan",
+        allowed="enough time for a first plan",
         fix=f"give --search-s {4 * search_s:g}",
     )

@@ -165,8 +165,8 @@ def _check_asked(asked: Dtype | None, plan: Plan) -> None:
             raise BadInput(
                 got=f"--dtype {asked} with replicas[{r}].stages[{s}].precision = "
                 f"{stage.precision!r} in the plan",
-                allowed="a --dtype for stages that do not say their precision",
-                fix="leave --dtype out, or take the precision out of the stages",
+                allowed="--dtype for a plan whose stages name no precision",
+                fix="leave --dtype out, or remove the precision from the stages",
             )
 
 
@@ -266,7 +266,7 @@ def _model(given: Model | str) -> Model:
 def _warn_of_other_model(plan: Plan, model: Model, where: str) -> None:
     if plan.fingerprint not in (None, fingerprint(model)):
         warnings.warn(
-            f"{where} is for model {plan.model}, whose layers or shapes are not those "
-            f"of {model.name}, for which it is simulated",
+            f"{where} is for model {plan.model}, but is simulated for a model "
+            f"{model.name} with different layers or shapes",
             stacklevel=2,
         )

@@ -155,8 +155,8 @@ class TrainedModel:
         if len(given) > source.model.max_seq_len:
             raise BadInput(
                 got=f"a prompt of {len(given)} tokens",
-                allowed=f"up to {source.model.max_seq_len} tokens, which is as many as "
-                f"model {source.model.name} takes",
+                allowed=f"up to {source.model.max_seq_len} tokens, the limit of model "
+                f"{source.model.name}",
                 fix="shorten --prompt",
             )
         writing = Writing(source.ids, ends, stop)
@@ -215,8 +215,8 @@ class TrainedModel:
         )
         if found is None:
             raise BadInput(
-                got=f"{path} without a text",
-                allowed="a file with text in it",
+                got=f"no text in {path}",
+                allowed="a file that contains text",
                 fix="give another --data",
             )
         return found
@@ -266,7 +266,7 @@ class TrainedModel:
         except TemplateRefuses as refused:
             raise BadInput(
                 got=f"--chat with a prompt that the chat template refuses: {refused}",
-                allowed="what the model's chat template takes from a user",
+                allowed="a user message that the model's chat template accepts",
                 fix="give another --prompt",
             ) from refused
         return self._source.ids.encode(text)
@@ -279,7 +279,7 @@ class TrainedModel:
         if self._source.template is None:
             raise BadInput(
                 got="--chat with a model that has no chat template",
-                allowed="--chat with the tokenizer of a model that chats",
+                allowed="--chat with a model whose tokenizer has a chat template",
                 fix="leave --chat out, or put a chat_template.jinja into its folder",
             )
         return self._source.template

@@ -86,16 +86,16 @@ def find_trained(
     asked = {f"--step {step}": step is not None, "--ema": ema}
     for option in (option for option, is_asked in asked.items() if is_asked):
         raise BadInput(
-            got=f"{option} of {str(name)!r}, which is no run",
+            got=f"{option} for {str(name)!r}, which is not a run",
             allowed=f"{option.split()[0]} with the directory of a run",
             fix=f"leave {option.split()[0]} out",
         )
     is_folder = (path / CONFIG).is_file() or has_adapters(path)
     if path.exists() and not is_folder:
         raise BadInput(
-            got=f"{str(name)!r}, in which there is no run and no model",
-            allowed=f"the --run-dir of a run, or a folder with {CONFIG}, weights and "
-            "tokenizer of Hugging Face, or with adapters of PEFT",
+            got=f"no run and no model in {str(name)!r}",
+            allowed=f"the --run-dir of a run, a Hugging Face folder with {CONFIG}, "
+            "weights and tokenizer, or a folder with PEFT adapters",
             fix="give the folder that train was given; presets train in runs/PRESET",
         )
     return _of_folder(local_folder(str(name)))
@@ -175,7 +175,7 @@ def _ends_in(file: Path) -> int | list[int] | None:
     try:
         settings = as_kind(json_value(read_text(file)), "a table", where=str(file))
     except ValueError:
-        raise _bad_settings(f"{str(file)!r}, which is no JSON object") from None
+        raise _bad_settings(f"{str(file)!r}, which is not a JSON object") from None
     found = settings.get(_ENDS)
     ids = found if isinstance(found, list) else [found]
     if found is not None and not all(map(_is_token, ids)):
@@ -190,9 +190,9 @@ def _is_token(found: Any) -> bool:
 def _bad_settings(got: str) -> BadInput:
     return BadInput(
         got=got,
-        allowed=f"a JSON object with {_ENDS}, a token's number or a list of them, or "
-        "without it",
-        fix="fetch the file again, or mend it",
+        allowed=f"a JSON object in which {_ENDS} is a token's number, a list of them, "
+        "or missing",
+        fix="fetch the file again, or correct it",
     )
 
 

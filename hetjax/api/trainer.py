@@ -186,7 +186,7 @@ class Trainer:
         >>> Trainer("tiny", run_dir="runs/never").report()
         Traceback (most recent call last):
         ...
-        hetjax.errors.BadInput: got: 'runs/never', in which there is no run
+        hetjax.errors.BadInput: got: no run in 'runs/never'
         ...
         """
         run_dir, model = self.config.run_dir, self.config.model

@@ -64,8 +64,8 @@ def _settings(
     kept = read_json(first / GENERATION, what="generation settings", fix=fix)
     if not isinstance(kept, Mapping):
         raise BadInput(
-            got=f"{str(first / GENERATION)!r}, which is no object",
-            allowed="a JSON object with settings of generation",
+            got=f"{str(first / GENERATION)!r}, which is not a JSON object",
+            allowed="a JSON object with generation settings",
             fix=fix,
         )
     if _bytes(first / TOKENIZER) == _bytes(folder / TOKENIZER):

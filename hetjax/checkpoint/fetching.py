@@ -76,7 +76,7 @@ def fetch_newest(
 
 def _warn_of(damages: Iterable[OSError]) -> None:
     for damage in damages:
-        warnings.warn(f"passed over: {damage}", stacklevel=3)
+        warnings.warn(f"skipped: {damage}", stacklevel=3)
 
 
 def fetch(
@@ -122,7 +122,7 @@ class StoredStep:
         path = step_directory(directory, step)
         self.checkpoint = merge(path, manifests(store, step, key))
         if not is_ours(run, self.checkpoint.run):
-            raise CorruptData(f"{store}: step {step} is of another run")
+            raise CorruptData(f"{store}: step {step} belongs to another run")
 
     def read(self, leaf: str) -> np.ndarray:
         """Return the value of a slice; raises OSError if the store fails."""

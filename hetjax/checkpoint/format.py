@@ -208,7 +208,9 @@ def from_text(text: str, key: bytes | None = None) -> Manifest:
         body = unsigned(_object(json_value(text, finite=False), "the manifest"), key)
         if (version := body.get("version")) != VERSION:
             shown = str(version)[:80]
-            raise ValueError(f"version {shown}, this hetjax reads {VERSION}")
+            raise ValueError(
+                f"version {shown}, but this hetjax reads version {VERSION}"
+            )
         if body.pop("crc32c", None) != _checksum(body):
             raise ValueError("its checksum does not match its content")
         entries, files = (_object(body[key], key) for key in ("entries", "files"))
@@ -254,13 +256,15 @@ def _check_names(found: Manifest) -> None:
         raise ValueError(f"step {str(found.step)[:80]}")
     for worker in (found.worker, *found.workers):
         if not is_worker(worker):
-            raise ValueError(f"{str(worker)[:80]!r} is no name of a worker")
+            raise ValueError(f"{str(worker)[:80]!r} is not a worker name")
     if not is_id(found.run):
-        raise ValueError(f"{str(found.run)[:80]} is no identity of a run")
+        raise ValueError(f"{str(found.run)[:80]} is not a run identity")
     if start_of(attempt(found.host)) >= MOST_STARTS:
-        raise ValueError(f"attempt {attempt(found.host)} is of no start of a run")
+        raise ValueError(
+            f"attempt {attempt(found.host)} has an impossible start number"
+        )
     if found.state not in STATES:
-        raise ValueError(f"{str(found.state)[:80]!r} is no name of a state")
+        raise ValueError(f"{str(found.state)[:80]!r} is not a state name")
     for path in found.files:
         check_relative(path)
         if not path.startswith(f"{found.state}/"):
@@ -302,7 +306,7 @@ def _entry(name: str, found: Any) -> Entry:
     if not _are_sizes(shape) or len(shape) > _MOST_DIMS:
         raise ValueError(f"shape {str(shape)[:80]} {where}")
     if math.prod(shape) * dtype.itemsize > _MOST_BYTES:
-        raise ValueError(f"shape {shape} {where}, which no memory has room for")
+        raise ValueError(f"shape {shape} {where}, too large for any memory")
     if not (_are_sizes(slices) and len(slices) == 2 and _divides(slices, shape)):
         raise ValueError(f"slices {str(slices)[:80]} of shape {shape} {where}")
     return Entry(name, tuple(shape), dtype, (slices[0], slices[1]))

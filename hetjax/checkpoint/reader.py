@@ -291,7 +291,7 @@ def _manifest(path: Path, file: Path, key: bytes | None) -> Manifest:
         why = error.got if isinstance(error, BadInput) else error
         raise _damaged(path, f"{file} cannot be used: {why}") from error
     if file.parent != step_directory(path.parent, manifest.step) / manifest.worker:
-        what = f"{file} is of step {manifest.step}, worker {manifest.worker}"
+        what = f"{file} describes step {manifest.step}, worker {manifest.worker}"
         raise _damaged(path, what)
     return manifest
 
@@ -361,12 +361,12 @@ def _other_model(checkpoint: Checkpoint, differences: list[str]) -> BadInput:
     named = "; ".join(differences[:_NUM_NAMED])
     others = len(differences) - _NUM_NAMED
     return BadInput(
-        got=f"checkpoint {checkpoint.path} is of another model or optimizer: {named}"
+        got=f"checkpoint {checkpoint.path} is from another model or optimizer: {named}"
         + (f"; and {others} more" if others > 0 else ""),
         allowed="a checkpoint with the arrays of this run's model and optimizer: "
         "the same names, shapes and dtypes",
-        fix="use the configuration that the run began with (config.json in its "
-        "directory), or start anew with another --run-dir",
+        fix="use the run's original configuration (config.json in its directory), or "
+        "start a new run with another --run-dir",
     )
 
 
@@ -374,8 +374,8 @@ def _damaged(path: Path, what: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
         got=f"checkpoint {path} is damaged: {what}",
         allowed="files as they were saved",
-        fix="remove this step, the run then resumes from the newest one before it "
-        f"(from the start if there is none): rm -r {path}",
+        fix="remove this step; the run then resumes from the newest earlier one "
+        f"(from the start if none is left): rm -r {path}",
     )
 
 

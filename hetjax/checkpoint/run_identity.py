@@ -72,7 +72,8 @@ def parse_identity(raw: object, where: str) -> RunIdentity:
         return run
     raise BadInput(
         got=f"{where}: id {run.id[:80]!r}, after {run.after}",
-        allowed="an id of up to 40 of 0-9, a-z and '-', and 0 <= after < 2**31",
+        allowed="an id of up to 40 characters from 0-9, a-z and '-', and "
+        "0 <= after < 2**31",
         fix="restore the file as hetjax wrote it, or give another --run-dir",
     )
 

@@ -33,7 +33,7 @@ def read_key(path: Path) -> bytes:
     if len(data) < _LEAST_BYTES:
         raise _refused(f"key file {path} with {len(data)} bytes")
     if os.name == "posix" and mode & 0o007:
-        raise _refused(f"key file {path}, which everybody on this machine may use")
+        raise _refused(f"key file {path}, which other users of this machine can access")
     return blake2b(data, digest_size=_SIZE, person=b"run's key").digest()
 
 
@@ -53,7 +53,7 @@ def unsigned(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
     if key is None:
         return body
     if signature is None:
-        raise NotSigned("it is not signed, and this run has a key")
+        raise NotSigned("it is not signed, but this run has a key")
     if not hmac.compare_digest(str(signature), _signature(body, key)):
         raise NotSigned("it is not signed with this run's key")
     return body
@@ -69,6 +69,6 @@ def _refused(got: str) -> BadInput:
     return BadInput(
         got=got,
         allowed=f"a file of {_LEAST_BYTES} to {_MOST_BYTES} random bytes on every "
-        "machine of the run, which others may not read",
+        "machine of the run, which other users cannot access",
         fix="make one: (umask 077; head -c 64 /dev/urandom > run.key)",
     )

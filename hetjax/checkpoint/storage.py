@@ -140,7 +140,10 @@ class CheckpointStorage:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise not_writable(folder, error) from error
-            _warn(f"{where} is not held, so another run may use it: {error.strerror}")
+            _warn(
+                f"{where} could not be leased, so another run may use it: "
+                f"{error.strerror}"
+            )
             return None
         try:
             _take_over_others(folder / LEASES, worker, where, held_for)
@@ -325,9 +328,9 @@ def _open_s3(
         if error.name not in ("obstore", "botocore"):
             raise
         raise BadInput(
-            got=f"checkpoint store {url}, and the package {error.name} is missing",
-            allowed="stores of S3 where obstore and botocore are installed, on every "
-            "machine of the run",
+            got=f"checkpoint store {url}, but the package {error.name} is missing",
+            allowed="S3 stores if obstore and botocore are installed on every machine "
+            "of the run",
             fix="pip install 'hetjax[s3]'",
         ) from error
     return open_bucket(url, limit, endpoint, is_tried)

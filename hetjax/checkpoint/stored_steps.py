@@ -98,7 +98,9 @@ def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifes
         manifest = _parse(store, step, worker, text, key)
         if manifest.run != run:
             name = object_name(step, worker, MANIFEST)
-            raise CorruptData(f"{store}: {name} is of another run than its {COMMIT}")
+            raise CorruptData(
+                f"{store}: {name} belongs to another run than its {COMMIT}"
+            )
         found.append(manifest)
     return found
 
@@ -212,7 +214,7 @@ def _committed_workers(
             raise ValueError(f"version {body['version']}, step {body['step']}")
         checksums = as_kind(body["manifests"], "a table", where="manifests")
         if strangers := [name for name in checksums if not is_worker(name)]:
-            raise ValueError(f"{strangers[0][:80]!r} is no name of a worker")
+            raise ValueError(f"{strangers[0][:80]!r} is not a worker name")
         for name, crc32c in checksums.items():
             as_kind(crc32c, "a string", where=f"manifests.{name}")
         if not checksums:
@@ -249,7 +251,7 @@ def _parse(
         raise CorruptData(f"{store}: {name} cannot be used: {error}") from error
     if (manifest.step, manifest.worker) != (step, worker):
         found = f"step {manifest.step}, worker {manifest.worker}"
-        raise CorruptData(f"{store}: {name} is of {found}")
+        raise CorruptData(f"{store}: {name} describes {found}")
     return manifest
 
 

@@ -101,7 +101,7 @@ class Uploader:
             later = [s for s in committed if s > step and not self._is_of_another(s)]
             self._store.remove([object_name(other, COMMIT) for other in later])
         except OSError as error:
-            text = f"given up, and not removed from {self._store}"
+            text = f"discarded steps were not removed from {self._store}"
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=2)
 
     def keep_also(self, best: int | None, safe: int | None) -> None:
@@ -271,7 +271,7 @@ class Uploader:
 def _warn_of_loss(step: int, store: Store, why: str) -> None:
     warnings.warn(
         f"checkpoint of step {step} was not uploaded to {store} ({why}); training "
-        "goes on, local files and the steps committed there stay as they are",
+        "continues, local files and the steps committed there stay as they are",
         stacklevel=2,
     )
 

@@ -173,7 +173,7 @@ class CheckpointWriter:
         try:
             remove_after(self.directory, step, self._run)
         except OSError as error:
-            warnings.warn(f"given up, and not removed: {error}", stacklevel=2)
+            warnings.warn(f"discarded steps were not removed: {error}", stacklevel=2)
 
     @property
     def busy(self) -> bool:
@@ -231,7 +231,7 @@ class CheckpointWriter:
             remove_failed(part)
             warnings.warn(
                 f"checkpoint of step {step} was not saved ({_cause(error, part)}); "
-                "training goes on, earlier ones are intact",
+                "training continues, earlier ones are intact",
                 stacklevel=1,
             )
             return
@@ -297,8 +297,8 @@ class CheckpointWriter:
             self.newest = _save_of(manifest)
         except OSError as error:
             warnings.warn(
-                f"checkpoint of step {manifest.step} is not on as many nodes as it "
-                f"should be ({error}); training goes on, earlier ones stay",
+                f"checkpoint of step {manifest.step} is on fewer nodes than it "
+                f"should be ({error}); training continues, earlier ones stay",
                 stacklevel=1,
             )
 

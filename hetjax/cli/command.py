@@ -138,8 +138,8 @@ def check_outputs(options: Any, *names: str) -> None:
         path = getattr(options, name)
         if path is not None and not os.path.isdir(path.parent):
             raise BadInput(
-                got=f"--{name} {path}, in a folder that is not there",
-                allowed="a file in a folder that is there",
+                got=f"--{name} {path}, whose folder does not exist",
+                allowed="a file in an existing folder",
                 fix=f"mkdir -p {path.parent}",
             )
     if options.plot is not None:

@@ -48,7 +48,7 @@ Your own machines, and the plans to look at:
   python -m hetjax.demo --cluster mine.toml --output plans
   python -m hetjax.simulate plans/hetjax.json --cluster mine.toml
 
-Exit codes: 0 done, 1 interrupted, 2 bad input, 3 nobody has a plan that fits."""
+Exit codes: 0 done, 1 interrupted, 2 bad input, 3 no planner has a plan that fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,16 +22,16 @@ from hetjax.errors import BadInput
 from hetjax.report.progress import working
 
 _PROGRAM = "python -m hetjax.devices"
-_HELP = """List the devices that hetjax knows: the name for a cluster file, and memory,
-peak, watts and prices of one. With a word, those that it may mean or whose name holds
+_HELP = """List the devices that hetjax knows: their names in a cluster file, memory,
+peak, watts and prices. With a word, list those that it may mean or whose names contain
 it; without, also the accelerators of this machine.
 
   python -m hetjax.devices "A100 80GB"
 
-With --ssh, look at the hosts of a file instead, measure the ways between them, and
-write the cluster file that they make.
+With --ssh, probe the hosts of a file instead, measure the links between them, and
+write their cluster file.
 
-Exit codes: 0 done, 2 bad input, as a word that no device has."""
+Exit codes: 0 done, 2 bad input, such as a word that matches no device."""
 _ROW = "{:<42} {:>10} {:>9} {:>6} {:>11} {:>11}"
 
 
@@ -76,7 +76,7 @@ def devices(arguments: Sequence[str]) -> None:
         print(_ROW.format(spec.name, *map(_cell, _values(spec).values())))
     if here is not None:
         counts = ", ".join(f"{count} x {name}" for name, count in here.items())
-        print(f"\nthis machine: {counts or 'no accelerator, the CPU alone'}")
+        print(f"\nthis machine: {counts or 'no accelerator, only the CPU'}")
 
 
 def meant(word: str) -> list[DeviceSpec]:

@@ -17,9 +17,9 @@ from hetjax.errors import BadInput
 from hetjax.report.progress import working
 
 _PROGRAM = "python -m hetjax.doctor"
-_HELP = """Look for what is wrong: packages and plugins, devices and drivers, and what
-is named: a cluster file, a run directory, a store, ports, the way to other machines.
-Every problem comes with what to type. Every question is given up after some seconds.
+_HELP = """Check packages and plugins, devices and drivers, and what the options name: a
+cluster file, a run directory, a store, ports, the links to other machines. For every
+problem, print what to type. Every check has a timeout of some seconds.
 
 This machine alone:
   python -m hetjax.doctor
@@ -28,7 +28,7 @@ All that a run will need:
   python -m hetjax.doctor --cluster mine.toml --run-dir /shared/run
       --cloud gs://bucket/run --ports 6379
 
-The way from one machine to another, which are called a and b here:
+The link from machine a to machine b:
   b: python -m hetjax.doctor --listen 7431
   a: python -m hetjax.doctor --peers b:7431
 
@@ -126,7 +126,7 @@ def _problems(options: DoctorOptions) -> list[BadInput]:
         found.append(
             BadInput(
                 got="--json with --probe or --listen",
-                allowed="--json with what is looked for",
+                allowed="--json with checks",
                 fix="leave --json out: --probe prints TOML",
             )
         )
@@ -141,12 +141,12 @@ def _listen(port: int) -> int:
     except OSError as error:
         raise BadInput(
             got=f"--listen {port}: {error.strerror}",
-            allowed="a port that is free",
+            allowed="a free port",
             fix=f"--listen {port + 1 if port < 2**16 - 1 else 7431}, say",
         ) from error
     print(
         f"listening at port {port} for {LISTEN_S / 60:.0f} minutes; on another machine "
-        f"type: hetjax doctor --peers HOST:{port}, with the name of this one",
+        f"type: hetjax doctor --peers HOST:{port}, where HOST is this one's name",
         flush=True,
     )
     with listening:

@@ -87,7 +87,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     )
     if options.data is None and options.choices is None:
         raise BadInput(
-            got="nothing to score on", allowed=_USAGE, fix="add --data text.txt, say"
+            got="neither --data nor --choices",
+            allowed=_USAGE,
+            fix="add --data text.txt, say",
         )
     found = _scores(options)
     if options.json:

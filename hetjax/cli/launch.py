@@ -121,8 +121,8 @@ def _divided(given: Sequence[str], how: str) -> tuple[list[str], list[str]]:
         if name in _OWN[how]:
             raise BadInput(
                 got=f"{name} after --",
-                allowed=f"settings of the run but {', '.join(_OWN[how])}: they follow "
-                f"from launch {how}",
+                allowed=f"settings of the run other than {', '.join(_OWN[how])}, which "
+                f"launch {how} sets",
                 fix=f"leave {name} out",
             )
     return own, words[1:]
@@ -197,7 +197,7 @@ def _check(options: SlurmOptions) -> None:
             got=f"--time {options.time} with --notice-s {options.notice_s}",
             allowed="a time limit that leaves time to train before the notice, which "
             f"may come {_EARLY_S} s early",
-            fix="give more --time, or fewer --notice-s",
+            fix="increase --time, or decrease --notice-s",
         )
     for name, least, most in (("notice_s", 30, 65535), ("cpus_per_device", 1, 1024)):
         value = getattr(options, name)
@@ -205,7 +205,7 @@ def _check(options: SlurmOptions) -> None:
             raise BadInput(
                 got=f"--{name.replace('_', '-')} {value}",
                 allowed=f"{least} to {most}",
-                fix="give one in between, or leave it out",
+                fix="give a number in this range, or leave it out",
             )
     for word in options.sbatch:
         if not _OPTION.fullmatch(word):
@@ -238,8 +238,8 @@ def _check_paths(*paths: Path) -> None:
     for path in paths:
         if not str(path).isprintable():
             raise BadInput(
-                got=f"{str(path)!r}, in a job's script",
-                allowed="names of folders without line ends",
+                got=f"the path {str(path)!r} in a job's script",
+                allowed="folder names without line breaks",
                 fix="give another --run-dir, or start in another folder",
             )
 

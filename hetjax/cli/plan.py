@@ -191,8 +191,8 @@ examples:
       --global-batch 32 --seq-len 2048
   {_PROGRAM} --cluster left.toml --from plan.json --output next.json
 
-On up to 64 devices, the plans of other planners are compared, too (--compare); where
-one of them is better, the search goes on from it, and says so.
+On up to 64 devices, the plans of other planners are compared, too (--compare); if one
+of them is better, the search continues from it, and says so.
 Exit codes: 0 done, 1 interrupted before there was a plan, 2 bad input,
 3 no plan fits."""
 

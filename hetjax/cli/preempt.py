@@ -21,7 +21,7 @@ from hetjax.training.directory.rundir import CLUSTER, CONFIG, usable
 from hetjax.training.recovery.notice_sources import REQUEST, ask_to_leave
 
 _PROGRAM = "python -m hetjax.preempt"
-_HELP = "Ask a run to save and stop, with exit code 4, or to go on without a node."
+_HELP = "Ask a run to save and stop, with exit code 4, or to continue without a node."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ def ask(run_dir: Path, node: str | None) -> str:
     """Write the request; return a message on what happens next."""
     if not os.path.isfile(run_dir / CONFIG):
         raise BadInput(
-            got=f"{str(run_dir)!r}, which has no {CONFIG} in it",
+            got=f"no {CONFIG} in {str(run_dir)!r}",
             allowed="the directory of a run",
             fix="give the --run-dir of the run; presets train in runs/PRESET",
         )
@@ -48,13 +48,15 @@ def ask(run_dir: Path, node: str | None) -> str:
         raise BadInput(
             got=f"node {node}", allowed=", ".join(names), fix=did_you_mean(node, names)
         )
-    again = " (in place of a request not heard yet)" * (run_dir / REQUEST).exists()
+    again = " (this replaces a pending request)" * (run_dir / REQUEST).exists()
     with usable(run_dir):
         path = ask_to_leave(run_dir, node)
-    whom = "to leave" if node is None else f"to let go of {node}"
+    whom = "to stop" if node is None else f"to release {node}"
     return (
-        f"asked the run in {run_dir} {whom}, once the step is done and saved{again}\n"
-        f"if no run is going, the next start hears it; to take it back: rm {path}"
+        f"asked the run in {run_dir} {whom} once the current step is done and saved"
+        f"{again}\n"
+        "if it is not in progress, its next start obeys; to withdraw the request: "
+        f"rm {path}"
     )
 
 

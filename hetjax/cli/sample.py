@@ -25,7 +25,7 @@ _COMMON = (
     *("model", "prompt", "chat", "tokens", "temperature", "top_k", "top_p", "stop"),
     *("step", "json"),
 )
-_HELP = "Let a trained model go on with a text; it is printed as it comes."
+_HELP = "Continue a text with a trained model; print the text as it is generated."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

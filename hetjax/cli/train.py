@@ -30,7 +30,7 @@ _COMMON = (
     *("run_dir", "steps", "cluster", "plan", "launcher", "global_batch", "seq_len"),
     *("data.path", "optimizer.learning_rate", "checkpoint.every"),
 )
-_GOES_ON = "goes on from the last checkpoint"
+_GOES_ON = "resumes from the last checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,13 +116,13 @@ def _help() -> str:
     """Return the help: what can be trained, one line each."""
     return f"""usage: {_PROGRAM} PRESET [options]
 
-Train a model, or go on with the run that is in its --run-dir.
+Train a model, or resume the run in its --run-dir.
 
 presets:
 {preset_lines()}
 
-In place of a preset: a folder of Hugging Face, whose weights and tokenizer the run
-begins with; a config.json, or a TOML file with its fields; package.module:function.
+In place of a preset: a Hugging Face folder, whose weights and tokenizer the run starts
+with; a config.json, or a TOML file with its fields; package.module:function.
 
 {_PROGRAM} PRESET --help lists the usual options and their values, --help-all all.
 Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,

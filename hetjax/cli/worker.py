@@ -66,8 +66,8 @@ def worker(arguments: Sequence[str]) -> None:
     if not is_worker(node):
         raise BadInput(
             got=f"--node {node[:80]!r}",
-            allowed=f"{RULE}; of a node with several hosts NAME/0 and so on",
-            fix="give the name that the cluster file has",
+            allowed=f"{RULE}; for a node with several hosts NAME/0 and so on",
+            fix="give the node's name in the cluster file",
         )
     _check_code(options.allow_model_code)
     token = _token(options.token_file)
@@ -98,7 +98,7 @@ def _given(value: str | None, option: str) -> str:
         raise BadInput(
             got=f"no {option}",
             allowed=f"{_PROGRAM} --join HOST:PORT --node NAME --fingerprint sha256:...",
-            fix="type what the run printed when it began to wait for machines",
+            fix="type the line that the run printed for this node",
         )
     return value
 
@@ -110,7 +110,7 @@ def _fingerprint(text: str) -> bytes:
         raise BadInput(
             got=f"--fingerprint {text[:80]}",
             allowed=str(error),
-            fix="copy all of it from what the run printed",
+            fix="copy the whole fingerprint from the run's output",
         ) from None
 
 
@@ -121,7 +121,7 @@ def _check_code(name: str) -> None:
         raise BadInput(
             got=f"--allow-model-code {name}",
             allowed="a function, package.module:function",
-            fix="leave it out: presets and files of models need it not",
+            fix="leave it out: presets and model files do not need it",
         )
     check_model_name(name)
 
@@ -138,8 +138,8 @@ def _token(file: Path | None) -> bytes:
     if token is None:
         raise BadInput(
             got=f"no token {f'in {file}' if file else 'on standard input'}",
-            allowed="the token's 64 digits from 0 to f, in one line",
-            fix="--token-file FILE, or < FILE, with the file that the run has named",
+            allowed="the token's 64 lower-case hexadecimal digits, in one line",
+            fix="give --token-file FILE, or < FILE, with the file that the run named",
         )
     return token
 
@@ -153,9 +153,9 @@ def _private_text(file: Path) -> str:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise _not_private(file, "no file")
+            raise _not_private(file, "not a regular file")
         if found.st_uid != os.geteuid():
-            raise _not_private(file, f"it is user {found.st_uid}'s")
+            raise _not_private(file, f"owned by user {found.st_uid}")
         if found.st_mode & _OTHERS:
             raise _not_private(file, f"mode {stat.S_IMODE(found.st_mode):o}")
         return os.read(descriptor, _TOKEN_BYTES).decode(errors="replace")
@@ -166,9 +166,9 @@ def _private_text(file: Path) -> str:
 def _not_private(file: Path, why: str) -> BadInput:
     return BadInput(
         got=f"--token-file {file} ({why})",
-        allowed="a file of yours that nobody else may read: mode 600 or 400",
-        fix=f"chmod 600 {file}, as its owner; and take a new token, if others could "
-        "have read it",
+        allowed="your own file, which no other user may read: mode 600 or 400",
+        fix=f"chmod 600 {file}, as its owner; take a new token if others could have "
+        "read it",
     )
 
 

@@ -159,7 +159,7 @@ def _name_problems(cluster: Cluster) -> Iterator[BadInput]:
         if times > 1:
             yield BadInput(
                 got=f"{times} nodes named {name!r}",
-                allowed="node names that differ",
+                allowed="unique node names",
                 fix="rename all but one of them",
             )
         if not is_node(name):
@@ -171,7 +171,7 @@ def _name_problems(cluster: Cluster) -> Iterator[BadInput]:
         if name in {node.zone for node in cluster.nodes}:
             yield BadInput(
                 got=f"{name!r} names a node and a zone",
-                allowed="names that tell nodes from zones, since links use both",
+                allowed="different names for nodes and zones, since links use both",
                 fix=f"rename the zone {name!r}",
             )
 
@@ -192,8 +192,8 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
     if node.hosts < 1 or node.count % node.hosts:
         yield BadInput(
             got=f"node {node.name!r}: {node.count} devices on hosts = {node.hosts}",
-            allowed=f"hosts in {_divisors(node.count)} (equal devices on each host)",
-            fix="change hosts, or give the odd host a [[node]] of its own",
+            allowed=f"hosts in {_divisors(node.count)} (equally many devices each)",
+            fix="change hosts, or give the host that differs a [[node]] of its own",
         )
     if node.precision not in (None, *get_args(Precision)):
         yield _out_of_range(node, "precision", ", ".join(get_args(Precision)))
@@ -231,7 +231,7 @@ def _link_end_problems(cluster: Cluster) -> Iterator[BadInput]:
             yield BadInput(
                 got=_shown(link),
                 allowed="two different nodes or two different zones",
-                fix="name two nodes, or two zones, in between",
+                fix="name two nodes, or two zones, in `between`",
             )
 
 

@@ -79,7 +79,7 @@ def _to_join(
         "latency_ms = 30.0"
         for left, right in pairs
     )
-    return f"{same}; else add, line by line and with figures of your own: {lines}"
+    return f"{same}; else add, one item per line and with figures of your own: {lines}"
 
 
 def _named(zone: str) -> str:

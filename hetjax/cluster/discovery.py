@@ -106,7 +106,7 @@ def _too_few(
         allowed=f"at most {there[kind]} x {kind} in the cluster's nodes together",
         fix=f"{start}, or give another --cluster"
         if kind == "cpu"
-        else "add --simulate to stand CPU devices in, or give another --cluster",
+        else "add --simulate to let CPU devices stand in, or give another --cluster",
     )
 
 

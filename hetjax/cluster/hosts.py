@@ -94,7 +94,7 @@ def _problems(found: Hosts) -> Iterator[BadInput]:
         if times > 1 or not is_node(name):
             yield BadInput(
                 got=f"{times} hosts named {name!r}" if times > 1 else f"host {name!r}",
-                allowed=f"names that differ, each {RULE}",
+                allowed=f"unique names, each {RULE}",
                 fix="rename it",
             )
     if found.controller and not _ADDRESS.fullmatch(found.controller):
@@ -118,7 +118,7 @@ def _host_problems(host: Host) -> Iterator[BadInput]:
     if host.port not in _PORTS:
         yield BadInput(
             got=f"{where}: port = {host.port}",
-            allowed=f"a port from 1 to {_PORTS[-1]}; 0: ssh's own",
+            allowed=f"a port from 1 to {_PORTS[-1]}, or 0 for ssh's own",
             fix="correct port, or remove the key",
         )
     for key in ("python", "directory"):
@@ -133,6 +133,6 @@ def _host_problems(host: Host) -> Iterator[BadInput]:
 def _no_address(where: str, got: str) -> BadInput:
     return BadInput(
         got=f"{where} = {got!r}",
-        allowed="a name or numbers, without user, port and blanks",
+        allowed="a host name or IP address, without user, port or blanks",
         fix='write an address such as "10.0.0.2"; user and port have keys of their own',
     )

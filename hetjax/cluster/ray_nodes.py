@@ -80,7 +80,7 @@ def cluster_of_ray(
     """
     if not nodes:
         raise BadInput(
-            got="a Ray cluster without nodes that are alive",
+            got="a Ray cluster without live nodes",
             allowed="1 node or more",
             fix="start one with: ray start --head",
         )
@@ -105,8 +105,8 @@ def with_known_figures(found: Cluster, before: Cluster) -> Cluster:
         else:
             warnings.warn(
                 f"{node.name}: {node.device} is not in the device catalogue, and was "
-                "not there to be measured when the run started: it is left out until "
-                "the next start",
+                "not measured, since it was absent when the run started: it is left "
+                "out until the next start",
                 stacklevel=2,
             )
     return replace(found, nodes=tuple(nodes))
@@ -129,8 +129,8 @@ def _no_machine(node: Node, nodes: Sequence[Machine]) -> BadInput:
     return BadInput(
         got=f"node {node.name!r} wants {node.count} x {node.device}{each}; Ray has "
         f"{there or 'no machines'}",
-        allowed="a machine of its own in Ray's cluster for every node, or for every "
-        "host of it",
+        allowed="one machine in Ray's cluster for every node, or for every host of a "
+        "node with several",
         fix=f"""start one there with: ray start --address=... --resources='{{"""
         f""""{NAMED}{node.name}": 1}}', or give another --cluster""",
     )
@@ -159,8 +159,8 @@ def _named(address: str, resources: Iterable[str]) -> tuple[str, ...]:
     for name in said:
         if not is_node(name):
             warnings.warn(
-                f"Ray's machine {address} says that it is node {name[:80]!r}, which is "
-                f"ignored: a node is called {RULE}",
+                f"Ray's machine {address} claims to be node {name[:80]!r}, which is "
+                f"ignored: a node name is {RULE}",
                 stacklevel=2,
             )
     return tuple(filter(is_node, said))

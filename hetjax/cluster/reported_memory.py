@@ -30,7 +30,7 @@ def with_reported_memory(node: Node, reported_gib: Collection[float]) -> Node:
         sizes = " and ".join(f"{gib:.4g}" for gib in sorted({*reported_gib}))
         warnings.warn(
             f"node {node.name!r}: its {node.device} have {sizes} GiB: "
-            f"{least_gib:.4g} counts for each",
+            f"{least_gib:.4g} is assumed for each",
             stacklevel=2,
         )
     if node.memory_gib is None:

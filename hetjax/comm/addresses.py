@@ -64,11 +64,11 @@ def address_problems(option: str, address: str, *, least: int) -> Iterator[BadIn
             got=f"{option} {address}",
             allowed=f"HOST:PORT, a name or an IPv4 address and a port from {least} to "
             f"{_MOST_PORT}",
-            fix=f"{option} 10.0.0.1:7411, say",
+            fix=f"give {option} 10.0.0.1:7411, for example",
         )
     elif found["host"] == "0.0.0.0":
         yield BadInput(
-            got=f"{option} {address}, which is no address to call",
-            allowed="one address, by which other machines mean the same one",
-            fix="ip address lists those of this machine",
+            got=f"{option} {address}, which others cannot connect to",
+            allowed="one address of the run's machine that other machines can reach",
+            fix="list the addresses of the run's machine with: ip address",
         )

@@ -133,7 +133,7 @@ def _prepare(found: Stream) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ForgedFrame):
-        return f"cannot be believed ({error})"
+        return f"sent a message that failed authentication ({error})"
     if isinstance(error, OSError):
         return f"closed the connection ({error.strerror or error})"
-    return f"sent what cannot be read ({type(error).__name__}: {error})"
+    return f"sent an unreadable message ({type(error).__name__}: {error})"

@@ -105,7 +105,7 @@ class FrameReader:
         code = bytearray(_CODE_BYTES)
         _fill(self._socket, memoryview(code))
         if not hmac.compare_digest(code, expected):
-            raise ForgedFrame("something else has come than what it sent")
+            raise ForgedFrame("the received bytes differ from those sent")
 
 
 def _codes(

@@ -172,12 +172,12 @@ def answer(
         raise HandshakeRefused("a caller does not know this run's secret")
     caller = _caller(greeting, own, secret, said, stream)
     if tls is not None and bool(binding) != (caller.use == MESSAGES):
-        raise HandshakeRefused(f"{caller.name!r} does not come within TLS")
+        raise HandshakeRefused(f"{caller.name!r} does not use TLS as required")
     if is_stale(caller.name, caller.incarnation):
         stream.sendall(_proof(secret, b"stale", said))
         raise HandshakeRefused(
             f"an older start of {caller.name!r} (incarnation {caller.incarnation}) "
-            "calls"
+            "called"
         )
     stream.sendall(_proof(secret, b"welcome", said))
     return caller
@@ -203,10 +203,10 @@ def _caller(
     name = name_bytes.rstrip(b"\0").decode(errors="replace")
     if not is_worker(name):
         raise HandshakeRefused(
-            f"a caller says that it is {name!r}, which is no worker's name"
+            f"a caller says that it is {name!r}, which is not a worker name"
         )
     if use not in (MESSAGES, PULSES):
-        raise HandshakeRefused(f"{name!r} calls for {use!r}")
+        raise HandshakeRefused(f"{name!r} calls for the unknown use {use!r}")
     theirs = _keys(secret, said)
     keys = Keys(sends=theirs.takes, takes=theirs.sends) if coded else None
     return Caller(name, incarnation, use, pair, keys, stream)
@@ -216,13 +216,13 @@ def _check_verdict(verdict: bytes, secret: bytes, said: bytes, own: str) -> None
     if _is_proof(verdict, secret, b"stale", said):
         raise StaleIncarnation(f"a newer start of {own!r} has taken its place")
     if not _is_proof(verdict, secret, b"welcome", said):
-        raise HandshakeRefused("the other side's verdict cannot be believed")
+        raise HandshakeRefused("the other side's verdict failed authentication")
 
 
 def _name_bytes(name: str) -> bytes:
     """Return the name padded to its field; raise HandshakeRefused if it is no name."""
     if not is_worker(name):
-        raise HandshakeRefused(f"{name!r} is no worker's name")
+        raise HandshakeRefused(f"{name!r} is not a worker name")
     return name.encode().ljust(_NAME_BYTES, b"\0")
 
 
@@ -249,7 +249,7 @@ def read(found: Stream, size: int, end_s: float) -> bytes:
     while len(data) < size:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"no proof of who it is within {_HANDSHAKE_S:g} s")
+            raise TimeoutError(f"no proof of identity within {_HANDSHAKE_S:g} s")
         found.settimeout(left_s)
         more = found.recv(size - len(data))
         if not more:

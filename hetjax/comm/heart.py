@@ -104,7 +104,9 @@ class Heart:
                 (number,) = _SILENT.unpack(data)
                 self._tell(number, "gave no sign of life")
         for number in [*self._silent]:  # peers will miss this process, too
-            self._tell(number, "cannot be heard: what listens for it has ended")
+            self._tell(
+                number, "cannot be heard: the process that listens for it has ended"
+            )
 
     def _tell(self, number: int, reason: str) -> None:
         with self._lock:

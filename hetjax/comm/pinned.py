@@ -120,7 +120,7 @@ def read_fingerprint(text: str) -> bytes:
     """Inverse of `spelled`; raise ValueError for any other text."""
     found = _SPELLED.fullmatch(text)
     if found is None:
-        raise ValueError("sha256: and 64 digits from 0 to f")
+        raise ValueError("sha256: followed by 64 hexadecimal digits")
     return bytes.fromhex(found[1])
 
 

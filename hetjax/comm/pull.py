@@ -72,8 +72,8 @@ def check_fits(*, num_replicas: int, num_stages: int, num_microbatches: int) -> 
         if number > 1 << bits:
             raise BadInput(
                 got=f"a plan with {number} {name}",
-                allowed=f"at most {1 << bits} where processes pull from each other",
-                fix=f"plan with fewer {name.split()[0]}, or send over sockets",
+                allowed=f"at most {1 << bits} with --transport transfer",
+                fix=f"plan with fewer {name.split()[0]}, or use --transport sockets",
             )
 
 
@@ -270,7 +270,7 @@ class TransferTransport:
             jax.block_until_ready(pieces)
         except JaxRuntimeError as error:
             reason = str(error).partition("\n")[0]
-            self._peers.mailbox.lose(sender, f"broke off a transfer ({reason})")
+            self._peers.mailbox.lose(sender, f"aborted a transfer ({reason})")
             return False
         return True
 

@@ -64,7 +64,7 @@ class Tls:
                 f"{self.ca}, which cannot be used ({error})",
                 allowed="a certificate, its key and the certificate of the authority "
                 "that signed it, in PEM files on every machine of the run",
-                fix="openssl verify -CAfile CA CERT says whether they fit",
+                fix="check that they match: openssl verify -CAfile CA CERT",
             ) from error
 
     def context(self, is_called: bool) -> ssl.SSLContext:
@@ -186,7 +186,7 @@ class TlsStream:
 def _left_s(end_s: float) -> float:
     left_s = end_s - time.monotonic()
     if left_s <= 0:
-        raise TimeoutError("no handshake of TLS in time")
+        raise TimeoutError("no TLS handshake in time")
     return left_s
 
 

@@ -42,8 +42,8 @@ def stage_precisions(
         known = profile is not None and canonical_name(node.device) in profile.devices
         if known and found[r, s] != priced:
             raise BadInput(
-                got=f"replicas[{r}].stages[{s}].precision = {stage.precision!r} with "
-                f"times of {node.device} measured in {priced}",
+                got=f"replicas[{r}].stages[{s}].precision = {stage.precision!r}, but "
+                f"the times of {node.device} were measured in {priced}",
                 allowed=f"{priced}, or no profile",
                 fix="leave --profile out, or measure: python -m hetjax.profile "
                 f"{plan.model} --dtype {stage.precision} --output FILE",

@@ -126,14 +126,14 @@ def _about(sources: Sources, parts: Mapping[str, "Parts"]) -> Iterator[str]:
             total = found.num_duplicates + len(found.bytes_D)
             yield (
                 f"data: {found.name}: {found.num_duplicates} of {total} {kind} are "
-                f"there before, and are left out"
+                "duplicates and are left out"
             )
     if sources.validation is None:
         aside, total = (
             sum(one) for one in zip(*map(_aside, parts.values()), strict=True)
         )
         yield (
-            f"data: {aside / total:.1%} of the text is held out to validate with; "
+            f"data: {aside / total:.1%} of the text is held out for validation; "
             f"{VALIDATION} takes other text"
         )
 
@@ -190,9 +190,9 @@ def _parts(sources: Sources) -> dict[str, "Parts"]:
     train, found = outlines[0]
     if len(outlines) == 1 and other_found.is_text != found.is_text:
         raise BadInput(
-            got=f"{train.name} and {other.name}, one of texts and the other of rows "
-            "with a prompt or messages",
-            allowed="rows of one kind to learn from and to validate with",
+            got=f"{train.name} and {other.name}: one holds texts, the other rows with "
+            "a prompt or messages",
+            allowed="rows of the same kind for training and validation",
             fix="give another --data.validation, or leave it out",
         )
     everything = frozenset(range(len(other_found.bytes_D)))
@@ -227,11 +227,10 @@ def _write(
 def _nothing_to_learn(source: Source, name: str) -> BadInput:
     split = "train" if name.startswith("train") else "validation"
     return BadInput(
-        got=f"{source.name}, whose {split} split has no row in which the assistant "
-        "says something",
+        got=f"{source.name}, whose {split} split has no answer to learn",
         allowed="conversations with messages of the role assistant, which are learnt",
-        fix=f"give others with {source.option}"
-        + ("" if split == "train" else f", or rows to validate with by {VALIDATION}"),
+        fix=f"give other rows with {source.option}"
+        + ("" if split == "train" else f", or validation rows with {VALIDATION}"),
     )
 
 

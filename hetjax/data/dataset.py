@@ -149,7 +149,7 @@ def kept(
 
 def _with(hashes: Mapping[str, str], found: Dataset) -> Dataset:
     if found.hashes != hashes:
-        raise _damaged(found.directory, "other files than those of the run")
+        raise _damaged(found.directory, "its files differ from the run's")
     return found
 
 

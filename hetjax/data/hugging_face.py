@@ -71,7 +71,7 @@ def check_fits(ids: Tokenizer, vocab_size: int, folder: Path) -> None:
     most = max(ids.core.get_vocab(with_added_tokens=True).values()) + 1
     if most > vocab_size:
         raise BadInput(
-            got=f"the tokenizer of {folder} with ids up to {most - 1}, and a model "
+            got=f"the tokenizer of {folder} with ids up to {most - 1}, but a model "
             f"with a vocabulary of {vocab_size}",
             allowed=f"ids below {vocab_size}",
             fix="give the folder of the tokenizer that belongs to this model, or a "
@@ -109,8 +109,8 @@ def _around(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...
     at = next((i for i in starts if whole[i : i + len(bare)] == bare), None)
     if at is None or not bare:
         raise BadInput(
-            got=f"a {TOKENIZER} whose post_processor does not keep a text",
-            allowed="tokens before and after a text, and the text between them",
+            got=f"a {TOKENIZER} whose post_processor changes the text",
+            allowed="a post_processor that only adds tokens before and after a text",
             fix="fetch or save the tokenizer again",
         )
     return tuple(whole[:at]), tuple(whole[at + len(bare) :])
@@ -144,13 +144,13 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if found is None or isinstance(found, str):
         return found
     if not isinstance(found, list) or not all(map(_is_named_template, found)):
-        raise _broken(folder / CONFIG, "chat_template is no template")
+        raise _broken(folder / CONFIG, "chat_template is not a template")
     named = {entry["name"]: entry["template"] for entry in found}
     if "default" not in named:
         raise BadInput(
             got=f"{folder / CONFIG} with chat templates {', '.join(sorted(named))}",
-            allowed="one chat_template, or several of which one is named default",
-            fix=f"write the template to be used to {folder / TEMPLATE}",
+            allowed="one chat_template, or several, one of them named default",
+            fix=f"save the template to use as {folder / TEMPLATE}",
         )
     return named["default"]
 

@@ -113,8 +113,8 @@ def _shares(config: DataConfig) -> list[tuple[Path, float]]:
         if not (equals and 0 < value < math.inf):
             raise BadInput(
                 got=f"{entry.strip()!r} in --data.mixture",
-                allowed="FILE=WEIGHT with a weight above 0, parted by commas",
-                fix="write --data.mixture a.jsonl=0.7,b.parquet=0.3, say",
+                allowed="FILE=WEIGHT with a weight above 0, separated by commas",
+                fix="write, for example, --data.mixture a.jsonl=0.7,b.parquet=0.3",
             )
         found.append((Path(path), value))
     paths = [path for path, _ in found]

@@ -161,8 +161,8 @@ def _check_kinds(name: str, kinds: set[bool]) -> None:
     if len(kinds) > 1:
         raise BadInput(
             got=f"{name} holds both texts and rows with a prompt or messages",
-            allowed="either of them in one data set",
-            fix="part them into two folders, or name one column with --data.column",
+            allowed="one of the two kinds in a data set",
+            fix="split them into two folders, or name one column with --data.column",
         )
 
 
@@ -177,9 +177,11 @@ def _check_enough(found: Outline, option: str, least: int) -> None:
             fix=f"point {option} at a file with text, or leave it out",
         )
     if not found.is_text and num_rows < least:
-        again = f" ({found.num_duplicates} more times)" if found.num_duplicates else ""
+        again = (
+            f" and {found.num_duplicates} duplicates" if found.num_duplicates else ""
+        )
         raise BadInput(
             got=f"{found.name} holds a single row{again}",
-            allowed="two different rows or more, one of them to validate with",
+            allowed="at least two different rows, one of them for validation",
             fix=f"point {option} at a file with more rows, or give {VALIDATION}",
         )

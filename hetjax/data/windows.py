@@ -171,8 +171,8 @@ def _chosen_rows(rows: Rows, seq_len: int, split: str) -> np.ndarray:
     if not len(chosen):
         raise BadInput(
             got=f"{split} split of {num_rows} rows, none with a token to learn among "
-            f"its first {seq_len + 1}",
-            allowed="rows that fit into seq_len, with what is to be learnt in them",
+            f"its first {seq_len + 1} tokens",
+            allowed="rows with a token to learn within seq_len",
             fix=f"raise --seq-len to {rows.first_R.min()} or more"
             if num_rows
             else "give more rows with --data.path",
@@ -180,8 +180,8 @@ def _chosen_rows(rows: Rows, seq_len: int, split: str) -> np.ndarray:
     if num_cut:
         warnings.warn(
             f"{num_cut} of {num_rows} rows of the {split} split are longer than "
-            f"seq_len {seq_len} and cut; {num_rows - len(chosen)} of them have nothing "
-            "to learn before that and are left out",
+            f"seq_len {seq_len} and are cut; {num_rows - len(chosen)} of them have "
+            "nothing to learn before the cut and are left out",
             stacklevel=4,
         )
     return chosen

@@ -104,15 +104,15 @@ def _wheels(installed: Installed) -> Iterator[Finding]:
             if driver is not None and driver < _DRIVERS[plugin]:
                 yield _problem(
                     "driver",
-                    f"{plugin} needs NVIDIA's driver {_DRIVERS[plugin]} or newer, here "
-                    f"is {card.driver}",
+                    f"{plugin} needs NVIDIA's driver {_DRIVERS[plugin]} or newer; this "
+                    f"machine has {card.driver}",
                     _other_wheels(plugin, "update the driver"),
                 )
             if capability is not None and capability < _CAPABILITIES[plugin]:
                 yield _problem(
                     "driver",
-                    f"{plugin} needs compute capability {_CAPABILITIES[plugin]}; here "
-                    f"is {shown}",
+                    f"{plugin} needs compute capability {_CAPABILITIES[plugin]}; this "
+                    f"machine has {shown}",
                     _other_wheels(plugin, "run with --platform cpu"),
                 )
         yield from _cudnn(installed, shown, capability)
@@ -154,12 +154,13 @@ def _devices(installed: Installed, started: Started) -> Iterator[Finding]:
     if len(accelerators) > 1:
         yield _warning(
             "devices",
-            f"{' and '.join(accelerators)} in one process, which no run should have",
+            f"{' and '.join(accelerators)} in one process; a run needs one kind "
+            "per process",
             "start with --launcher processes: each kind is a node of its own",
         )
 
 
-_JAX_FIX = "put right what JAX says, or run with --platform cpu"
+_JAX_FIX = "correct what JAX reports, or run with --platform cpu"
 
 
 def _cpu_beside(installed: Installed) -> Finding:
@@ -176,13 +177,13 @@ def _cpu_beside(installed: Installed) -> Finding:
             )
     for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"):
         if variables.get(name, "").lower().startswith("cpu"):
-            asked = f"{beside}, as {name}={variables[name]} asks"
+            asked = f"{beside}, because of {name}={variables[name]}"
             return _warning("devices", asked, f"unset {name} to use it")
     problem = unusable(there, installed.versions)
     if problem is not None:
         why = problem.got.rpartition("; ")[2]
         return _problem("devices", f"{beside}: {why}", problem.fix)
-    return _problem("devices", f"{beside}, though its plugin is there", _JAX_FIX)
+    return _problem("devices", f"{beside}, although its plugin is installed", _JAX_FIX)
 
 
 def _kind(seen: Seen) -> Finding:
@@ -213,8 +214,9 @@ def _cluster(file: ClusterFile, started: Started) -> Iterator[Finding]:
         if seen.platform != "cpu" and planned < seen.count:
             yield _warning(
                 "cluster",
-                f"here are {seen.count} x {seen.name}; {file.path} has {planned}",
-                "add them to a node of the file, if they are to take part",
+                f"this machine has {seen.count} x {seen.name}; {file.path} has "
+                f"{planned}",
+                "add them to a node of the file to use them",
             )
 
 
@@ -254,8 +256,8 @@ def _port(found: Port) -> Iterator[Finding]:
         return
     yield _problem(
         "ports",
-        f"port {found.number} cannot be listened on: {found.error}",
-        f"end the program that has it (ss -ltnp 'sport = :{found.number}'), or use "
+        f"cannot listen on port {found.number}: {found.error}",
+        f"end the program that uses it (ss -ltnp 'sport = :{found.number}'), or use "
         "another port",
     )
 
@@ -293,7 +295,7 @@ def clock_off(whose: str, ahead_s: float) -> Iterator[Finding]:
             "clocks",
             level,
             f"the clock of {whose} is {abs(ahead_s):.1f} s {way} this machine's",
-            "let both keep time: timedatectl set-ntp true",
+            "synchronise both clocks: timedatectl set-ntp true",
         )
 
 

@@ -154,7 +154,7 @@ def cluster_file(path: Path) -> ClusterFile:
 
 def _run_dir_in_time(path: Path) -> RunDirectory:
     late = f"run directory {str(path)!r} does not answer in {_DISK_S:g} s"
-    fix = "look whether its file server is there (mount, df), or give another --run-dir"
+    fix = "check that its file server is up (mount, df), or give another --run-dir"
     try:
         return within(_DISK_S, lambda: run_directory(path))
     except TimeoutError:
@@ -208,13 +208,13 @@ def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
         return StoreAnswer(
             url=url,
             error=f"checkpoint store {url} does not answer in {_STORE_S:g} s",
-            fix="look whether this machine reaches the network of the store",
+            fix="check that this machine reaches the store's network",
         )
     except BadInput as bad:
         return StoreAnswer(url=url, error=bad.got, fix=bad.fix)
     except Exception as error:  # any error of a client library
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
-        fix = "put right what the store says, or leave --checkpoint.cloud out"
+        fix = "correct what the store reports, or leave --checkpoint.cloud out"
         return StoreAnswer(url=url, error=f"checkpoint store {url}: {problem}", fix=fix)
     spent_s = time.perf_counter() - start_s
     return StoreAnswer(url=url, seconds=spent_s, clock_ahead_s=ahead_s)

@@ -31,9 +31,9 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
     if machine.error is not None:
         yield _problem(
             "machines",
-            f"{name} does not say how it is: {machine.error}",
-            "install hetjax there, at the path of this Python or of the hosts' file; "
-            "then type there: python -m hetjax.doctor",
+            f"{name} gives no report: {machine.error}",
+            "install hetjax there, at the path of this Python or of the one in the "
+            "hosts' file; then type there: python -m hetjax.doctor",
         )
         return
     for finding in machine.findings:
@@ -47,8 +47,8 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
             level="warning",
             found=f"{name} does not see the run directory: it would keep checkpoints "
             "on its own disk, and get text and weights from this machine",
-            fix="give a --run-dir in a folder that all machines share, under one path, "
-            "if there is one; else nothing",
+            fix="give a --run-dir in a folder that all machines share under one path; "
+            "if there is none, change nothing",
         )
 
 
@@ -64,7 +64,7 @@ def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Findin
                 check="versions",
                 level="warning",
                 found=differs,
-                fix=f"make its environment with Python {version}, too",
+                fix=f"create its environment with Python {version} as well",
             )
         else:
             fix = f"type there: pip install '{package}=={version}'"
@@ -79,8 +79,9 @@ def _memory(machine: OtherMachine) -> Iterator[Finding]:
     yield Finding(
         check="memory",
         level="warning",
-        found=f"{memory}, with the limit of its job or container",
-        fix=f"ask for {_LEAST_MEMORY_GIB:.0f} GiB or more: --mem of Slurm, say",
+        found=f"{memory} within the limit of its job or container",
+        fix=f"request {_LEAST_MEMORY_GIB:.0f} GiB or more, with Slurm's --mem for "
+        "instance",
     )
 
 
@@ -90,8 +91,8 @@ def _way(machine: OtherMachine) -> Iterator[Finding]:
         yield _problem(
             "links",
             f"{machine.name} cannot reach this machine at {way.address}: {way.error}",
-            "let firewalls pass connections between the machines, at all ports; if "
-            "this machine has another address there, say which: `controller` in the "
+            "let firewalls pass connections between the machines, on all ports; if "
+            "this machine has another address there, give it as `controller` in the "
             "file of hosts",
         )
         return

@@ -63,7 +63,7 @@ def _looked_at(reach: Reach, machine: Machine, file: str, way: Peer) -> OtherMac
     except subprocess.TimeoutExpired:
         return OtherMachine(name=name, way=way, error=f"no answer in {_LOOK_S:g} s")
     except (BadInput, ValueError) as bad:
-        return OtherMachine(name=name, way=way, error=f"it answers {bad}")
+        return OtherMachine(name=name, way=way, error=f"malformed answer: {bad}")
     if found is None:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return OtherMachine(name=name, way=way, error=said[-1])

@@ -92,7 +92,7 @@ def ask(address: str) -> Peer:
     except OSError as error:
         return Peer(address=address, error=error.strerror or str(error))
     except EOFError:
-        return Peer(address=address, error="something else than hetjax answers")
+        return Peer(address=address, error="something other than hetjax answers")
     one_way_s = max(message_s - round_trip_s, 1e-9)
     return Peer(
         address=address,

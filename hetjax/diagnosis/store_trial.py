@@ -35,23 +35,25 @@ def trial(store: Store, url: str) -> float:
         here_s = (before_s + time.time()) / 2
     try:
         with _asked(url, "listing"):
-            _check(name in store.names(name), url, "does not list what it was given")
+            _check(
+                name in store.names(name), url, "does not list an object just written"
+            )
         with _asked(url, "reading"):
             same = store.get_text(name) == "one"
-            _check(same, url, "does not give back what it was given")
+            _check(same, url, "does not return what was written")
             ahead_s = store.written_s(name) - here_s
         with _asked(url, "writing"):
             _check(
                 _is_created_once(store, name),
                 url,
-                "overwrites objects that are to be created once: two runs would "
+                "overwrites objects that must be created only once: two runs would "
                 "destroy each other's checkpoints",
             )
     finally:
         with _asked(url, "deleting"):
             store.remove([name])
     with _asked(url, "reading"):
-        _check(store.get_text(name) is None, url, "keeps what was deleted")
+        _check(store.get_text(name) is None, url, "still returns a deleted object")
     return ahead_s
 
 
@@ -67,8 +69,8 @@ def _check(is_so: bool, url: str, does: str) -> None:
     if not is_so:
         raise BadInput(
             got=f"checkpoint store {url} {does}",
-            allowed="a store whose objects are created once, and seen at once",
-            fix="take a newer version of its server, or another store",
+            allowed="a store that creates an object only once and shows it at once",
+            fix="use a newer version of its server, or another store",
         )
 
 

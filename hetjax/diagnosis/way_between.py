@@ -93,7 +93,7 @@ def measured_from(reach: Reach, machine: Machine, address: str) -> Peer:
         peer = json_value(done.stdout.splitlines()[-1])
         return Peer(**read_fields(peer, Peer, where=machine.id))
     except (subprocess.TimeoutExpired, IndexError, ValueError, BadInput):
-        return Peer(address=address, error=f"{machine.id} cannot ask")
+        return Peer(address=address, error=f"{machine.id} did not measure it")
 
 
 def _words(reach: Reach, machine: Machine, argument: str) -> list[str]:

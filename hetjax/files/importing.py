@@ -43,7 +43,7 @@ class NamedCode:
             raised = "" if is_missing else f"{type(error).__name__}: "
             raise BadInput(
                 got=f"{self.what} {self.name}: {raised}{error}",
-                allowed=f"package.module:{self.kind}, of what Python can import "
+                allowed=f"package.module:{self.kind} that Python can import "
                 f"{self.where}",
                 fix="install the package, or add its folder to PYTHONPATH",
             ) from (None if is_missing else error)
@@ -66,7 +66,7 @@ class NamedCode:
             raise BadInput(
                 got=f"{self.what} {self.name}, a {self.kind} of Python's standard "
                 f"library ({module})",
-                allowed=f"package.module:{self.kind}, of a package of yours",
+                allowed=f"package.module:{self.kind} of your own package",
                 fix=self.fix,
             )
 

@@ -95,7 +95,7 @@ def read_json(
         read_text(path, what=what, most_bytes=most_bytes),
         json_value,
         what=f"JSON in {what} {str(path)!r}",
-        allowed="a JSON file, whole",
+        allowed="a complete JSON file",
         fix=fix,
     )
 
@@ -178,7 +178,9 @@ def _check_strings(value: Any) -> None:
         try:
             "".join(strings).encode()
         except UnicodeEncodeError as error:
-            raise Malformed("half a surrogate pair, which is no character") from error
+            raise Malformed(
+                "half a surrogate pair, which is not a character"
+            ) from error
         level = [
             inner
             for one in level
@@ -210,7 +212,7 @@ def _finite(digits: str) -> float:
 
 
 def _no_number(word: str) -> NoReturn:
-    raise Malformed(f"{word}, which is no number of JSON")
+    raise Malformed(f"{word}, which is not a JSON number")
 
 
 _ANY = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_int=_integer)

@@ -139,7 +139,7 @@ def _of_a_kind(kind: str, path: str | Path, what: str) -> Unreadable:
     return Unreadable(
         got=f"{what} {str(path)!r}: {kind}",
         allowed="a plain file",
-        fix="name a plain file; what a pipe gives is one by: cat PIPE > FILE",
+        fix="name a plain file; save the output of a pipe with: cat PIPE > FILE",
     )
 
 

@@ -56,7 +56,7 @@ def tensor_header(path: str | Path) -> Mapping[str, TensorInfo]:
         text = file.read(length)
     header = json_value(text)
     if not isinstance(header, dict):
-        raise Malformed("a header that is no object")
+        raise Malformed("a header that is not an object")
     end = num_bytes - _LENGTH_BYTES - length
     return {
         name: _tensor(name, found, end)
@@ -78,7 +78,7 @@ def _tensor(name: str, found: Any, end: int) -> TensorInfo:
         "shape",
         "data_offsets",
     }:
-        raise Malformed(f"{where} without dtype, shape and data_offsets alone")
+        raise Malformed(f"{where} whose keys are not dtype, shape and data_offsets")
     dtype, shape, offsets = found["dtype"], found["shape"], found["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise Malformed(f"{where} of dtype {str(dtype)[:40]!r}")

@@ -43,7 +43,7 @@ def find_cluster(hosts: Path | None) -> Cluster:
     """Raise BadInput: machines join as nodes of a cluster file, and there is none."""
     raise BadInput(
         got="--launcher join without a cluster",
-        allowed="a cluster file, whose nodes machines can join as",
+        allowed="a cluster file: machines join as its nodes",
         fix="add --cluster FILE",
     )
 
@@ -53,10 +53,10 @@ def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
 
     def refuse(node: object, module: str, argument: str, limit_s: float):
         raise BadInput(
-            got=f"{node}, of a kind that nobody knows, with --launcher join",
-            allowed="devices of the catalogue, or nodes that give their figures: the "
-            "machines are not there yet to be measured",
-            fix="hetjax doctor --probe, typed on that machine, prints its node",
+            got=f"{node}, whose device is unknown, with --launcher join",
+            allowed="devices of the catalogue, or nodes that give their figures: "
+            "machines that have not joined cannot be measured",
+            fix="run hetjax doctor --probe on that machine: it prints its node",
         )
 
     return refuse
@@ -136,16 +136,16 @@ class ByJoining:
         names = [node.name for node in self._cluster.nodes]
         if found is None:
             raise BadInput(
-                got=f"no machine that has joined in {most_s:g} s as one of "
+                got=f"no machine joined within {most_s:g} s as one of "
                 f"{', '.join(names)}",
                 allowed="1 node or more whose machines have joined (--join.wait-s)",
-                fix="type on each machine what the run has printed",
+                fix="run on each machine the command that the run printed for it",
             )
         there = {node.name for node in found.nodes}
         if gone := [name for name in names if name not in there]:
             warnings.warn(
-                f"nobody has joined as {', '.join(gone)} in {most_s:g} s: the run goes "
-                "on without, and takes machines in when they join",
+                f"no machine joined as {', '.join(gone)} within {most_s:g} s: the run "
+                "continues without them and adds them when they join",
                 stacklevel=2,
             )
 
@@ -173,7 +173,7 @@ class ByJoining:
                 code, where = machine.ended, machine.address
                 raise WorkerLost(
                     worker,
-                    f"ended with code {code}; what it has printed is on {where}",
+                    f"ended with code {code}; its output is on {where}",
                     has_failed=0 < code < _KILLED,
                 )
 
@@ -183,8 +183,8 @@ def _certificate(folder: Path) -> OwnCertificate:
         return kept_certificate(folder)
     except (OSError, ValueError) as error:
         raise BadInput(
-            got=f"the certificate in {folder}, which cannot be used ({error})",
-            allowed="certificate.pem and key.pem as a run has made them, or neither",
+            got=f"an unusable certificate in {folder} ({error})",
+            allowed="certificate.pem and key.pem as a run wrote them, or neither",
             fix=f"rm {folder}/*.pem; machines then need the new fingerprint",
         ) from error
 
@@ -204,9 +204,9 @@ def _opened(
     except OSError as error:
         raise BadInput(
             got=f"--join.address {terms.address}: {error.strerror or error}",
-            allowed="HOST:PORT, an address of this machine that others reach, and a "
-            "port that is free",
-            fix="ip address lists those of this machine",
+            allowed="HOST:PORT: an address of this machine that others reach, and a "
+            "free port",
+            fix="choose another; ip address lists the addresses of this machine",
         ) from error
 
 
@@ -230,6 +230,6 @@ def _tell(
     write_whole(fingerprint, f"{spelled(own.fingerprint)}\n", OWNER_ALONE)
     write_whole(file, "".join(f"{line}\n" for line in lines), OWNER_ALONE)
     terms.note(
-        f"machines join at {address}; on each type, with its token as input (also in "
-        f"{file}):\n" + "\n".join(f"  {line}" for line in lines)
+        f"machines join at {address}; on each, run its command with its token as input "
+        f"(also in {file}):\n" + "\n".join(f"  {line}" for line in lines)
     )

@@ -119,7 +119,7 @@ def _asked(environment: Mapping[str, str]) -> list[LocalDevice]:
         return read_devices(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         warnings.warn(
-            f"JAX does not say which accelerators are here ({error}): none is counted",
+            f"JAX does not report the accelerators here ({error}): hetjax counts none",
             stacklevel=2,
         )
         return []

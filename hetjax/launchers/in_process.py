@@ -70,8 +70,8 @@ class InThisProcess:
             else:
                 names = ", ".join(node.name for node in self._present.nodes)
                 warnings.warn(
-                    "no other node is there: the run keeps the plan that it has, on "
-                    f"{names}",
+                    "the cluster has no node with devices here: the run keeps its plan "
+                    f"on {names}",
                     stacklevel=2,
                 )
         return self._present

@@ -95,7 +95,7 @@ def gpu_share(environment: Mapping[str, str]) -> float:
         raise BadInput(
             got=f"{name}={said}",
             allowed="0 < share of a GPU's memory <= 1",
-            fix=f"unset it: {GPU_ALLOCATOR_FRACTION:g} is what plans count on",
+            fix=f"unset it: plans assume {GPU_ALLOCATOR_FRACTION:g}",
         )
     return GPU_ALLOCATOR_FRACTION
 

@@ -155,7 +155,7 @@ class OnThisMachine:
         try:
             self._own, self._cluster = self._environments(cluster), cluster
         except BadInput as bad:
-            warnings.warn(f"the cluster stays as it was: {bad}", stacklevel=2)
+            warnings.warn(f"the run keeps its previous cluster: {bad}", stacklevel=2)
         return self._cluster
 
 
@@ -216,7 +216,7 @@ class Processes:
             child = self.children[worker]
             if child.poll() is not None:
                 text = self._log(worker).read_text().strip()
-                last = text.splitlines()[-1] if text else "without a word"
+                last = text.splitlines()[-1] if text else "no output"
                 raise WorkerLost(
                     worker,
                     f"ended with code {child.returncode} ({last}); its log is "

@@ -81,8 +81,8 @@ def placed(
             raise BadInput(
                 got=f"node {node.name!r} wants {node.count} x {node.device}{each}; "
                 f"there {'is' if len(machines) == 1 else 'are'} {there or 'none'}",
-                allowed=f"a machine of {reach.system} for every node, of its name or "
-                "with its cards, and for every host of it",
+                allowed="for each host of each node, a machine of "
+                f"{reach.system} with the node's name or devices",
                 fix=reach.fix,
             )
     return found
@@ -194,7 +194,9 @@ class OnMachines:
         try:
             return self._reach.machines(looks=not self._only_cpu)
         except BadInput as bad:
-            warnings.warn(f"{self._reach.system} stays as it was: {bad}", stacklevel=2)
+            warnings.warn(
+                f"{self._reach.system} counts as unchanged: {bad}", stacklevel=2
+            )
             return self._there
 
     def _place(self, workers: Sequence[str]) -> None:

@@ -309,7 +309,7 @@ class _Machines:
             if not found:
                 warnings.warn(
                     f"the GPUs of Ray's machine {raw['NodeManagerAddress']} cannot be "
-                    "looked at: they are taken for what Ray says, all of one kind",
+                    "probed: they count as what Ray reports, all of one kind",
                     stacklevel=2,
                 )
 
@@ -357,7 +357,7 @@ def _ray() -> Any:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise BadInput(
-            got="--launcher ray, and Ray is not installed",
+            got="--launcher ray, but Ray is not installed",
             allowed="Ray on every machine of the run",
             fix="pip install 'hetjax[ray]'",
         ) from error

@@ -73,14 +73,14 @@ class SshHosts:
             raise BadInput(
                 got="no ssh on this machine",
                 allowed="OpenSSH's client",
-                fix="install it: apt-get install openssh-client, say",
+                fix="install it, for instance: apt-get install openssh-client",
             )
         self._hosts = {host.name: host for host in found.hosts}
         self._seen: dict[str, list[LocalDevice]] = {}
         self.controller = found.controller
         self.fix = (
-            f"add a [[host]] to {file}, or leave --cluster out: the cluster is then "
-            "what the hosts have"
+            f"add a [[host]] to {file}, or leave --cluster out: the hosts' devices are "
+            "then the cluster"
         )
 
     def machines(self, looks: bool) -> list[Machine]:
@@ -97,7 +97,7 @@ class SshHosts:
             raise BadInput(
                 got="no host that answers: "
                 + "; ".join(f"{name}: {why}" for name, why in answers.items()),
-                allowed="1 host or more that ssh reaches without a question",
+                allowed="1 host or more that ssh reaches without a prompt",
                 fix=f"try it yourself: {shlex.join([*_SSH, *_to(hosts[0])])} true",
             )
         return [part for host in there for part in self._parts(host, looks)]

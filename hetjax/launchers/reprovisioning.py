@@ -67,8 +67,8 @@ def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
         raise BadInput(
             got=f"--reprovision with --launcher {launcher}",
             allowed="--reprovision where workers are on other machines",
-            fix=f"add --launcher {elsewhere[0]}, say (or {', '.join(elsewhere[1:])}), "
-            "or leave --reprovision out",
+            fix=f"add --launcher {elsewhere[0]} (or {', '.join(elsewhere[1:])}), or "
+            "leave --reprovision out",
         )
     try:
         words = tuple(shlex.split(typed))
@@ -80,8 +80,8 @@ def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
         return words
     raise BadInput(
         got=f"--reprovision {typed!r}{why}",
-        allowed="a program on PATH or with its path, and its arguments; no shell reads "
-        "them",
+        allowed="a program, on PATH or by its path, and its arguments; it runs without "
+        "a shell",
         fix="name a script: --reprovision './ask-for-machines.sh spot'",
     )
 
@@ -170,7 +170,9 @@ class Reprovisioning:
         is_late = not self._over.is_set()
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
-        error = f"no end in {self._limits.command_s:g} s" if is_late else "the run ends"
+        error = (
+            f"timeout of {self._limits.command_s:g} s" if is_late else "end of the run"
+        )
         return running.wait(), error
 
 

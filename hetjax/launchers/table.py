@@ -52,7 +52,7 @@ LAUNCHERS: Mapping[str, LauncherRow] = {
         shares_disk=True,
     ),
     "processes": LauncherRow(
-        summary="in processes here",
+        summary="in processes on this machine",
         module="hetjax.launchers.local_processes",
         workers_are_here=True,
         shares_disk=True,

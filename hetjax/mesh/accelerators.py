@@ -149,7 +149,7 @@ def not_started(there: Visible, versions: Mapping[str, str], answer: str) -> Bad
     """
     plugin = _plugin(there, versions)
     why = f"it did not start with {plugin} {versions[plugin]} ({answer})"
-    first = "put right what JAX says of it, or "
+    first = "correct what JAX reports about it, or "
     return _cpu_instead(there, versions, why, first)
 
 
@@ -180,7 +180,7 @@ def _cpu_instead(
     extra = there.accelerator.extras[_plugin(there, versions)]
     return BadInput(
         got=f"a run on the CPU of a machine that has {there}; {why}",
-        allowed="a run on the accelerator, or one on the CPU that is asked for",
+        allowed="a run on the accelerator, or an explicit request for the CPU",
         fix=f"{first}pip install 'hetjax[{extra}]', and start again (in a notebook: "
         "restart the kernel); or add --platform cpu",
     )
@@ -189,10 +189,11 @@ def _cpu_instead(
 def kept_from(there: Visible) -> BadInput:
     """Return what to raise if JAX was set to the CPU alone before this run."""
     return BadInput(
-        got=f"a run on {there} in a process where JAX was set to the CPU alone, as a "
-        "simulated run does",
-        allowed="one of the two in a process",
-        fix="start anew (in a notebook: restart the kernel), or add --platform cpu",
+        got=f"a run on {there} in a process where JAX was restricted to the CPU, as by "
+        "a simulated run",
+        allowed="only one of the two in a process",
+        fix="start a new process (in a notebook: restart the kernel), or add "
+        "--platform cpu",
     )
 
 
@@ -205,12 +206,12 @@ def start_jax() -> list[jax.Device]:
         jax.devices("cpu")
         return jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # the latter: no platform is left
-        why = (str(error).splitlines() or ["none of these is here"])[0]
+        why = (str(error).splitlines() or ["none of these is available"])[0]
         asked = os.environ.get("JAX_PLATFORMS")
         raise BadInput(
-            got=f"{f'JAX_PLATFORMS={asked}' if asked else 'no start of JAX'}: {why}",
-            allowed="platforms that are here, the CPU among them",
-            fix=f"{'unset JAX_PLATFORMS' if asked else 'put right what JAX says'}, or "
+            got=f"{f'JAX_PLATFORMS={asked}' if asked else 'JAX does not start'}: {why}",
+            allowed="available platforms, including the CPU",
+            fix=f"{'unset JAX_PLATFORMS' if asked else 'correct what JAX reports'}, or "
             "set JAX_PLATFORMS=cpu",
         ) from error
 

@@ -182,8 +182,8 @@ class LlamaConfig(DecoderConfig):
         require_divides(self.name, self, "num_kv_heads", "num_heads")
         if self.size_of_heads % 2:
             raise BadInput(
-                got=f"{self.name}: heads of {self.size_of_heads} numbers",
-                allowed="an even number: positions turn them in pairs",
+                got=f"{self.name}: heads of size {self.size_of_heads}",
+                allowed="an even size: RoPE rotates pairs of numbers",
                 fix=f"set head_size to {self.size_of_heads + 1}",
             )
         self._check_experts()
@@ -199,7 +199,7 @@ class LlamaConfig(DecoderConfig):
         if self.routing is not None and found:
             raise BadInput(
                 got=f"{self.name}: experts with {' and '.join(found)}",
-                allowed="experts without, or one dense MLP per block",
+                allowed="experts without these, or one dense MLP per block",
                 fix=f"set routing to None, or leave {' and '.join(found)} out",
             )
 

@@ -42,9 +42,8 @@ def check_continuing(specs: Iterable[ModuleSpec]) -> None:
     for spec in specs:
         if not issubclass(spec.cls, PositionWise | Continuing):
             raise BadInput(
-                got=f"a model with a module {spec.cls.__name__}, that says nothing of "
-                "how a text goes on",
+                got=f"a model whose module {spec.cls.__name__} cannot continue a text",
                 allowed="modules that are PositionWise, or that have `keeps` and "
                 "`continued` (hetjax.models.model.Continuing)",
-                fix="let it be one of these; hetjax eval needs neither",
+                fix="make it one of these; hetjax eval needs neither",
             )

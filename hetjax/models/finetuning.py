@@ -88,19 +88,19 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
     if lora.rank and train.only is not None:
         raise BadInput(
             got=f"--train.only {train.only!r} with --lora.rank {lora.rank}",
-            allowed="either: of a model with adapters these alone are trained",
-            fix="leave --train.only out, or --lora.rank",
+            allowed="either of them: with adapters, only the adapters are trained",
+            fix="leave out --train.only or --lora.rank",
         )
     if lora.targets is not None and not lora.rank:
         raise BadInput(
             got=f"--lora.targets {lora.targets!r} without --lora.rank",
-            allowed="targets of adapters that have a rank",
+            allowed="--lora.targets together with --lora.rank",
             fix="add --lora.rank 16, say",
         )
     if lora.frozen is not None and not lora.rank:
         raise BadInput(
             got=f"--lora.frozen {lora.frozen} without --lora.rank",
-            allowed="quantised weights under adapters that have a rank",
+            allowed="--lora.frozen together with --lora.rank",
             fix="add --lora.rank 16, say",
         )
     if lora.frozen not in (None, *get_args(FrozenForm)):
@@ -135,8 +135,8 @@ def warn_of_profile(model: "Model") -> None:
     """Warn, if a part of the model is trained, that the profile is of the whole."""
     if any(spec.frozen for spec in model.modules):
         warnings.warn(
-            "the profile is of a model that is trained as a whole: where a part of it "
-            "is trained, as here, steps take less time than is planned with",
+            "the profile is of training the whole model, but this run trains a part of "
+            "it: steps take less time than planned",
             stacklevel=2,
         )
 
@@ -198,9 +198,9 @@ def _quantised(spec: "ModuleSpec", form: FrozenForm) -> "ModuleSpec":
         assert weight.num_inputs is not None
         if not can_quantise(form, weight.shape, weight.num_inputs):
             raise BadInput(
-                got=f"--lora.frozen {form}, of {spec.path}.{name} of shape "
-                f"{list(weight.shape)}, {weight.num_inputs} of them inputs",
-                allowed="an even number in the last dim of the inputs",
+                got=f"--lora.frozen {form} for {spec.path}.{name} of shape "
+                f"{list(weight.shape)} (input dims: the first {weight.num_inputs})",
+                allowed="an even size of the last input dim",
                 fix="give --lora.frozen int8",
             )
     return found
@@ -220,7 +220,7 @@ def _compiled(name: str, regex: str) -> re.Pattern[str]:
     except re.error as error:
         raise BadInput(
             got=f"--{name} {regex!r}: {error}",
-            allowed="a regular expression, as Python's re reads it",
+            allowed="a regular expression of Python's re",
             fix=f"correct it: --{name} 'attention.(q|v)', say",
         ) from None
 
@@ -228,7 +228,7 @@ def _compiled(name: str, regex: str) -> re.Pattern[str]:
 def _no_match(name: str, regex: str, what: str, paths: list[str]) -> BadInput:
     some = paths[:: max(1, len(paths) // _NAMED)][:_NAMED]
     return BadInput(
-        got=f"--{name} {regex!r}, which is found in no path of the model's {what}",
-        allowed=f"paths such as {', '.join(some)}" if some else "a model that has some",
+        got=f"--{name} {regex!r}, which matches no path of the model's {what}",
+        allowed=f"paths such as {', '.join(some)}" if some else f"a model with {what}",
         fix=f"correct --{name}, or leave it out",
     )

@@ -139,7 +139,7 @@ class Model:
             if paths.count(path) > 1:
                 raise BadInput(
                     got=f"model {self.name}: module path {path!r} twice",
-                    allowed="a path of its own for every module",
+                    allowed="a unique path for every module",
                     fix="number the blocks, like `block_003.attention`",
                 )
 

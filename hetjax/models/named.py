@@ -50,8 +50,8 @@ def load_named(name: str) -> "Model":
         made = _called(name)
         if not isinstance(made, Model | DecoderConfig):
             raise BadInput(
-                got=f"model {name}, which gives a {type(made).__name__}",
-                allowed="a function that gives a hetjax Model, or a config of one",
+                got=f"model {name}, which returns a {type(made).__name__}",
+                allowed="a function that returns a hetjax Model, or a config of one",
                 fix="let it return hetjax.models.model.Model(...)",
             )
         return made if isinstance(made, Model) else model_of(made)
@@ -97,8 +97,8 @@ def _called(name: str) -> object:
     if not isinstance(name, TypedName):
         raise BadInput(
             got=f"model {name!r}, a function that a file names",
-            allowed="functions that are typed or passed in Python: code is not called "
-            "because a file says so",
+            allowed="functions that you type or pass in Python: hetjax does not "
+            "call code just because a file names it",
             fix=f"if you trust that code: --allow-model-code {name} (in Python: "
             f"allow_model_code={name!r})",
         )

@@ -27,7 +27,7 @@ def _transform(
 
 
 ADAMW = Rule(
-    summary="a mean of gradients by the root of a mean of their squares",
+    summary="a mean of gradients divided by the root of a mean of their squares",
     transform=_transform,
     fields={"beta1": BETA, "beta2": BETA},
     numbers={"ScaleByAdamState.count": "updates", **STEPS},  # bias correction

@@ -45,7 +45,7 @@ def _state_problems(config: OptimizerConfig, rule: Rule) -> Iterator[BadInput]:
         yield BadInput(
             got=f"--optimizer.state-bits 8 with --optimizer.name {config.name}",
             allowed=f"8 bits for the moments of {', '.join(most)} and {last}, which "
-            "treat each number apart",
+            "update each number separately",
             fix=f"add --optimizer.name {most[0]}, or leave --optimizer.state-bits out",
         )
 
@@ -55,7 +55,7 @@ def _decay_problems(config: OptimizerConfig) -> Iterator[BadInput]:
         yield BadInput(
             got=f"--optimizer.learning-rate {config.learning_rate:g} with "
             f"--optimizer.weight-decay {config.weight_decay:g}",
-            allowed="learning rate x weight decay <= 1: that share of each weight is "
-            "taken off in a step",
+            allowed="learning rate x weight decay <= 1: each step removes that share "
+            "of each weight",
             fix="give --optimizer.learning-rate 3e-4 --optimizer.weight-decay 0.1, say",
         )

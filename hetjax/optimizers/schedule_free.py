@@ -45,8 +45,7 @@ def _problems(config: OptimizerConfig) -> Iterator[BadInput]:
         yield BadInput(
             got=f"--optimizer.name schedule-free with --optimizer.schedule "
             f"{config.schedule}",
-            allowed="constant, after the warm-up: its mean of weights takes the place "
-            "of a schedule",
+            allowed="constant after the warm-up: a mean of weights replaces a schedule",
             fix="add --optimizer.schedule constant",
         )
     if config.ema:
@@ -54,12 +53,12 @@ def _problems(config: OptimizerConfig) -> Iterator[BadInput]:
             got=f"--optimizer.name schedule-free with --optimizer.ema {config.ema:g}",
             allowed="one mean of weights: schedule-free has its own, which is "
             "validated, sampled and exported",
-            fix="leave it out, or give --optimizer.ema 0",
+            fix="leave out --optimizer.ema, or give --optimizer.ema 0",
         )
 
 
 SCHEDULE_FREE = Rule(
-    summary="adamw with a mean of all weights in place of a mean of gradients and of a "
+    summary="adamw with a mean of all weights instead of a mean of gradients and a "
     "schedule",
     transform=_transform,
     fields={

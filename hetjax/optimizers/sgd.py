@@ -28,13 +28,13 @@ def _problems(config: OptimizerConfig) -> Iterator[BadInput]:
         yield BadInput(
             got="--optimizer.state-bits 8 with --optimizer.name sgd and "
             "--optimizer.beta1 0",
-            allowed="8 bits where there is a state; without momentum sgd has none",
+            allowed="8 bits for rules with a state; sgd without momentum has none",
             fix="leave --optimizer.state-bits out, or add --optimizer.beta1 0.9",
         )
 
 
 SGD = Rule(
-    summary="the gradient, or a sum of gradients of which beta1 is kept at each step",
+    summary="the gradient, or a sum of gradients that each step multiplies by beta1",
     transform=_transform,
     fields={"beta1": BETA},
     numbers=STEPS,

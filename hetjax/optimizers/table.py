@@ -37,7 +37,7 @@ EVALUATION: Mapping[str, EvaluationWeights] = {
 }
 
 _AGAIN = "the loss at other weights within a step"
-_ALL = "sums over all parameters, of which a stage has some"
+_ALL = "sums over all parameters, but a stage has only some of them"
 _LOSS = "the value of the loss, which only the last stage has"
 # Rules that need more than the gradient, the weights and the state of one layer
 _REFUSED = {
@@ -62,7 +62,7 @@ def rule_named(name: str) -> Rule:
     if refused is not None:
         raise BadInput(
             got=f"--optimizer.name {name}, a rule that needs {_REFUSED[refused]}",
-            allowed="rules that need gradients, weights and their own state alone: "
+            allowed="rules that need only gradients, weights and their own state: "
             + ", ".join(RULES),
             fix="add --optimizer.name adamw, say",
         )

@@ -100,9 +100,9 @@ def without_kernels(plan: Plan, asked: Attention = "best") -> Plan:
     """
     if asked in _PRECISIONS:
         raise BadInput(
-            got=f"--attention {asked} where CPUs stand in for the cluster's devices",
+            got=f"--attention {asked}, but CPUs stand in for the cluster's devices",
             allowed="best, xla or chunked",
-            fix="leave --attention out, or --simulate and --platform",
+            fix="leave out --attention, or both --simulate and --platform",
         )
     otherwise = "xla" if asked == "xla" else EVERYWHERE
     forms: dict[StageKey, AttentionForm] = {
@@ -122,7 +122,7 @@ def _check(
         raise BadInput(
             got=f"attention {form!r} for {where}: {lack}",
             allowed=allowed,
-            fix="give --attention best, and take attention out of the plan's stages",
+            fix="give --attention best, and remove attention from the plan's stages",
         )
 
 
@@ -146,8 +146,10 @@ def _lacks(
     if precision not in _PRECISIONS[form]:
         yield f"it computes in {precision}", " or ".join(_PRECISIONS[form])
     if form == "cudnn" and (odd := [h for h in heads.head_sizes if h % 8 or h > 128]):
-        yield f"heads of {odd[0]}", "heads whose size is a multiple of 8, at most 128"
+        allowed = "heads whose size is a multiple of 8, at most 128"
+        yield f"the model has heads of size {odd[0]}", allowed
     if form == "cudnn" and heads.packed:  # its mask would need S x S scores
-        yield "packed sequences", "chunked, or sequences that are not packed"
+        yield "the sequences are packed", "chunked, or sequences that are not packed"
     if form == "splash" and heads.seq_len % _LANES:
-        yield f"{heads.seq_len} positions", f"a multiple of {_LANES} positions"
+        allowed = f"a multiple of {_LANES} positions"
+        yield f"sequences of {heads.seq_len} positions", allowed

@@ -123,7 +123,7 @@ def _tensor_groups(cluster: Cluster, tensor: int) -> list[_Group]:
     if not groups:
         most = max(node.count for node in cluster.nodes)
         raise BadInput(
-            got=f"tensor = {tensor}, and the largest node has {most} devices",
+            got=f"tensor = {tensor}, but the largest node has {most} devices",
             allowed=f"tensor <= {most}",
             fix="lower tensor, or give another --cluster",
         )
@@ -154,13 +154,13 @@ def _check_counts(global_batch: int, microbatch_size: int, tensor: int) -> None:
             raise BadInput(
                 got=f"{name} = {count}",
                 allowed=f"{name} >= 1",
-                fix=f"give {name} as 1 or more",
+                fix=f"set {name} to 1 or more",
             )
     if global_batch % microbatch_size:
         raise BadInput(
             got=f"global_batch = {global_batch} with microbatch_size = "
             f"{microbatch_size}",
-            allowed="a global_batch that microbatch_size divides",
+            allowed="a global_batch that is a multiple of microbatch_size",
             fix=f"write global_batch as "
             f"{global_batch + -global_batch % microbatch_size}, or change "
             "microbatch_size",

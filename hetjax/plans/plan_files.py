@@ -46,7 +46,7 @@ def parse_plan(text: str) -> Plan:
         raise BadInput(
             got=f"version = {version!r}",
             allowed=f"version {VERSION}",
-            fix=f'write "version": {VERSION}, or use the hetjax that wrote the plan',
+            fix=f'write "version": {VERSION}, or use the hetjax version that wrote it',
         )
     values = read_record(
         raw,
@@ -147,9 +147,9 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
     values = read_fields(raw, Stage, where=where, optional=["launch_ahead"])
     if schedule == "h1f1b" and "launch_ahead" not in values:
         raise BadInput(
-            got=f"{where} without launch_ahead, under schedule 'h1f1b'",
-            allowed="launch_ahead in every stage: h1f1b is 1f1b with other ones",
-            fix="write it, or have it fitted to links and stages: python -m "
+            got=f"{where} without launch_ahead, but schedule 'h1f1b' needs it",
+            allowed="launch_ahead in every stage: h1f1b is 1f1b with other values",
+            fix="add launch_ahead, or fit it to links and stages: python -m "
             "hetjax.simulate PLAN --schedule h1f1b --output FITTED.json",
         )
     _check_node(values["node"], join(where, "node"))

@@ -59,7 +59,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         launch_ahead=all_at_once,
     ),
     "1f1b": Schedule(
-        summary="forward and backward in turn, as soon as the pipeline is full"
+        summary="forward and backward passes in turn, once the pipeline is full"
     ),
     "h1f1b": Schedule(
         summary="1f1b with launch-aheads that hide slow links: written in the plan, or "
@@ -79,7 +79,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 # Further values of --schedule: each becomes one of the above, chosen by costs
 FITTED = {
     "harp": "h1f1b with launch-aheads by HARP's thresholds",
-    "searched": "the fastest that is found",
+    "searched": "the fastest schedule found",
 }
 
 

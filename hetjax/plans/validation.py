@@ -112,15 +112,15 @@ def _counts(case: _Case) -> Iterator[BadInput]:
             yield BadInput(
                 got=f"{where} = {count}",
                 allowed=range_.allowed(where),
-                fix=f"write {where} as {'1 or more' if count < 1 else 'less'}",
+                fix=f"write {where} as {'1 or more' if count < 1 else 'a lower value'}",
             )
     forwards = plan.num_forwards
     if forwards > ranges.MOST_FORWARDS:
         yield BadInput(
-            got=f"{forwards} forwards in a step: num_microbatches x stages, over all "
-            "replicas",
+            got=f"{forwards} forwards in a step: num_microbatches x stages, summed "
+            "over all replicas",
             allowed=f"at most {ranges.MOST_FORWARDS}",
-            fix="write larger microbatches, and fewer",
+            fix="use fewer and larger microbatches",
         )
 
 
@@ -212,9 +212,9 @@ def _mesh(case: _Case) -> Iterator[BadInput]:
             pairs = ", ".join(f"{count // t} x {t}" for t in _divisors(count))
             yield BadInput(
                 got=f"{where}.mesh is data {data} x tensor {tensor} = "
-                f"{data * tensor}, with {count} devices",
+                f"{data * tensor}, but the stage has {count} devices",
                 allowed=f"data x tensor: {pairs}",
-                fix="change mesh or devices so that the product is their number",
+                fix="change mesh or devices so that data x tensor = number of devices",
             )
 
 
@@ -224,9 +224,10 @@ def _offload(case: _Case) -> Iterator[BadInput]:
         hosts = {index // per_host for index in stage.devices}
         if stage.offload != "none" and len(hosts) > 1:
             yield BadInput(
-                got=f"{where}.offload = {stage.offload!r}, on {len(hosts)} hosts",
-                allowed="masters and optimizer state on the host of a stage that has "
-                "one",
+                got=f"{where}.offload = {stage.offload!r}, but the stage is on "
+                f"{len(hosts)} hosts",
+                allowed="masters and optimizer state on the host of a stage whose "
+                "devices share one host",
                 fix="leave offload out, or give the stage devices of one host",
             )
 
@@ -282,8 +283,8 @@ def _launch_ahead(case: _Case) -> Iterator[BadInput]:
         for s, (before, after) in enumerate(pairwise(ahead), start=1):
             if after > before:
                 yield BadInput(
-                    got=f"replicas[{r}].stages[{s}].launch_ahead = {after} after "
-                    f"{before} in the stage before",
+                    got=f"replicas[{r}].stages[{s}].launch_ahead = {after}, but "
+                    f"the stage before it has {before}",
                     allowed="launch_ahead that does not rise along the pipeline",
                     fix=f"write {before} or less, or leave launch_ahead out of all "
                     "stages",

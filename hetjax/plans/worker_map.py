@@ -117,5 +117,5 @@ def node_of(worker: str) -> str:
 
 def file_name(worker: str) -> str:
     """Return the worker's name as one path component."""
-    assert is_worker(worker), f"{worker!r} is no worker's name"
+    assert is_worker(worker), f"{worker!r} is not a worker's name"
     return worker.replace("/", "@")

@@ -22,27 +22,30 @@ class ProfileConfig:
     """What to measure; every combination of the lists is measured."""
 
     cluster: Path | None = None
-    """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
+    """Cluster file, or lab, office or tiny; None: the preset's cluster, or the devices
+    found here."""
     simulate: bool = False
-    """Let CPU devices stand in for those of the cluster."""
+    """Simulate the cluster's devices with CPU devices."""
     platform: Literal["auto", "cpu"] = "auto"
-    """What to measure on. auto: what JAX finds, but never the CPU of a machine whose
-    GPU or TPU JAX does not use; cpu: the CPU, whatever else there is."""
+    """What to measure on. auto: what JAX finds, but not the CPU if the machine has a
+    GPU or TPU that JAX does not use; cpu: the CPU in any case."""
     seq_len: int
     """Tokens per sequence."""
     microbatch_sizes: tuple[int, ...]
-    """Sequences per data rank; times between two sizes are interpolated."""
+    """Sequences per microbatch on each data rank; times for sizes in between are
+    interpolated."""
     tensor: tuple[int, ...]
-    """Tensor-parallel degrees; those that a node is too small for are left out."""
+    """Tensor-parallel degrees; those for which a node has too few devices are left
+    out."""
     remat: tuple[Remat, ...]
-    """What the backward pass computes again."""
+    """What backward passes recompute to save memory."""
     halves: bool = False
-    """Measure the halves of backward passes too, for zero-bubble schedules."""
+    """Also measure the two halves of backward passes, for zero-bubble schedules."""
     dtype: Dtype
-    """Precision of computation; best: what the devices do best, if that is one. Weights
-    are always kept in float32."""
+    """Precision of computation; best: the best that the devices have, if it is the same
+    for all. Weights are kept in float32."""
     output: Path = Path("profile.json")
-    """Write the profile here; what the file has already is kept, not measured again."""
+    """File for the profile; measurements that it already has are kept, not repeated."""
 
 
 def check_output(config: ProfileConfig) -> None:
@@ -51,6 +54,6 @@ def check_output(config: ProfileConfig) -> None:
     if not os.access(folder, os.W_OK) or len(config.output.name) > _MOST_LETTERS:
         raise BadInput(
             got=f"output file {str(config.output)!r}: cannot write in {str(folder)!r}",
-            allowed="a file in a folder that is there and can be written",
-            fix="give another --output, or make the folder",
+            allowed="a file in a folder that exists and is writable",
+            fix="give another --output, or create the folder",
         )

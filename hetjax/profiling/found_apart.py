@@ -107,7 +107,7 @@ def _no_answer(node: Node, why: str) -> BadInput:
         got=f"node {node.name!r}: device {node.device!r} is not in the device catalogue"
         f" and was not measured: {why}",
         allowed="a device that can be measured, or one with figures of its own",
-        fix=f"hetjax doctor says more; or add to the node: {keys}",
+        fix=f"run hetjax doctor to see why, or add to the node: {keys}",
     )
 
 

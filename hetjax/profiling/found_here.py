@@ -118,7 +118,7 @@ def _figures(
     found = measure(devices, memory_gib or _LEAST_GIB)
     parts = [f"{name}: not in the catalogue", str(found), _keep(path, found)]
     if memory_gib is None:
-        parts.append(f"nobody tells its memory: {_LEAST_GIB:g} GiB are assumed")
+        parts.append(f"its memory is unknown: {_LEAST_GIB:g} GiB are assumed")
     warnings.warn("; ".join(parts), stacklevel=2)
     return found.figures()
 
@@ -154,7 +154,7 @@ def _read(path: Path) -> Probe | None:
     try:
         return read_file(path, _parse, what="measured device")
     except BadInput as damaged:
-        warnings.warn(f"{damaged.got}: it is measured anew", stacklevel=2)
+        warnings.warn(f"{damaged.got}: it is measured again", stacklevel=2)
         return None
 
 

@@ -54,7 +54,7 @@ def _known(device: str | None) -> str:
     if device is None:
         raise BadInput(
             got="--sailor without --device",
-            allowed="the kind of device that the file is of, which it does not say",
+            allowed="the measured kind of device, which the file does not name",
             fix="add --device A100-SXM4-40GB, say",
         )
     name = canonical_name(device)

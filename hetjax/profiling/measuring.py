@@ -289,7 +289,7 @@ def kept_profile(config: ProfileConfig, wanted: Profile) -> Profile:
         if there != asked:
             raise BadInput(
                 got=f"profile file {str(config.output)!r} with {key} = {there!r}, "
-                f"where {asked!r} is to be measured",
+                f"but {asked!r} is to be measured",
                 allowed="a new file, or a profile of the same model, sequence length "
                 "and dtype to add to",
                 fix="give another --output, or remove the file",

@@ -117,7 +117,7 @@ def probe(
     except (RuntimeError, MemoryError) as error:
         raise _unmeasured(str(error).partition("\n")[0]) from error
     if not tflops:
-        raise _unmeasured(f"no product of matrices within {limit_s:g} s")
+        raise _unmeasured(f"no matrix product within {limit_s:g} s")
     return Probe(
         tflops=tflops,
         memory_gib=memory_gib,
@@ -229,8 +229,8 @@ def _rounded(figure: float) -> float:
 def _unmeasured(why: str) -> BadInput:
     return BadInput(
         got=f"a device that the catalogue lacks and that cannot be measured: {why}",
-        allowed="a device that multiplies matrices within the time of the measurement, "
-        "or figures of its data sheet",
-        fix="put right what is said of it, or give a --cluster file with its figures: "
+        allowed="a device that multiplies matrices within the time limit, or figures "
+        "from its data sheet",
+        fix="correct the reported problem, or give a --cluster file with its figures: "
         + ", ".join(f"{key} = ..." for key in DEVICE_FIGURES),
     )

@@ -51,7 +51,9 @@ def calibration_line(calibration: StepCalibration) -> str:
     if between := calibration.kinds_of_sums():
         parts.append(f"sums between {', '.join(sorted(between))}")
     line = f"calibration: {', '.join([*parts, calibration.source])}"
-    return line if calibration.lesson == RUN else f"{line}; --calibration none: without"
+    return (
+        line if calibration.lesson == RUN else f"{line}; --calibration none ignores it"
+    )
 
 
 def certainty_values(

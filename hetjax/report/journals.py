@@ -38,9 +38,9 @@ class Metrics(list[dict[str, Any]]):
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError as missing:
             raise BadInput(
-                got="a DataFrame asked for, and pandas is not installed",
-                allowed="frames where the extra `notebook` is installed",
-                fix="pip install 'hetjax[notebook]', or take the list as it is",
+                got="a DataFrame, but pandas is not installed",
+                allowed="DataFrames, if the extra `notebook` is installed",
+                fix="pip install 'hetjax[notebook]', or use the list itself",
             ) from missing
         found = pandas.DataFrame(list(self), columns=self._header())
         found.attrs["units"] = {metric.key: metric.unit for metric in METRICS}
@@ -108,8 +108,9 @@ def move_line(line: Mapping[str, Any]) -> str:
     ...     "predicted_gain": [1.1, 1.25, 1.4], "pause_s": 8.04})
     'moved before step 9: 1.30x as fast, 1.25x predicted, after a pause of 8.0 s'
     >>> move_line({"event": "weighed", "step": 9, "gain": [1.1, 1.25, 1.4],
-    ...     "move_s": [5, 10.0, 20], "steps": 7})
-    'step 9: another plan would gain 1.25x (1.10 to 1.40) over 7 steps, for about 10 s'
+    ...     "move_s": [5, 10.0, 20], "steps": 7})  # doctest: +NORMALIZE_WHITESPACE
+    'step 9: another plan would gain 1.25x (1.10 to 1.40) over 7 steps; moving costs
+     about 10 s'
     """
     low, median, high = line["gain"]
     if line["event"] == "moved":
@@ -121,7 +122,7 @@ def move_line(line: Mapping[str, Any]) -> str:
     gain = CredibleInterval(low=low, median=median, high=high).as_factor()
     return (
         f"step {line['step']}: another plan would gain {gain} over {line['steps']:,} "
-        f"steps, for about {line['move_s'][1]:.0f} s"
+        f"steps; moving costs about {line['move_s'][1]:.0f} s"
     )
 
 

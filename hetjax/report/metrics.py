@@ -113,8 +113,7 @@ METRICS = (  # in display order
         label="loss scale",
         unit="",
         format="{:g}".format,
-        meaning="factor of the loss in the step; only where a stage computes in "
-        "float16",
+        meaning="factor on the loss in the step; only if a stage computes in float16",
     ),
     Metric(
         key="tokens",
@@ -130,7 +129,7 @@ METRICS = (  # in display order
         label="step time",
         unit="s",
         format=lambda seconds: f"{ms(seconds)} ms",
-        meaning="time from the end of the step before to the end of this one",
+        meaning="time from the end of the previous step to the end of this one",
         headline="median",
         axes=STEP_TIME,
     ),
@@ -140,7 +139,7 @@ METRICS = (  # in display order
         label="tokens/s",
         unit="tokens/s",
         format="{:,.0f}".format,
-        meaning="`tokens` over `step_time_s`",
+        meaning="`tokens` divided by `step_time_s`",
         in_progress=True,
         headline="median",
         axes=SPEED,
@@ -151,8 +150,9 @@ METRICS = (  # in display order
         label="MFU",
         unit="share",
         format="{:.1%}".format,
-        meaning="model FLOPs of the step over what the devices in use do in its time "
-        "at their dense peak; only where all peaks are known, and none is simulated",
+        meaning="model FLOPs of the step, as a share of what the devices in use could "
+        "compute in the same time at their dense peak; only if all peaks are known and "
+        "no device is simulated",
         in_progress=True,
         headline="median",
     ),
@@ -163,8 +163,8 @@ METRICS = (  # in display order
         unit="J/token",
         format="{:.3g}".format,
         meaning="board power (by data sheets, without hosts) of the devices in use, "
-        "times `step_time_s`, over `tokens`; only where all are known, and none is "
-        "simulated",
+        "times `step_time_s`, divided by `tokens`; only if the power of all is known "
+        "and no device is simulated",
         headline="median",
     ),
 )

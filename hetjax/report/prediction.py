@@ -180,8 +180,8 @@ def headline(predicted: Predicted) -> str:
 
 
 CPU_GUESS = (
-    "the catalogue cannot know how fast this CPU is, so that measured and predicted "
-    "are not compared; `hetjax profile` measures times to predict and plan with"
+    "the catalogue cannot know how fast this CPU is, so measured and predicted "
+    "times are not compared; `hetjax profile` measures times to predict and plan with"
 )
 
 
@@ -221,7 +221,7 @@ def certificate(found: "Found") -> str:
     predicted = f"step time {ms(found.best.simulation.step_time_s)} ms predicted"
     gap = found.gap
     if gap is not None:
-        return f"{predicted}, at most {gap:.1%} above the best there is"
+        return f"{predicted}, at most {gap:.1%} above the best possible"
     return f"{predicted}; {found.bound.why}" if found.bound.is_false else predicted
 
 
@@ -233,8 +233,8 @@ def bound_line(found: "Found") -> str:
     space = SPACES[found.space or "whole"]
     if gap is None:
         return (
-            f"lower bound {ms(least_s)} ms of plans of these choices ({space}); this "
-            "plan, which was given, is none of them"
+            f"lower bound {ms(least_s)} ms for plans of these choices ({space}); the "
+            "given plan is not one of them"
         )
     line = (
         f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "

@@ -89,7 +89,7 @@ class RunRecord:
         begun = max((kinds.get(kind, -1) for kind in _BEGINS), default=-1)
         ended = max((kinds.get(kind, -1) for kind in _ENDS), default=-1)
         if ended < begun or ended < 0:
-            return "under way, or ended without a word"
+            return "running, or ended without a record"
         last = self.events[ended]
         if last["event"] == "finished":
             return "finished"

@@ -40,7 +40,7 @@ class LowerBound:
             return self
         why = (
             f"internal error: {what} takes {step_s:.6g} s, below the lower bound of "
-            f"{self.step_s:.6g} s; plans are as good as they say, the bound is false: "
+            f"{self.step_s:.6g} s; the plans are right, the bound is wrong: "
             "please report it with model, cluster and options"
         )
         return LowerBound(why=why, is_false=True)

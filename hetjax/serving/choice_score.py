@@ -78,8 +78,8 @@ def _windows(
             if not 0 < len(after) <= length:
                 raise BadInput(
                     got=f"question {number + 1} with a choice of {len(after)} tokens",
-                    allowed=f"choices of 1 to {length} tokens, the length of windows",
-                    fix="give another --window, or take the question out",
+                    allowed=f"choices of 1 to {length} tokens, the window length",
+                    fix="give another --window, or remove the question",
                 )
             tokens = [*before, *after][-(length + 1) :]
             counted = [False] * (len(tokens) - len(after)) + [True] * len(after)

@@ -104,6 +104,6 @@ def workers_stay() -> Iterator[None]:
     except WorkerLost as lost:
         raise RunFailed(
             got=str(lost),
-            allowed="workers that stay until all is done",
-            fix="run the same command again; the run's checkpoints are as they were",
+            allowed="workers that stay until the end",
+            fix="run the same command again; the run's checkpoints are unchanged",
         ) from lost

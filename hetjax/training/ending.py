@@ -47,7 +47,7 @@ def finish(
         state = f"{'state saved' if step else 'nothing saved yet'} {where}"
         recorder.note(
             f"stopped by {stop.reason} at step {step} of {num_steps}, {state}; {again} "
-            "goes on from there"
+            "resumes from there"
         )
         return PREEMPTED
     recorder.event("finished", step)
@@ -61,7 +61,7 @@ def finish(
         f"{last['val_bits_per_byte']:.4f}{speed}"
     )
     recorder.note(
-        f"{_what_is_here(run_dir)} are in {run_dir}; {again} with more steps goes on "
+        f"{_what_is_here(run_dir)} are in {run_dir}; {again} with more steps resumes "
         "from there"
     )
     return DONE
@@ -84,7 +84,7 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
             error,
             "a store that answers and has what was stored "
             f"({option('checkpoint.cloud')} {config.checkpoint.cloud})",
-            "see that it can be reached from here",
+            "make sure that this machine can reach it",
         ) from error
     except WorkerLost as lost:  # the worker could not be restarted
         logs = LAUNCHERS[config.launcher].logs.format(logs=config.run_dir / LOGS)
@@ -96,11 +96,11 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
         raise _failed(
             f"{error.filename or f'a file of the run in {config.run_dir}'}: "
             f"{error.strerror}",
-            "room for the run's files; what was written before is as it was",
+            "room for the run's files; what was written before is intact",
             "make room on that disk",
         ) from error
 
 
 def _failed(got: object, allowed: str, fix: str) -> RunFailed:
-    again = "then run the same command again: it goes on from the last checkpoint"
+    again = "then run the same command again: it resumes from the last checkpoint"
     return RunFailed(got=str(got), allowed=allowed, fix=f"{fix}, {again}")

@@ -96,7 +96,7 @@ class Loop:
 
     def _give_up(self) -> int:
         """End with the newest checkpoint: a later start goes on from there."""
-        self.recorder.note("no time is left to recover: what was not saved is lost")
+        self.recorder.note("no time is left to recover: all unsaved steps are lost")
         return self.driver.saved or 0
 
     def _run_or_roll_back(self, step: int, first: int, tracing: Tracing) -> int:
@@ -121,7 +121,7 @@ class Loop:
         elif verdict == "leave the nodes":
             if not all([self.driver.leave(node) for node in bad.nodes]):
                 raise keeps_disagreeing(bad, saved)
-            self.recorder.note(f"going on without {', '.join(bad.nodes)}")
+            self.recorder.note(f"continuing without {', '.join(bad.nodes)}")
         return self.driver.roll_back(f"{bad.got}: back to step {saved or 0}")
 
     def on_recovery(self, recovered: Recovered | Rerouted) -> None:
@@ -205,11 +205,11 @@ class Loop:
     def _on_spike(self, step: int, commit: StepCommit) -> None:
         """Record a spike; raise Spiked instead if the run can and should roll back."""
         loss, most, factor = commit.loss(), commit.most_loss, self.config.spike_factor
-        got = f"loss {loss:.4f} in step {step}, more than {most:.4f}"
+        got = f"loss {loss:.4f} in step {step}, above {most:.4f}"
         if self.config.on_spike == "rollback" and self.saving.newest() is not None:
-            raise Spiked(step, f"{got}, {factor:g} x the usual")
+            raise Spiked(step, f"{got} ({factor:g} x the usual)")
         self.recorder.event(Spiked.name, step, loss=loss, most=most)
-        self.recorder.note(f"{got}: {factor:g} x the usual")
+        self.recorder.note(f"{got} ({factor:g} x the usual)")
 
     def _record(self) -> None:
         """Fetch the last step's loss and record it."""

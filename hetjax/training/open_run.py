@@ -190,7 +190,7 @@ def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning
         try:
             write_plan(path, plan)
         except OSError as error:  # a full disk must not end the run
-            warnings.warn(f"another plan is not kept: {error.strerror}", stacklevel=2)
+            warnings.warn(f"cannot keep the other plan: {error.strerror}", stacklevel=2)
             return ""
         return str(path)
 
@@ -240,7 +240,7 @@ def _record_origin(start: Start, driver: Driver, recorder: Recorder) -> None:
         return recorder.event("started", at, plan=source)
     if start.previous.plan != start.choice.plan:
         recorder.event("replanned", at, plan=source)
-        recorder.note(f"another plan than before, from {source}")
+        recorder.note(f"new plan, from {source}")
     for name, (was, now) in rundir.changes(start.previous, start.config).items():
         if name not in PASSING:
             recorder.note(f"{name} is {now} from here on (was {was})")

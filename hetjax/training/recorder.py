@@ -117,9 +117,10 @@ class Recorder:
         grace_s, node = round(notice.grace_s, 1), notice.node
         self.event("noticed", step, node=node, source=notice.source, grace_s=grace_s)
         if node is not None:
-            then = "goes on without it after this step" if goes_on else "stops"
+            then = "continues without it after this step" if goes_on else "stops"
             self.note(
-                f"{notice.source}: node {node!r} goes in {grace_s:g} s; the run {then}"
+                f"{notice.source}: node {node!r} leaves in {grace_s:g} s; the run "
+                f"{then}"
             )
 
     def reprovisioned(self, asked: CommandEnded, step: int) -> None:
@@ -144,7 +145,7 @@ class Recorder:
             assert recovered.cluster is not None
             rundir.write_layout(self._run_dir, recovered.cluster, recovered.plan)
             self.event("replanned", recovered.step, plan=recovered.reason)
-            self.note(f"another plan than before:\n{recovered.plan}")
+            self.note(f"new plan:\n{recovered.plan}")
             if self._comparison is not None:
                 self._comparison.begin(recovered.plan, recovered.cluster)
         seconds = {phase: round(s, 3) for phase, s in recovered.seconds.items()}
@@ -176,8 +177,8 @@ class Recorder:
         )
         named = ", ".join(map(str, rerouted.replicas))
         self.note(
-            f"{rerouted.reason}; others have the samples of replica {named} after "
-            f"{took_s:.1f} s, while it is started again"
+            f"{rerouted.reason}; after {took_s:.1f} s others train on the samples of "
+            f"replica {named} while it restarts"
         )
 
     def goodput(self, found: Goodput, step: int) -> None:
@@ -192,7 +193,7 @@ class Recorder:
         if missing:
             self.note(
                 f"{rundir.METRICS} lacks lines of steps up to {missing[-1]}: they were "
-                "removed, or undone before the checkpoint after them was found whole"
+                "removed, or rolled back before a later checkpoint was found complete"
             )
         self.event("restored", step, **origin)
         if "checkpoint" in origin:

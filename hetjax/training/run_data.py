@@ -48,9 +48,8 @@ def with_packing(
     asked = config.data.pack
     if asked and not can_pack(model):
         raise BadInput(
-            got=f"--data.pack True for {model.name}, none of whose modules takes "
-            "documents_BL",
-            allowed="packed sequences for models that part documents",
+            got=f"--data.pack True, but no module of {model.name} takes documents_BL",
+            allowed="packed sequences for models that separate documents",
             fix="leave --data.pack out, or have attention take documents_BL",
         )
     if previous is not None:
@@ -69,7 +68,7 @@ def check_balance_loss(model: Model) -> None:
     if any(routing and routing.balance_coefficient for routing in routings):
         raise BadInput(
             got=f"rows that are not packed for {model.name}, whose experts have a "
-            "balance loss: nothing would tell it what is padding",
+            "balance loss that cannot tell padding from text",
             allowed="packed rows, or texts",
             fix="leave --data.pack out",
         )
@@ -86,8 +85,8 @@ def _has_rows(config: RunConfig) -> bool:
 def _check_same(asked: bool | None, pack: bool, config: RunConfig) -> None:
     if asked not in (None, pack):
         raise BadInput(
-            got=f"--data.pack {asked}, and the run in {str(config.run_dir)!r} was "
-            f"begun with {pack}",
-            allowed="the same sequences in all of a run",
+            got=f"--data.pack {asked}, but the run in {str(config.run_dir)!r} was "
+            f"started with {pack}",
+            allowed="the same sequences throughout a run",
             fix="leave --data.pack out, or give another --run-dir",
         )

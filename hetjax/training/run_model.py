@@ -38,9 +38,9 @@ def warn_of_other_model(config: RunConfig) -> None:
     ]
     if differ:
         warnings.warn(
-            f"the weights of {config.init} are of a model that is not {config.model}: "
-            f"{', '.join(differ)}; to begin with what they give there, give the folder "
-            "in place of the model",
+            f"the weights of {config.init} are from a model that differs from "
+            f"{config.model}: {', '.join(differ)}; to start with that model's outputs, "
+            "give the folder in place of the model",
             stacklevel=2,
         )
 
@@ -50,7 +50,6 @@ def warn_of_random_base(config: RunConfig) -> None:
     if config.lora.rank and config.init is None:
         warnings.warn(
             f"--lora.rank {config.lora.rank} without --init: the weights under the "
-            "adapters stay as they are drawn from the seed, and learn nothing; give "
-            "--init FOLDER, with weights to adapt",
+            "adapters are random and stay so; give --init FOLDER with weights to adapt",
             stacklevel=2,
         )

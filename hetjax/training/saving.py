@@ -47,8 +47,8 @@ class Saving:
         self._check_saved_is_finite(step)
         if not started:
             self.recorder.note(
-                f"checkpoint of step {step} left out: one is still being written "
-                "(a larger --checkpoint.every avoids this)"
+                f"checkpoint of step {step} skipped: the previous one is still being "
+                "written (a larger --checkpoint.every avoids this)"
             )
 
     def save_last(self, step: int) -> None:
@@ -103,5 +103,5 @@ class Saving:
 
     def _check_saved_is_finite(self, step: int) -> None:
         if self.driver.is_not_finite:
-            got = f"weights that are not finite, to be saved by step {step}"
+            got = f"weights that are not finite, in a checkpoint up to step {step}"
             raise NotFinite(step, got)

@@ -49,8 +49,12 @@ def test_kinds_without_a_price_are_named_and_not_used(asked: dict[str, Any]):
     with pytest.warns(UserWarning) as heard:
         found = found_on(PRICED, WITHOUT_SPOT, UNPRICED, **asked)
     said = [str(warning.message) for warning in heard]
-    assert any(f"no price for {UNPRICED}: planned without" in line for line in said)
-    assert any(f"no spot price for {WITHOUT_SPOT}: the price on" in x for x in said)
+    assert any(
+        f"no price for {UNPRICED}: planned without them" in line for line in said
+    )
+    assert any(
+        f"no spot price for {WITHOUT_SPOT}: the on-demand price" in x for x in said
+    )
     assert found.plan.nodes <= {PRICED, WITHOUT_SPOT}
 
 
@@ -110,7 +114,7 @@ def test_a_plan_by_cost_says_how_much_cheaper_any_could_be():
     least, usd = told["least_usd_per_million_tokens"], told["usd_per_million_tokens"]
     assert 0 < least <= usd and told["cost_gap"] == pytest.approx(usd / least - 1)
     assert f"cost gap {told['cost_gap']:.1%}: no plan of these choices" in str(found)
-    assert "gap of cost" in plan_page(found.planned)
+    assert "<dt>cost gap</dt>" in plan_page(found.planned)
     by_time = found_on(PRICED)
     assert by_time.values()["cost_gap"] is None and "cost gap" not in str(by_time)
 
@@ -120,7 +124,7 @@ def test_where_no_bound_of_cost_is_known_or_it_is_false_that_is_said():
     usd = planned.best.usd_per_million_tokens
     assert usd is not None
     for least_usd, words in (
-        (None, "no bound of cost is known"),
+        (None, "no bound on cost is known"),
         (usd * 1.001, "internal error: the plan is cheaper than the bound on cost"),
     ):
         found = replace(planned.found, least_usd=least_usd)
@@ -141,7 +145,7 @@ def test_kinds_without_a_price_do_not_lead_the_search_astray():
     cheap = Node(name="cheap", device="T4", count=2, price_per_hour=0.5)
     dear = Node(name="dear", device="V100-SXM2-16GB", count=4, price_per_hour=24.0)
     unpriced = Node(name="unpriced", device=UNPRICED, count=4)
-    with pytest.warns(UserWarning, match="planned without"):
+    with pytest.warns(UserWarning, match="planned without them"):
         found = find_plan(
             "tiny",
             cluster=Cluster(name="c", nodes=(unpriced, cheap, dear)),

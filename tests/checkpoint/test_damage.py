@@ -105,13 +105,15 @@ def test_a_flipped_bit_of_the_manifest_is_found(directory: Path, offset: int) ->
 def test_a_manifest_of_a_later_version_is_refused(directory: Path) -> None:
     path = part_20(directory) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.raises(DamagedCheckpoint, match="version 2, this hetjax reads 1"):
+    with pytest.raises(
+        DamagedCheckpoint, match="version 2, but this hetjax reads version 1"
+    ):
         Checkpoint.open(directory, 20)
 
 
 def test_a_step_that_was_renamed_by_hand_is_refused(directory: Path) -> None:
     (directory / "step_00000020").rename(directory / "step_00000030")
-    with pytest.raises(DamagedCheckpoint, match="is of step 20, worker embedded"):
+    with pytest.raises(DamagedCheckpoint, match="describes step 20, worker embedded"):
         Checkpoint.open(directory, 30)
 
 
@@ -166,15 +168,15 @@ def test_a_checkpoint_of_another_model_says_what_differs(directory: Path) -> Non
     with pytest.raises(BadInput) as error:
         Checkpoint.open(directory).check_same_kind(asked)
     assert str(error.value) == (
-        f"got: checkpoint {path} is of another model or optimizer: "
+        f"got: checkpoint {path} is from another model or optimizer: "
         "params.block_000.mlp.up is float32[4, 8], this run's is float32[4, 16]; "
         "params.block_001.mlp.up is float32[4, 8], this run's is float16[4, 8]; "
         "params.block_002.mlp.up is float32[4, 8], this run's is float32[4]; "
         "and 1 more\n"
         "allowed: a checkpoint with the arrays of this run's model and optimizer: "
         "the same names, shapes and dtypes\n"
-        "fix: use the configuration that the run began with (config.json in its "
-        "directory), or start anew with another --run-dir"
+        "fix: use the run's original configuration (config.json in its directory), or "
+        "start a new run with another --run-dir"
     )
 
 

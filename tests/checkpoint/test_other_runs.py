@@ -125,7 +125,7 @@ def test_in_a_store_each_reads_its_own_and_removes_none_of_the_other(tmp_path: P
     assert {one.run: one.save[0] for one in in_store(store)} == {"1111": 2, "2222": 4}
     fetched = fetch_newest(store, tmp_path / "there", run=ONE)
     assert fetched is not None and fetched.step == 2
-    with pytest.raises(CorruptData, match="step 4 is of another run"):
+    with pytest.raises(CorruptData, match="step 4 belongs to another run"):
         StoredStep(store, 4, tmp_path / "there", run=ONE)
     # with a greater lease, which is enough to replace a step of one's own run
     fence = Fence(store, "it", 0)
@@ -186,7 +186,7 @@ def test_a_commit_vouches_for_manifests_of_its_run_alone(tmp_path: Path):
     for other in ("2222", "", 7):
         store.remove([name])
         store.put_text(name, json.dumps(body | {"run": other}))
-        why = "run = 7" if other == 7 else "of another run than its COMMIT"
+        why = "run = 7" if other == 7 else "belongs to another run than its COMMIT"
         with pytest.raises(CorruptData, match=why):
             manifests(store, 2)
 
@@ -324,7 +324,7 @@ def test_a_full_disk_has_no_lease_and_says_so(
     storage = CheckpointStorage(
         directory=str(tmp_path), run=ONE, home="here 1 /one", is_local=True
     )
-    with pytest.warns(UserWarning, match=f"is not held, .*{os.strerror(code)}"):
+    with pytest.warns(UserWarning, match=f"could not be leased, .*{os.strerror(code)}"):
         assert storage.hold("a") is None
 
 
@@ -389,7 +389,7 @@ def test_a_holder_with_fields_of_other_types_is_none(tmp_path: Path, wrong: dict
 @pytest.mark.parametrize("run", ["a b", "../x", 7, "a" * 99])
 def test_what_cannot_be_an_identity_damages_a_manifest(run: object):
     body = to_text(manifest())
-    why = "run = 7" if run == 7 else "is no identity of a run"
+    why = "run = 7" if run == 7 else "is not a run identity"
     with pytest.raises(ValueError, match=why):
         from_text(to_text(replace(from_text(body), run=run)))  # type: ignore[arg-type]
 
@@ -402,7 +402,7 @@ def test_a_start_after_which_none_can_follow_damages_a_manifest(start: int):
 
     last = start_of(attempt(from_text(text(2**31 - 1)).host))
     assert start_of(AttemptNames(2 * last).new()) == 2 * last
-    with pytest.raises(ValueError, match="of no start of a run"):
+    with pytest.raises(ValueError, match="has an impossible start number"):
         from_text(text(start))
 
 

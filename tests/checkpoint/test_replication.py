@@ -88,7 +88,7 @@ def test_without_its_keeper_a_step_does_not_count_and_training_goes_on(
 ):
     a, b = pair
     b.close()
-    with pytest.warns(UserWarning, match="not on as many nodes"):
+    with pytest.warns(UserWarning, match="on fewer nodes than it should be"):
         writer = save(tmp_path / "a", a, 5)
     assert writer.newest is None
     assert Checkpoint.open(tmp_path / "a").step == 5

@@ -170,7 +170,7 @@ def test_a_refusal_says_what_would_help(
 
 
 def test_a_bucket_that_is_not_there_is_bad_input(s3: FakeS3):
-    with pytest.raises(BadInput, match="no bucket 'other'") as caught:
+    with pytest.raises(BadInput, match="bucket 'other' does not exist") as caught:
         opened(s3, "s3://other/run")
     assert f"aws s3 mb s3://other --endpoint-url {s3.url}" in caught.value.fix
 
@@ -210,10 +210,10 @@ def test_bytes_that_change_on_the_way_are_refused_and_sent_again(
 @pytest.mark.parametrize(
     ("url", "got"),
     [
-        ("s3://", "without the name of a bucket"),
-        ("s3:///run", "without the name of a bucket"),
-        ("s3://Bucket/run", "no name of a bucket"),
-        ("s3://key:secret@bucket/run", "no name of a bucket"),
+        ("s3://", "without a bucket name"),
+        ("s3:///run", "without a bucket name"),
+        ("s3://Bucket/run", "an invalid bucket name"),
+        ("s3://key:secret@bucket/run", "an invalid bucket name"),
         ("s3://bucket/a//b", "empty part"),
         ("s3://bucket/a/../b", "empty part"),
     ],

@@ -175,7 +175,7 @@ def test_weights_with_the_checksum_of_others_are_refused(
     [
         (b"short", 0o600, "with 5 bytes"),
         (bytes(5000), 0o600, "with more than 4,096 bytes"),
-        (bytes(64), 0o644, "which everybody on this machine may use"),
+        (bytes(64), 0o644, "which other users of this machine can access"),
     ],
 )
 def test_a_key_that_is_none_is_refused(

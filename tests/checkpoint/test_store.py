@@ -81,7 +81,7 @@ def test_the_same_content_again_is_success_another_is_a_conflict(
     first = file_of(tmp_path / "a", b"first")
     store.put("x/y", *first)
     store.put("x/y", *first)
-    with pytest.raises(Conflict, match="x/y is there already") as caught:
+    with pytest.raises(Conflict, match="x/y already exists") as caught:
         store.put("x/y", *file_of(tmp_path / "b", b"other"))
     assert caught.value.exit_code == 2
     store.get("x/y", tmp_path / "c", first[1])
@@ -387,8 +387,8 @@ def test_an_opened_bucket_works(gcs: FakeGcs) -> None:
         ("abfs://bucket/run", "checkpoint store 'abfs://bucket/run'"),
         ("file://host/run", "checkpoint store 'file://host/run'"),
         ("", "checkpoint store ''"),
-        ("gs:///run", "without the name of a bucket"),
-        ("gs://other/run", "there is no bucket 'other'"),
+        ("gs:///run", "without a bucket name"),
+        ("gs://other/run", "bucket 'other' does not exist"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_bad_input(

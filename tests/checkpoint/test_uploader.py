@@ -195,7 +195,7 @@ def test_a_step_that_fails_warns_once_and_leaves_the_one_before(
             upload(uploader, 20)
         assert len(told) == 1
         assert "tried 10 times" in str(told[0].message)
-        assert "training goes on" in str(told[0].message)
+        assert "training continues" in str(told[0].message)
         cloud.fault = lambda *_: None
         assert committed_steps(bucket) == [10]
         upload(uploader, 30)
@@ -361,7 +361,7 @@ def test_a_committed_step_is_never_replaced(store: Store, tmp_path: Path) -> Non
     with Uploader(store, tmp_path, "a") as uploader:
         upload(uploader, 10)
         save(tmp_path, 10, seed=2)
-        with pytest.warns(match="step 10 was not uploaded .*is there already"):
+        with pytest.warns(match="step 10 was not uploaded .*already exists"):
             upload(uploader, 10)
     assert manifests(store, 10) == [first]
 

@@ -253,7 +253,7 @@ def test_where_nobody_has_a_plan_in_time_more_of_it_is_asked_for(
     assert main([*GIVEN, "--search-s", "7"]) == 2
     assert 0 < left[0] <= 7
     told = capsys.readouterr().err
-    assert "got: --search-s 7, in which nobody found a plan" in told
+    assert "got: --search-s 7, in which no planner found a plan" in told
     assert "fix: give --search-s 28" in told
 
 

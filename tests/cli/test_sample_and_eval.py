@@ -138,21 +138,21 @@ def without_template(folder: Path) -> list[str]:
 
 BAD_SAMPLES: list[tuple[Callable[[Path], list[str]], str]] = [
     (lambda folder: [], "no RUN_OR_FOLDER"),
-    (lambda folder: [str(folder / "nowhere")], "no folder"),
+    (lambda folder: [str(folder / "nowhere")], "not a folder"),
     (without_model, "no run and no model"),
     (no_tokenizer, "without tokenizer.json"),
     (other_vocabulary, "a vocabulary of 100"),
     (without_template, "no chat template"),
     (lambda folder: [str(folder), "--prompt", "word " * 70], "a prompt of"),
-    (lambda folder: [str(folder), "--step", "3"], "which is no run"),
-    (lambda folder: [str(folder), "--on", "plan"], "of a model that is no run's"),
+    (lambda folder: [str(folder), "--step", "3"], "which is not a run"),
+    (lambda folder: [str(folder), "--on", "plan"], "a model that is not from a run"),
     (lambda folder: [str(folder), "--top-p", "0"], "--top-p 0"),
     (lambda folder: [str(folder), "--tokens", "0"], "--tokens 0"),
     (lambda folder: [str(folder), "--tokns", "3"], "unknown option"),
 ]
 BAD_SCORES: list[tuple[Callable[[Path], list[str]], str]] = [
     (lambda folder: [], "no RUN_OR_FOLDER"),
-    (lambda folder: [str(folder)], "nothing to score on"),
+    (lambda folder: [str(folder)], "neither --data nor --choices"),
     (lambda folder: [str(folder), "--data", str(folder / "no.txt")], "no file"),
     (lambda folder: [str(folder), "--choices", str(folder / "no")], "cannot be read"),
     *(

@@ -287,7 +287,7 @@ def test_backwards_that_were_not_measured_in_halves_are_told_where_they_count(
 ):
     told = simulated(capsys, *GIVEN, "--schedule", "zero-bubble")
     assert told["times_from"].endswith(
-        "; B cut in equal halves, profile --halves measures them"
+        "; B split into equal halves, profile --halves measures them"
     )
     assert told["lower_bound_s"] is told["gap"] is None
     assert "halves" not in simulated(capsys, *GIVEN)["times_from"]
@@ -381,7 +381,10 @@ def _nothing(folder: Path) -> None:
         (
             _nothing,
             ["--dtype", "bfloat16"],
-            ["--dtype bfloat16 with a profile measured in float32", "leave --dtype"],
+            [
+                "--dtype bfloat16, but the profile was measured in float32",
+                "leave --dtype",
+            ],
         ),
         (
             _to("profile.json", '"dtype": "float32"', '"dtype": "int8"'),
@@ -408,7 +411,7 @@ def _nothing(folder: Path) -> None:
             [],
             ["price_per_hour = 1e+308", "<= 1e+06"],
         ),
-        (_nothing, ["--trace", "x" * 5000 + "/t.json"], ["a folder that is there"]),
+        (_nothing, ["--trace", "x" * 5000 + "/t.json"], ["an existing folder"]),
     ],
 )
 def test_bad_input_is_refused(

@@ -64,9 +64,9 @@ def test_a_token_file_is_its_owners_alone(
         (file, 0o644, "mode 644"),
         (file, 0o640, "mode 640"),
         (file, 0o602, "mode 602"),
-        (pipe, 0o600, "no file"),
+        (pipe, 0o600, "not a regular file"),
         (tmp_path / "none", None, "No such file"),
-        (tmp_path, None, "no file"),
+        (tmp_path, None, "not a regular file"),
     ):
         if mode is not None:
             path.chmod(mode)
@@ -77,7 +77,7 @@ def test_a_token_file_is_its_owners_alone(
     link = tmp_path / "link"  # as files of secrets are in Kubernetes
     link.symlink_to(file)
     assert worker(words(token_file=str(link))) == 1  # nobody listens there
-    assert "no run that answers at 127.0.0.1:9" in capsys.readouterr().err
+    assert "no answer from a run at 127.0.0.1:9" in capsys.readouterr().err
 
 
 def test_a_file_of_another_user_is_refused(
@@ -91,7 +91,7 @@ def test_a_file_of_another_user_is_refused(
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert worker(words(token_file=str(file))) == 2
-    assert f"it is user {owner}'s" in capsys.readouterr().err
+    assert f"owned by user {owner}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "short", f"{TOKEN}0", TOKEN.upper(), "x" * 9999])

@@ -107,7 +107,7 @@ def test_an_unknown_preset_names_the_nearest():
         (
             'name = "x"\n' + NODE + NODE,
             "2 nodes named 'n'",
-            "node names that differ",
+            "unique node names",
             "rename all but one of them",
         ),
         (
@@ -119,7 +119,7 @@ def test_an_unknown_preset_names_the_nearest():
         (
             'name = "x"\n' + NODE + 'zone = "n"\n',
             "'n' names a node and a zone",
-            "names that tell nodes from zones, since links use both",
+            "different names for nodes and zones, since links use both",
             "rename the zone 'n'",
         ),
         (
@@ -137,8 +137,8 @@ def test_an_unknown_preset_names_the_nearest():
         (
             'name = "x"\n' + NODE + "hosts = 3\n",
             "node 'n': 4 devices on hosts = 3",
-            "hosts in 1, 2, 4 (equal devices on each host)",
-            "change hosts, or give the odd host a [[node]] of its own",
+            "hosts in 1, 2, 4 (equally many devices each)",
+            "change hosts, or give the host that differs a [[node]] of its own",
         ),
         (
             'name = "x"\n' + NODE + "price_per_hour = -1\n",
@@ -181,13 +181,13 @@ def test_an_unknown_preset_names_the_nearest():
             'name = "x"\n' + NODE + LINK.replace('"m"', '"n"'),
             "link between 'n' and 'n'",
             "two different nodes or two different zones",
-            "name two nodes, or two zones, in between",
+            "name two nodes, or two zones, in `between`",
         ),
         (
             'name = "x"\n' + NODE + OTHER + 'zone = "z"\n' + LINK.replace('"m"', '"z"'),
             "link between 'n' and 'z'",
             "two different nodes or two different zones",
-            "name two nodes, or two zones, in between",
+            "name two nodes, or two zones, in `between`",
         ),
         (
             'name = "x"\n' + NODE + OTHER + LINK + LINK,

@@ -125,7 +125,7 @@ def test_too_few_devices_say_what_is_wanted_what_is_there_and_what_to_type():
     )
     assert caught.value.allowed == "at most 2 x H20 in the cluster's nodes together"
     assert caught.value.fix == (
-        "add --simulate to stand CPU devices in, or give another --cluster"
+        "add --simulate to let CPU devices stand in, or give another --cluster"
     )
 
 

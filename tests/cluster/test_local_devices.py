@@ -86,7 +86,7 @@ def test_of_the_drivers_cards_of_one_name_the_least_memory_counts():
         )
         for gib in (16, 6, 0)  # the last says nothing
     ]
-    with pytest.warns(UserWarning, match="have 6 and 16 GiB: 6 counts for each"):
+    with pytest.warns(UserWarning, match="have 6 and 16 GiB: 6 is assumed for each"):
         found = cluster_of_devices(here)
     assert [(n.count, n.memory_gib) for n in found.nodes] == [(3, 6.0)]
     node = Node(name="box", device="GeForce-RTX-4060-Ti", count=3)

@@ -74,7 +74,7 @@ def test_machines_without_accelerators_count_where_there_are_no_others():
 
 def test_a_machine_with_a_name_that_leads_elsewhere_goes_by_its_kind():
     raw = [told(1, True, **{"hetjax_node_..": 1.0}), told(2, hetjax_node_right=1.0)]
-    with pytest.warns(UserWarning, match="10.0.0.1 says that it is node '..'"):
+    with pytest.warns(UserWarning, match="10.0.0.1 claims to be node '..'"):
         found = ray_nodes(raw)
     assert [n.name for n in cluster_of_ray(found).nodes] == ["cpu-0", "right"]
 
@@ -145,7 +145,7 @@ def test_a_node_without_a_machine_is_named_with_what_is_there(count: int):
 
 
 def test_an_empty_ray_cluster_is_refused():
-    with pytest.raises(BadInput, match="without nodes that are alive"):
+    with pytest.raises(BadInput, match="without live nodes"):
         cluster_of_ray(ray_nodes([told(1, False)]))
 
 

@@ -222,7 +222,7 @@ def test_a_caller_with_a_name_that_no_worker_has_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
     one = Peers("one", "127.0.0.1:0", SECRET)
-    with pytest.raises(HandshakeRefused, match="no worker's name"):
+    with pytest.raises(HandshakeRefused, match="not a worker name"):
         dial(one.address, name, "one", SECRET)
     sent = lambda name: name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")  # noqa: E731
     monkeypatch.setattr("hetjax.comm.handshake._name_bytes", sent)

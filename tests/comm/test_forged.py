@@ -133,7 +133,7 @@ def test_a_frame_that_was_not_sent_so_loses_the_peer(name: str, size: int):
     with relayed(ATTACKS[name]) as (one, two):
         for number in range(4):
             one.send("two", key(number), [np.full(size, number, np.uint8)])
-        assert "'one' cannot be believed" in loss_of(two)
+        assert "'one' sent a message that failed authentication" in loss_of(two)
         for number in range(4):  # nothing but what was sent, if anything
             if two.mailbox.has("one", key(number)):
                 assert set(two.mailbox.pop("one", key(number))) == {number}

@@ -187,7 +187,7 @@ def test_a_damaged_file_is_said_once_and_written_anew(how: str):
     assert damaged != whole
     kept_file().write_text(damaged)
     kept._say_once.cache_clear()
-    with pytest.warns(UserWarning, match="what runs have taught") as told:
+    with pytest.warns(UserWarning, match="steps of earlier runs") as told:
         assert found(on(A100)) == []
     assert len(told) == 1 and str(kept_file()) in str(told[0].message)
     with warnings.catch_warnings():

@@ -183,7 +183,11 @@ def at_top(**values: Any) -> str:
         (changed(tensor=True), "tensor = True", "as an integer"),
         (changed(remat="sometimes"), "remat = 'sometimes'", "none"),
         (changed(kind="blok"), "kind = 'blok'", "did you mean 'block'?"),
-        (changed(input_gradient_s=0.1), "one half of the backward", "other half"),
+        (
+            changed(input_gradient_s=0.1),
+            "only one half of the backward pass",
+            "other half",
+        ),
         (
             changed(tensor=2, data=2, remat="full"),
             "2 measurements of 'cpu' 'block' tensor 2 data 2 size 2 remat 'full'",

@@ -30,8 +30,8 @@ _ALLOWED_LINE = (
     '[{"from": ..., "value": ...}, ...]} or {"instruction": ..., "output": ...}\n'
 )
 _FIX_LINE = (
-    "fix: name the column of the text with --data.column, or mend or delete the row; "
-    'a good one is {"text": "Once upon a time"}'
+    "fix: name the column of the text with --data.column, or correct or delete the "
+    'row; a valid one is {"text": "Once upon a time"}'
 )
 
 
@@ -103,8 +103,8 @@ def test_other_files_in_a_folder_are_left_out_with_one_warning(tmp_path):
         source = corpus.files(tmp_path)
     assert list(source.rows()) == ["text"]
     assert [str(w.message) for w in caught] == [
-        f"{tmp_path}: 2 files of other kinds than text or rows are left out, "
-        "image.png first"
+        f"{tmp_path}: 2 files that hold neither text nor rows are left out; "
+        "the first: image.png"
     ]
 
 

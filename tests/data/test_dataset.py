@@ -244,7 +244,7 @@ def test_duplicates_and_what_is_held_out_are_told(tmp_path):
     texts = [f"{number % 252:04} and so on" for number in range(400)]
     lines, num_bytes = _notes(tmp_path, texts)
     path = tmp_path / "text.jsonl"
-    told = f"data: {path}: 148 of 400 texts are there before, and are left out"
+    told = f"data: {path}: 148 of 400 texts are duplicates and are left out"
     assert told in lines
     share = num_bytes / sum(len(text) for text in texts[:252])
     assert 0.09 < share < 0.11  # as docs/train.md says of less than 1 MB

@@ -90,7 +90,7 @@ def test_of_a_prompt_with_a_completion_the_completion_and_the_end_are_learnt():
 def test_a_conversation_in_which_the_assistant_is_silent_is_left_out_with_a_warning():
     read = read_tokenizer(FOLDER / "chatml")
     silent = Conversation(({"role": "user", "content": "hi"},))
-    with pytest.warns(UserWarning, match="1 rows in which the assistant says nothing"):
+    with pytest.warns(UserWarning, match="1 rows without an answer to learn"):
         assert not list(RowEncoder(read.ids, read.template).encoded([silent]))
 
 
@@ -136,7 +136,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
     check_fits(ids, ids.vocab_size, FOLDER)
     with pytest.raises(BadInput) as caught:
         check_fits(ids, ids.vocab_size - 1, FOLDER)
-    assert f"ids up to {ids.vocab_size - 1}, and a model" in caught.value.got
+    assert f"ids up to {ids.vocab_size - 1}, but a model" in caught.value.got
 
 
 def _copy(tmp_path: Path) -> Path:

@@ -179,7 +179,7 @@ def test_one_row_is_too_few_to_split(tmp_path: Path):
     path = _jsonl(tmp_path / "a.jsonl", *[{"messages": _chat(1)}] * 3)
     with pytest.raises(BadInput) as error:
         _prepared(tmp_path, path)
-    assert "holds a single row (2 more times)" in error.value.got
+    assert "holds a single row and 2 duplicates" in error.value.got
     assert "--data.validation" in error.value.fix
 
 
@@ -207,9 +207,9 @@ def test_chats_in_which_the_assistant_says_nothing_are_refused(tmp_path: Path):
     silent = [{"messages": _chat(number)[:1]} for number in range(4)]
     path = _jsonl(tmp_path / "a.jsonl", *silent)
     with (
-        pytest.warns(UserWarning, match="the assistant says nothing"),
+        pytest.warns(UserWarning, match="rows without an answer to learn"),
         pytest.raises(BadInput) as error,
     ):
         _prepared(tmp_path, path)
-    assert "no row in which the assistant says something" in error.value.got
+    assert "split has no answer to learn" in error.value.got
     assert "--data.path" in error.value.fix

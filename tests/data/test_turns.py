@@ -155,17 +155,17 @@ def test_arguments_are_written_as_json_and_not_as_python_writes_them():
         (
             PLAIN["last_end"].replace("m.content or ''", "''"),
             CHATS["two"],
-            "leaves message 2 out",
+            "leaves out message 2",
         ),
         (
             MARKED["last_end"].replace("m.content or ''", "''"),
             CHATS["two"],
-            "leaves message 2 out",
+            "leaves out message 2",
         ),
         (
             PLAIN["thought"].replace("call.function", "1"),
             CHATS["null"],
-            "leaves the call",
+            "leaves out the call",
         ),
         (
             PLAIN["thought"],

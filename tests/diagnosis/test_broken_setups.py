@@ -123,7 +123,7 @@ def test_a_driver_too_old_for_the_wheels(install, driver):
     install("jax-cuda13-plugin", jaxlib())
     driver("GPU-1, NVIDIA GeForce RTX 3090, 24576, [N/A], 8.6, 535.183.01")
     found = only(Scope())
-    assert "driver 580 or newer, here is 535.183.01" in found.found
+    assert "driver 580 or newer; this machine has 535.183.01" in found.found
     assert "pip install 'hetjax[cuda12]'" in found.fix
 
 
@@ -140,7 +140,7 @@ def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as taken:
         number = taken.getsockname()[1]
         found = only(Scope(ports=(number,)))
-        assert f"port {number} cannot be listened on" in found.found
+        assert f"cannot listen on port {number}: " in found.found
         assert f"sport = :{number}" in found.fix
     assert not problems(Scope(ports=(number,)))
 
@@ -193,7 +193,7 @@ def test_a_machine_that_cannot_be_reached():
     ("says", "why"),
     [
         (b"", "no answer in time"),
-        (b"SSH-2.0-something\r\n", "something else than hetjax answers"),
+        (b"SSH-2.0-something\r\n", "something other than hetjax answers"),
     ],
 )
 def test_a_port_where_something_else_answers_is_not_waited_for(

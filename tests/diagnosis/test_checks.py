@@ -61,9 +61,14 @@ def test_a_machine_that_is_well_has_only_good_findings():
 @pytest.mark.parametrize(
     ("plugin", "capability", "driver", "said"),
     [
-        ("cuda12", "8.6", "520.61.05", "driver 525 or newer, here is 520.61.05"),
+        (
+            "cuda12",
+            "8.6",
+            "520.61.05",
+            "driver 525 or newer; this machine has 520.61.05",
+        ),
         ("cuda13", "8.6", "550.54.15", "driver 580 or newer"),
-        ("cuda13", "7.0", "580.65.06", "compute capability 7.5; here is"),
+        ("cuda13", "7.0", "580.65.06", "compute capability 7.5; this machine has"),
         ("cuda12", "5.0", "535.10", "compute capability 5.2"),
     ],
 )
@@ -104,9 +109,19 @@ def test_cudnn_has_no_code_for_old_cards(cudnn: str, capability: str, fits: bool
             "unset CUDA_VISIBLE_DEVICES",
         ),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, "problem", "set to '-1'", "unset CUDA"),
-        ({"JAX_PLATFORMS": "cpu"}, "warning", "JAX_PLATFORMS=cpu asks", "unset JAX_PL"),
-        ({}, "problem", "though its plugin is there", "put right what JAX says"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "problem", "its plugin is there", "put right"),
+        (
+            {"JAX_PLATFORMS": "cpu"},
+            "warning",
+            "because of JAX_PLATFORMS=cpu",
+            "unset JAX_PL",
+        ),
+        ({}, "problem", "although its plugin is installed", "correct what JAX reports"),
+        (
+            {"CUDA_VISIBLE_DEVICES": "0"},
+            "problem",
+            "its plugin is installed",
+            "correct what",
+        ),
     ],
 )
 def test_why_jax_has_only_the_cpu_beside_a_card(variables, level, cause, fix):
@@ -150,7 +165,7 @@ def test_a_link_that_is_slower_than_plans_count_on_says_what_to_write():
 def test_a_cluster_file_without_what_is_here_is_told():
     file = ClusterFile(path="mine.toml", kinds={"T4": 1})
     (found,) = bad(replace(WELL, cluster=file))
-    assert found.found == "here are 2 x T4; mine.toml has 1"
+    assert found.found == "this machine has 2 x T4; mine.toml has 1"
 
 
 @pytest.mark.parametrize(

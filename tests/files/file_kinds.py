@@ -372,7 +372,7 @@ KINDS: Mapping[str, FileKind] = {
         target="c.json",
         read=lambda folder: read_given(folder / "c.json"),
     ),
-    "what runs have taught": FileKind(
+    "steps of earlier runs": FileKind(
         make=written("kept.json", kept_json([KeptStep({"L4": "bfloat16"}, _STEP)])),
         target="kept.json",
         read=lambda folder: read_file(folder / "kept.json", parse_kept, what="kept"),

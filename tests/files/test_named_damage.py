@@ -95,7 +95,7 @@ def test_values_of_other_types_and_sizes_are_refused_or_made_anew(
     kind: str, keys: tuple[str | int, ...], value: Any, tmp_path: Path
 ):
     if kind == "measured device":
-        with pytest.warns(UserWarning, match="it is measured anew"):
+        with pytest.warns(UserWarning, match="it is measured again"):
             assert damaged(KINDS[kind], tmp_path, revalued(keys, value)) == "None"
         return
     with pytest.raises(BadInput) as refused:

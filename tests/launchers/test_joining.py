@@ -218,7 +218,7 @@ def test_nothing_is_sent_to_another_certificate(folder: Path, tmp_path: Path):
         assert not heard
 
 
-@pytest.mark.filterwarnings("ignore:somebody who knows no token")
+@pytest.mark.filterwarnings("ignore:a caller without a token")
 def test_who_stands_in_between_cannot_pass_a_proof_on(folder: Path, tmp_path: Path):
     """It got the proof of a machine that was told of its own certificate."""
     between = kept_certificate(tmp_path / "between").fingerprint
@@ -290,7 +290,7 @@ def test_an_older_tls_is_no_way_in(folder: Path):
         "x" * (words.MESSAGE_BYTES + 1),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*sends what cannot be read")
+@pytest.mark.filterwarnings("ignore:.*sent an unreadable message")
 def test_a_machine_that_sends_what_is_no_message_has_to_join_again(
     folder: Path, said: Any
 ):
@@ -366,7 +366,10 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         assert key is not None
         join(Joining(address=address, worker="old", fingerprint=pinned, token=key))
 
-    with ExitStack() as stack, pytest.raises(BadInput, match="no machine .* in 0.2 s"):
+    with (
+        ExitStack() as stack,
+        pytest.raises(BadInput, match="no machine .* within 0.2 s"),
+    ):
         opened(folder, stack, 0.2, told)
     told.clear()
     with pytest.MonkeyPatch.context() as patched:
@@ -379,7 +382,7 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         joining = threading.Thread(target=join_as_old)
         joining.start()
         with ExitStack() as stack:
-            with pytest.warns(UserWarning, match="nobody has joined as slice in"):
+            with pytest.warns(UserWarning, match="no machine joined as slice within"):
                 launcher = opened(folder, stack, 5.0, told)
             names = [node.name for node in launcher.present(CLUSTER, False).nodes]
             assert names == ["old"]

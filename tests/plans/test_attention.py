@@ -116,7 +116,7 @@ def test_what_cannot_run_on_a_device_is_refused_in_three_parts(
 
 def test_a_length_that_splash_has_no_blocks_for_is_refused():
     plan, cluster = plan_of("splash", seq_len=2000), cluster_of("TPU-v6e")
-    with pytest.raises(BadInput, match="2000 positions"):
+    with pytest.raises(BadInput, match="sequences of 2000 positions"):
         with_attentions(plan, cluster, [128], {(0, 0): "bfloat16"})
 
 

@@ -112,7 +112,7 @@ def test_ranks_go_over_tensor_then_data_then_pipeline():
         ),
         (
             {"tensor": 4},
-            "tensor = 4, and the largest node has 3 devices",
+            "tensor = 4, but the largest node has 3 devices",
             "tensor <= 3",
             "lower tensor, or give another --cluster",
         ),
@@ -125,14 +125,14 @@ def test_ranks_go_over_tensor_then_data_then_pipeline():
         (
             {"microbatch_size": 3},
             "global_batch = 8 with microbatch_size = 3",
-            "a global_batch that microbatch_size divides",
+            "a global_batch that is a multiple of microbatch_size",
             "write global_batch as 9, or change microbatch_size",
         ),
         (
             {"global_batch": 0},
             "global_batch = 0",
             "global_batch >= 1",
-            "give global_batch as 1 or more",
+            "set global_batch to 1 or more",
         ),
     ],
 )

@@ -174,7 +174,7 @@ STAGE = "replicas[0].stages[1]"
             '"version": 2, ',
             "version = 2",
             "version 1",
-            'write "version": 1, or use the hetjax that wrote the plan',
+            'write "version": 1, or use the hetjax version that wrote it',
         ),
         (
             '"version": 1, ',

@@ -191,15 +191,15 @@ ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
         ),
         (
             stage(mesh=StageMesh(data=2, tensor=2)),
-            f"{STAGE}.mesh is data 2 x tensor 2 = 4, with 1 devices",
+            f"{STAGE}.mesh is data 2 x tensor 2 = 4, but the stage has 1 devices",
             "data x tensor: 1 x 1",
-            "change mesh or devices so that the product is their number",
+            "change mesh or devices so that data x tensor = number of devices",
         ),
         (
             stage(node="h20-0", devices=(3,), mesh=StageMesh(data=1, tensor=2)),
-            f"{STAGE}.mesh is data 1 x tensor 2 = 2, with 1 devices",
+            f"{STAGE}.mesh is data 1 x tensor 2 = 2, but the stage has 1 devices",
             "data x tensor: 1 x 1",
-            "change mesh or devices so that the product is their number",
+            "change mesh or devices so that data x tensor = number of devices",
         ),
         (
             with_stage(
@@ -221,7 +221,7 @@ ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
         ),
         (
             stage(launch_ahead=4),
-            f"{STAGE}.launch_ahead = 4 after 3 in the stage before",
+            f"{STAGE}.launch_ahead = 4, but the stage before it has 3",
             "launch_ahead that does not rise along the pipeline",
             "write 3 or less, or leave launch_ahead out of all stages",
         ),
@@ -270,7 +270,9 @@ def test_masters_cannot_be_on_the_host_of_a_stage_that_has_two():
     with pytest.raises(BadInput) as caught:
         validate(case, with_stage(case.plan, 0, 0, offload="optimizer"))
     told = caught.value
-    assert told.got == "replicas[0].stages[0].offload = 'optimizer', on 2 hosts"
+    assert told.got == (
+        "replicas[0].stages[0].offload = 'optimizer', but the stage is on 2 hosts"
+    )
     assert told.allowed.startswith("masters and optimizer state on the host of a stage")
     assert told.fix.startswith("leave offload out")
     validate(case, with_stage(case.plan, 0, 1, offload="optimizer"))

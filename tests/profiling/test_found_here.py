@@ -159,7 +159,8 @@ def test_a_damaged_file_is_told_of_and_measured_anew(damage, tmp_path: Path):
     kept.write_text(damage(kept.read_text()))
     with pytest.warns(UserWarning) as told:
         as_found(cluster(), devices, cache_dir=tmp_path, measure=measure)
-    assert "measured anew" in str(told[0].message) and str(kept) in str(told[0].message)
+    message = str(told[0].message)
+    assert "it is measured again" in message and str(kept) in message
     assert len(measure.asked) == 2
     as_found(cluster(), devices, cache_dir=tmp_path, measure=measure)
     assert len(measure.asked) == 2
@@ -267,7 +268,7 @@ def test_of_cards_of_one_name_the_least_memory_counts(
     measured: dict[str, Any] = {"cache_dir": tmp_path, "measure": Measured(FOUND)}
     as_found(cluster(device, count=1), cards(kind, 16.0), **measured)
     box = cluster(device, count=len(sizes))
-    with pytest.warns(UserWarning, match="have 8 and 16 GiB: 8 counts for each"):
+    with pytest.warns(UserWarning, match="have 8 and 16 GiB: 8 is assumed for each"):
         (node,) = as_found(box, cards(kind, *sizes), **measured).nodes
     assert device_spec(node).memory_gib == 8.0
 
@@ -288,7 +289,7 @@ def test_a_file_that_says_more_than_a_card_tells_is_warned_of(
 
 def test_a_memory_that_nobody_tells_is_assumed_and_said(tmp_path: Path):
     silent = Fake(memory_stats=lambda: None)
-    with pytest.warns(UserWarning, match="nobody tells its memory: 4 GiB are assumed"):
+    with pytest.warns(UserWarning, match="its memory is unknown: 4 GiB are assumed"):
         (node,) = as_found(
             cluster(), {"box": [silent]}, cache_dir=tmp_path, measure=Measured(FOUND)
         ).nodes

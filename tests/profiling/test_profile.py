@@ -249,7 +249,7 @@ def test_the_table_shows_milliseconds_and_links(tmp_path: Path, fake: type[FakeB
     [
         ([], "no preset to profile"),
         (["small"], "preset 'small'"),
-        (["--seq-len", "8"], "where the preset's name comes first"),
+        (["--seq-len", "8"], "in place of a preset's name, which comes first"),
         (["tiny", "--seqlen", "8"], "did you mean '--seq-len'?"),
         (["tiny", "--tensor", "x"], "'x' in a list of INT"),
         (["tiny", "--remat", "some"], "'some' in a list of none,selective,full"),
@@ -283,7 +283,7 @@ def test_a_profile_of_another_model_is_not_written_over(
     write_profile(path, other)
     assert main(["tiny", "--output", str(path)]) == 2
     error = capsys.readouterr().err
-    assert "model = 'other', where 'tiny' is to be measured" in error
+    assert "model = 'other', but 'tiny' is to be measured" in error
     assert read_profile(path) == other
 
 

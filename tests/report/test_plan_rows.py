@@ -218,7 +218,7 @@ def test_what_parts_are_worth_is_a_table_with_notes():
     whole = replace(searched.found, whole=replace(other, simulation=twice))
     (note,) = part_notes(replace(searched, found=whole))
     told_ms = f"{ms(twice.step_time_s)} ms"
-    assert note == f"all under h1f1b, under which the best plan has {told_ms}"
+    assert note == f"all of these use h1f1b; the best plan under h1f1b has {told_ms}"
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_a_wide_gap_says_whether_the_bound_or_the_search_is_to_blame():
         changed = replace(changed, objective=Objective(wish=wish))
         return next(line for line in warning_lines(changed) if "gap" in line)
 
-    assert "the bound is too low" in warned(1 / 1.05)
+    assert "the bound is probably too low" in warned(1 / 1.05)
     assert "up to 50% faster" in warned(1 / 1.5)
     assert "the search ended early" in warned(1 / 1.05, cut_short=True)
     assert "slower than the planner's own model" in warned(1 / 1.05, model_times=0.8)
-    assert "not chosen for its speed" in warned(1 / 1.05, wish="cost")
+    assert "not chosen for speed" in warned(1 / 1.05, wish="cost")
 
 
 def test_baselines_without_a_plan_say_why_not():
@@ -353,7 +353,7 @@ def test_replicas_that_are_drawn_stand_for_none_that_are_unlike_them():
     assert 1 < len(shown) < 60
     assert timeline_view(told.best, told.request.cluster).notes[:2] == (
         f"drawn: {len(shown)} of 60 replicas",
-        f"r{len(shown)}..59 are unlike these and not drawn",
+        f"r{len(shown)}..59 are different and not drawn",
     )
 
 
@@ -429,7 +429,7 @@ def test_kinds_that_compute_in_what_they_have_no_units_for_are_named():
         return list(dtype_lines(replace(told, request=request, found=found)))
 
     assert lines("V100-SXM2-16GB", "bfloat16") == [
-        "V100-SXM2-16GB: no bfloat16 in hardware, priced at the rate of float32; "
+        "V100-SXM2-16GB: no bfloat16 in hardware, estimated at the rate of float32; "
         "float16 is faster there: plan and train with --dtype best"
     ]
     assert lines("V100-SXM2-16GB", "float16") == lines("H20", "float16") == []

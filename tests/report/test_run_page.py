@@ -133,7 +133,7 @@ def test_steps_by_another_plan_are_not_held_against_the_plan_of_now(step: Predic
     assert told["tokens/s, median"] == f"{speed:,.0f}"
     assert told["USD per million tokens"] == f"{3.6 / 3600 / speed * 1e6:.3g}"
     ratio = step_s / step.simulation.step_time_s
-    assert f"measured is {ratio:.2f} times what was predicted" in page.words
+    assert f"measured is {ratio:.2f} times the predicted time" in page.words
     places = [path.attributes["d"] for path in page.all("path")]
     assert sum(place.count("L") == 9 for place in places) == 3  # curves have all steps
     (target,) = (p for p in page.all("path") if p.attributes["class"] == "target")
@@ -169,7 +169,7 @@ def test_a_run_that_has_done_nothing_yet_has_a_page():
     assert page.figures() == {}
     assert not page.all("path") and not page.all("rect")
     assert "no step is recorded yet" in str(RunReport(run))
-    assert any("under way" in word for word in page.words)
+    assert any("running, or" in word for word in page.words)
 
 
 def test_times_of_simulated_devices_are_not_held_against_the_prediction(
@@ -208,11 +208,11 @@ def test_what_users_wrote_is_text():
 @pytest.mark.parametrize(
     ("events", "state"),
     [
-        ([event("started", 0)], "under way, or ended without a word"),
+        ([event("started", 0)], "running, or ended without a record"),
         ([event("preempted", 3, reason="SIGTERM")], "stopped by SIGTERM"),
         (
             [event("preempted", 3, reason="SIGTERM"), event("restored", 3)],
-            "under way, or ended without a word",
+            "running, or ended without a record",
         ),
         ([event("restored", 3), event("finished", 9)], "finished"),
     ],
@@ -246,13 +246,13 @@ def test_the_speed_of_a_cpu_that_nobody_measured_is_not_held_against_it(
     page = Page(run_page(of))
     assert not any("how sure" in word for word in page.words)
     assert any("cannot know how fast this CPU is" in word for word in page.words)
-    assert not any("times what was predicted" in word for word in page.words)
+    assert not any("times the predicted time" in word for word in page.words)
     assert "target" not in {path.attributes["class"] for path in page.all("path")}
     given = replace(of.cluster, nodes=(replace(guessed, peak_tflops=1.0), west))
     measured = replace(step, times_from="measured, p.json, float32")
     for known in (replace(of, cluster=given), replace(of, predicted=measured)):
         words = Page(run_page(known)).words
-        assert any("times what was predicted" in word for word in words)
+        assert any("times the predicted time" in word for word in words)
 
 
 def test_a_single_point_is_a_dot_that_can_be_seen(step: Predicted):

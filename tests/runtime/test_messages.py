@@ -135,7 +135,9 @@ def test_a_field_of_another_type_is_refused_or_is_one_that_may_be_so(
 def test_what_is_not_a_whole_number_is_no_step(wrong: object):
     found = frame(Train(step=1, turn=2, traced=False))
     found["fields"]["step"] = wrong
-    with pytest.raises(BadMessage, match=r"Train\.step = .* is no <class 'int'>"):
+    with pytest.raises(
+        BadMessage, match=r"Train\.step = .* is not of type <class 'int'>"
+    ):
         read(found)
 
 
@@ -167,7 +169,7 @@ def test_what_is_no_frame_at_all_is_refused(text: bytes):
 
 
 def test_an_answer_is_no_request():
-    with pytest.raises(BadMessage, match="'Done' is no request"):
+    with pytest.raises(BadMessage, match="'Done' is not a known request"):
         decode(encode(Done()), Request)
 
 

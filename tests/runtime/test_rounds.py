@@ -151,7 +151,7 @@ def test_of_two_starts_under_way_only_the_one_that_was_started_last_is_let_in():
 def test_who_never_called_is_lost_at_once():
     assert ends(after(*asked("a"), Asked({"z": COMPILE}))[1])[-1].trouble == (
         "z",
-        "has not called",
+        "has not connected",
     )
 
 

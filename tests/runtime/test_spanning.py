@@ -173,7 +173,7 @@ def test_pulls_do_not_reach_stages_on_several_hosts(
     connections: SocketConnections, tmp_path: Path
 ):
     controller = joined(connections, "data", tmp_path)
-    with pytest.raises(BadInput, match="'slice' with hosts = 2"):
+    with pytest.raises(BadInput, match="'slice' has hosts = 2"):
         controller.connect("transfer")
 
 

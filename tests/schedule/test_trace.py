@@ -161,5 +161,5 @@ def test_a_trace_that_is_read_back_has_the_spans_that_were_written():
     "trace", [[], {}, {"traceEvents": [{"ph": "X"}]}, {"traceEvents": [3]}]
 )
 def test_what_is_no_trace_of_ours_is_refused(trace: object):
-    with pytest.raises(ValueError, match="no trace of a step"):
+    with pytest.raises(ValueError, match="not a trace of a step"):
         traced_spans(trace)

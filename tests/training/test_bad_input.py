@@ -272,7 +272,7 @@ def test_simulating_without_a_cluster_is_refused(
         (["--global-batch", "12"], ["global_batch = 12 (was 6)"]),
         (["--optimizer.state-bits", "8"], ["8 (was 32)", "--optimizer.state-bits"]),
         (["--optimizer.name", "sgd"], ["'sgd' (was 'adamw')", "--optimizer.name"]),
-        (["--data.path", "other.txt"], ["other hashes", "text.txt"]),
+        (["--data.path", "other.txt"], ["different hashes", "text.txt"]),
         (["--cluster", "bad.toml"], ["A100"]),
     ],
 )
@@ -310,13 +310,15 @@ def test_a_checkpoint_of_another_model_is_refused(
     wider = replace(MODEL_CONFIG, inner_size=40)  # a model changed under its name
     monkeypatch.setitem(MODEL_CONFIGS, "small", wider)
     text = refused(folder, capsys, "small")
-    assert "'small' has other layers or shapes" in text and "another --run-dir" in text
+    assert (
+        "'small' has different layers or shapes" in text and "another --run-dir" in text
+    )
     path = folder / "run" / "plan.json"
     plan = json.loads(path.read_text())
     del plan["fingerprint"]  # as of a run from before there were any
     path.write_text(json.dumps(plan))
     text = refused(folder, capsys, "small")
-    assert "of another model" in text and "[16, 32]" in text and "[16, 40]" in text
+    assert "is from another model" in text and "[16, 32]" in text and "[16, 40]" in text
 
 
 @pytest.mark.parametrize("name", ["config.json", "plan.json", "cluster.toml"])
@@ -338,7 +340,7 @@ def test_a_damaged_journal_of_the_run_is_refused_with_its_line(
     path.write_text(whole + '{"step": 2, "lo\n' + whole)
     assert f"{name}, line 2" in refused(folder, capsys, "small")
     path.write_text("[1]\n")
-    assert f"{name}, line 1: no JSON object" in refused(folder, capsys, "small")
+    assert f"{name}, line 1: not a JSON object" in refused(folder, capsys, "small")
     path.unlink()
     path.mkdir()
     assert f"{name}': a folder" in refused(folder, capsys, "small")

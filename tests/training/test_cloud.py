@@ -163,7 +163,7 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("url", "endpoint", "words"),
     [
-        ("s3://key:hidden@bucket/run", None, "no name of a bucket"),
+        ("s3://key:hidden@bucket/run", None, "an invalid bucket name"),
         ("s3://bucket/run", "https://key:hidden@host", "name or password"),
         ("gs://bucket/run", "https://host", "with the store gs://bucket/run"),
         (None, "https://host", "alone"),

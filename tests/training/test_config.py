@@ -126,7 +126,7 @@ def test_flat_names_are_those_of_the_command_line():
         ],
         (
             replace(BASE, launcher="join", join=JoinConfig(address="0.0.0.0:80")),
-            ["no address to call", "ip address"],
+            ["others cannot connect to", "ip address"],
         ),
         (
             replace(BASE, optimizer=OptimizerConfig(clip_norm=float("nan"))),

@@ -222,7 +222,7 @@ def test_what_this_process_has_no_devices_for_changes_nothing(
     for words in (
         "node 'new' (1 x H20) is not used: this process",
         "node 'h20-0' (4 x H20) is used as 3 x H20: this process",
-        "the run keeps the plan that it has, on a100-0, v100-0, h20-0",
+        "the run keeps its plan on a100-0, v100-0, h20-0",
     ):
         assert told.count(words) == 1, words
     assert losses(preset.config.run_dir) == losses(reference.config.run_dir)

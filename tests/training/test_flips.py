@@ -191,7 +191,7 @@ def test_what_nobody_can_name_ends_the_run_with_advice_when_it_comes_again_and_a
     preset = preset_of(tmp_path, PLANS["two"])
     with pytest.raises(RunFailed) as error:
         run(preset.config, preset, MODEL)
-    assert "nobody knows which of them, again after going back" in str(error.value)
+    assert "(unknown which), again after rolling back" in str(error.value)
     assert "the last checkpoint is of step 4" in str(error.value)
     assert "test the memory" in str(error.value)
     assert len(events(preset.config.run_dir, "disagreed")) == 3

@@ -70,7 +70,7 @@ def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_chang
     assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
     assert losses(run_dir) == whole
     reasons = [found["reason"] for found in events(run_dir, "recovered")]
-    for reason, what in zip(reasons, ("train a step", "begin a check"), strict=True):
+    for reason, what in zip(reasons, ("train a step", "start a check"), strict=True):
         assert f"took more than 8 s to {what}" in reason
     assert not processes_of(run_dir)
 
@@ -106,7 +106,7 @@ def test_a_worker_that_hangs_while_it_compiles_restores_or_ends_a_save_is_surviv
     assert losses(run_dir) == whole
     logs = "".join(log.read_text() for log in (run_dir / "logs").iterdir())
     for phase in phases:
-        assert f"break off: took more than 20 s to {LIMITS[phase].what}" in logs
+        assert f"told to abort: took more than 20 s to {LIMITS[phase].what}" in logs
     assert logs.count(" in hang\n") == len(phases)  # each has said where it was
     assert not processes_of(run_dir)
 

@@ -274,7 +274,7 @@ def test_the_settings_of_an_error_can_be_pasted(value: str, tmp_path: Path):
     with pytest.raises(OtherRun) as refused:
         decide(replace(NEW, settings=here, hashes={}), [found])
     pasted = refused.value.fix.partition("under its settings (")[2]
-    pasted = pasted.rpartition("), or under these")[0]
+    pasted = pasted.rpartition("), or resume it under these")[0]
     shown = subprocess.check_output(["sh", "-c", f"printf '%s\\0' {pasted}"], text=True)
     words = shown.split("\0")[:-1]
     config, _ = parse(["tiny", "--run-dir", str(tmp_path), *words])

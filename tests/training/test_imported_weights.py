@@ -100,9 +100,9 @@ def test_a_run_is_exported_as_it_was_saved(
         ids["eos_token_id"]: "<|endoftext|>"
     }
     assert export(command) == 2
-    assert "which has something in it" in capsys.readouterr().err
+    assert "which is not an empty folder" in capsys.readouterr().err
     assert export([str(tmp_path), "--to", str(tmp_path / "more")]) == 2
-    assert "in which there is no run" in capsys.readouterr().err
+    assert f"no run in {str(tmp_path)!r}" in capsys.readouterr().err
 
 
 def test_a_folder_is_a_preset_of_its_own(folder: Path):
@@ -228,5 +228,5 @@ def test_a_name_on_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.Monkey
     assert local_folder(str(tmp_path)) == tmp_path
     with pytest.raises(BadInput, match=r"got: 'no/where': cannot be reached\n"):
         local_folder("no/where")
-    with pytest.raises(BadInput, match="which is no folder"):
+    with pytest.raises(BadInput, match="which is not a folder"):
         local_folder(str(tmp_path / "none"))

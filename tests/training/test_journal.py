@@ -31,7 +31,7 @@ def test_opening_drops_later_steps_and_a_line_that_was_cut_off(tmp_path: Path):
 def test_numbers_that_no_run_writes_are_refused(tmp_path: Path):
     path = tmp_path / "j.jsonl"
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": -Infinity}\n')
-    with pytest.raises(BadInput, match="j.jsonl, line 2: -Infinity, which is no"):
+    with pytest.raises(BadInput, match="j.jsonl, line 2: -Infinity, which is not a"):
         read_journal(path)
 
 

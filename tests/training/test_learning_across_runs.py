@@ -128,7 +128,7 @@ def test_a_run_goes_on_where_the_cache_cannot_be_written(
         is_simulated=False,
     )
     comparison.begin(ONE_STAGE, CLUSTER)
-    with pytest.warns(UserWarning, match="is not kept: .*a file.*: Not a directory"):
+    with pytest.warns(UserWarning, match="cannot keep .*: .*a file.*: Not a directory"):
         told = [comparison.add(1.0) for _ in range(3)]
     assert told[2] is not None and told[2].predicted is not None
     assert (config.run_dir / "calibration.json").exists()

@@ -81,7 +81,9 @@ def test_a_worker_whose_machine_goes_hands_over_and_the_others_go_on(
     (noticed,) = events(run_dir, "noticed")
     told = [noticed[name] for name in ("node", "source", "grace_s", "step")]
     assert told == ["left", "Google Compute Engine", 30.0, EVERY]
-    assert "Google Compute Engine: node 'left' goes in 30 s" in capsys.readouterr().out
+    assert (
+        "Google Compute Engine: node 'left' leaves in 30 s" in capsys.readouterr().out
+    )
     (recovered,) = events(run_dir, "recovered")
     # nobody else had its layers, and no disk
     assert recovered["bytes"].keys() == {"memory", "peer"}

@@ -107,12 +107,12 @@ def test_each_worker_reads_its_own_disk_and_others_give_the_rest_but_not_another
     another = [*options(folder, cache), "--run-dir", str(folder / "another")]
     assert main([*another, "--optimizer.learning-rate", "1e-5"]) == 2
     told = capsys.readouterr().err
-    assert "is of another run: optimizer.learning_rate = 0.003 (here 1e-05)" in told
+    assert "differs from this run: optimizer.learning_rate = 0.003 (here 1e-05)" in told
     own = json.loads((folder / "run/config.json").read_text())["run"]["id"]
     assert f"checkpoints of run {own} (step 3 in" in told and "--adopt" in told
     assert contents(folder / "disks") == disks
     assert main(another) == 0  # with the settings that it was saved with
-    assert f"going on with run {own} (step 3 in" in capsys.readouterr().out
+    assert f"resuming run {own} (step 3 in" in capsys.readouterr().out
     assert losses(folder / "another") == whole[-4:]
     (restored,) = events(folder / "another", "restored")
     assert restored["bytes"].keys() == {"disk", "peer"}

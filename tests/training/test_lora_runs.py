@@ -234,8 +234,8 @@ def test_adapters_over_rounded_weights_say_to_what_they_belong(
     ("more", "said"),
     [
         (["--merged", "--base", "other"], "--merged with --base"),
-        (["--base", "out"], "which is --to, too"),
-        (["--base", "."], "--base ., which has something in it"),
+        (["--base", "out"], "which is also --to"),
+        (["--base", "."], "--base ., which is not an empty folder"),
     ],
 )
 def test_a_base_that_cannot_be_written_is_refused(

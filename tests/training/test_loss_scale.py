@@ -127,7 +127,9 @@ def test_so_many_skipped_steps_in_a_row_end_the_run_with_advice(
     preset = scaled_preset(tmp_path, steps=MOST_SKIPPED + 5)
     with pytest.raises(RunFailed) as error:
         run(preset.config, preset, MODEL)
-    assert f"{MOST_SKIPPED} steps in a row, to step {MOST_SKIPPED}," in str(error.value)
+    assert f"{MOST_SKIPPED} steps in a row, up to step {MOST_SKIPPED}," in str(
+        error.value
+    )
     assert "--dtype float32" in str(error.value)
     assert len(trained(preset.config.run_dir)) == MOST_SKIPPED
 

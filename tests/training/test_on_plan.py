@@ -185,11 +185,11 @@ def not_simulated(run_dir: Path) -> list[str]:
 
 
 BAD: list[tuple[Callable[[Path], list[str]], str]] = [
-    (lambda run_dir: ["--dtype", "bfloat16"], "--dtype bfloat16, on the run's plan"),
-    (lambda run_dir: ["--platform", "cpu"], "--platform cpu, on the run's plan"),
-    (lambda run_dir: ["--batch-size", "3"], "--batch-size 3, on the run's plan"),
+    (lambda run_dir: ["--dtype", "bfloat16"], "--dtype bfloat16 on the run's plan"),
+    (lambda run_dir: ["--platform", "cpu"], "--platform cpu on the run's plan"),
+    (lambda run_dir: ["--batch-size", "3"], "--batch-size 3 on the run's plan"),
     (lambda run_dir: ["--step", "1"], "no complete checkpoint of step 1"),
-    (not_simulated, "a run whose cluster is not here"),
+    (not_simulated, "the run's cluster is not here"),
 ]
 
 

@@ -171,7 +171,7 @@ def test_a_plan_fits_its_model_however_that_is_named(
     for other in NAMINGS:
         assert chosen(names[other], tmp_path, path) == plan, other
         assert chosen(names[other], tmp_path, plan) == plan, other
-    with pytest.raises(BadInput, match="other layers or shapes"):
+    with pytest.raises(BadInput, match="different layers or shapes"):
         chosen(names["other"], tmp_path, path)
 
 
@@ -183,7 +183,7 @@ def test_later_plans_start_from_a_plan_however_its_model_is_named(
     few = FEW | {"cluster": SIX, "current": path, "quiet": True}
     found = find_plan(model=names[naming], **few)
     assert found.plan.fingerprint == read_plan(path).fingerprint
-    with pytest.raises(BadInput, match="--from .* other layers or shapes"):
+    with pytest.raises(BadInput, match="--from .* different layers or shapes"):
         find_plan(model=names["other"], **few)
 
 
@@ -245,11 +245,11 @@ def test_simulate_asks_for_the_model_that_a_plans_name_does_not_find(
     path = of_a_run(names["folder"], tmp_path)
     with pytest.raises(BadInput) as refused:
         simulate_plan(path, cluster=SIX, quiet=True)
-    assert "for model 'Own-0.6B', which names none here" in refused.value.got
+    assert "for model 'Own-0.6B', but no model with that name" in refused.value.got
     assert "add --model" in refused.value.fix
     whole = simulate_plan(path, model=names["toml"], cluster=SIX, quiet=True)
     assert whole.plan.model == "own-1.5"
-    with pytest.warns(UserWarning, match="layers or shapes are not those of"):
+    with pytest.warns(UserWarning, match="model .* with different layers or shapes"):
         simulate_plan(path, model=names["other"], cluster=SIX, quiet=True)
 
 
@@ -257,5 +257,5 @@ def test_a_plan_whose_name_is_a_presets_and_whose_layers_are_not_is_refused(
     names: dict[str, str], tmp_path: Path
 ):
     plan = read_plan(of_a_run(names["folder"], tmp_path))
-    with pytest.raises(BadInput, match="'tiny' has other layers or shapes"):
+    with pytest.raises(BadInput, match="'tiny' has different layers or shapes"):
         simulate_plan(replace(plan, model="tiny"), cluster=SIX, quiet=True)

@@ -37,8 +37,8 @@ def test_a_run_hears_what_was_asked(
 ):
     assert main([str(run_dir), *(["--node", node] if node else [])]) == 0
     out = capsys.readouterr().out
-    whom = "to leave" if node is None else "to let go of h20-0"
-    assert out.startswith(f"asked the run in {run_dir} {whom}, ")
+    whom = "to stop" if node is None else "to release h20-0"
+    assert out.startswith(f"asked the run in {run_dir} {whom} once ")
     assert f"rm {run_dir / 'preempt'}" in out
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, run_dir, {}):
@@ -51,9 +51,9 @@ def test_a_request_that_replaces_one_not_heard_yet_says_so(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main([str(run_dir), "--node", "h20-0"]) == 0
-    assert "in place of" not in capsys.readouterr().out
+    assert "this replaces" not in capsys.readouterr().out
     assert main([str(run_dir), "--node", "v100-0"]) == 0
-    assert "in place of a request not heard yet" in capsys.readouterr().out
+    assert "this replaces a pending request" in capsys.readouterr().out
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, run_dir, {}):
         assert heard.get(timeout=5).node == "v100-0"
@@ -67,7 +67,8 @@ def test_what_is_no_run_directory_is_refused(
     (tmp_path / "empty").mkdir()
     said = refused(capsys, str(tmp_path / name))
     assert "allowed: the directory of a run" in said
-    assert len(name) > 4000 or "no config.json in it" in said  # else it is cut short
+    found = f"no config.json in {str(tmp_path / name)!r}"
+    assert len(name) > 4000 or found in said  # else it is cut short
     assert list((tmp_path / "empty").iterdir()) == []
 
 

@@ -278,7 +278,7 @@ def test_ctrl_c_leaves_a_clean_terminal(tmp_path: Path):
     code, screen = typed(arguments_in(tmp_path), stop_at="preparing the programs")
     assert code == 1 and "Traceback" not in screen
     (last,) = screen.rpartition(CURSOR_BACK)[2].splitlines()
-    assert last.startswith("hetjax: interrupted; the same command goes on")
+    assert last.startswith("hetjax: interrupted; the same command resumes")
 
 
 def test_a_log_is_told_what_is_being_done_only_after_a_silence(

@@ -118,7 +118,9 @@ def test_a_run_that_finds_another_in_its_place_ends(
         config.write_text(json.dumps(values))
 
     after_step(monkeypatch, 3, replaced)
-    with pytest.raises(RunFailed, match="holds run another, and held run") as failed:
+    with pytest.raises(
+        RunFailed, match="holds run another, but run .* still running"
+    ) as failed:
         run(preset.config, preset, MODEL)
     assert failed.value.exit_code == 1 and "another --run-dir" in failed.value.fix
     found = read_identity(preset.config.run_dir)
@@ -151,7 +153,7 @@ def test_of_two_first_starts_the_later_one_keeps_the_directory(tmp_path: Path):
         assert before.number == now.number
         there = store.names("")
         with (
-            pytest.raises(RunFailed, match="a run that has just begun") as failed,
+            pytest.raises(RunFailed, match="a run that has just started") as failed,
             rewriting(run_dir, first),
         ):
             before.assert_again()

@@ -192,7 +192,7 @@ def test_a_move_that_was_a_mistake_is_told_of_and_not_taken_back():
     run.moved(OTHER)
     [told] = run.goes_on(300, 3.0)
     assert isinstance(told, MoveMeasured) and told.is_worse
-    assert "slower than before: 0.67x" in str(told)
+    assert "slower steps after the move: 0.67x" in str(told)
     assert run.asked_for == [OTHER]
 
 

@@ -134,7 +134,7 @@ def test_a_flipped_bit_in_the_newest_step_costs_the_steps_since_the_one_before(
     going_on = but(preset, checkpoint=CheckpointConfig(every=0))
     assert run(going_on.config, going_on, MODEL) == 0
     told = capsys.readouterr().out
-    assert "warning: not used from here: checkpoint" in told
+    assert "warning: some saved state here cannot be used: checkpoint" in told
     assert "resumed at step 3 from" in told
     assert losses(run_dir) == losses(reference.config.run_dir)
     events = lines(run_dir / "events.jsonl")
@@ -159,7 +159,7 @@ def test_steps_may_be_raised_which_is_said_and_recorded(
     assert run(longer.config, longer, MODEL) == 4
     out = capsys.readouterr().out
     assert "steps is 20 from here on (was 10)" in out
-    assert "step 6 of 20" in out and "same command goes on" in out
+    assert "step 6 of 20" in out and "same command resumes" in out
     events = lines(longer.config.run_dir / "events.jsonl")
     (changed,) = [line for line in events if line["event"] == "reconfigured"]
     assert {"setting": "steps", "was": 10, "now": 20}.items() <= changed.items()

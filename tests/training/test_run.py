@@ -121,7 +121,7 @@ def test_training_that_diverges_stops_and_keeps_the_last_checkpoint(tmp_path: Pa
     run_dir = preset.config.run_dir
     saved = max(steps(run_dir / "checkpoints"))
     assert f"the last checkpoint is of step {saved}" in str(error.value)
-    assert "lower --optimizer.learning-rate, which is 1000000.0" in str(error.value)
+    assert "lower --optimizer.learning-rate (now 1000000.0)" in str(error.value)
     metrics = lines(run_dir / "metrics.jsonl")
     assert all(math.isfinite(line["loss"]) for line in metrics if "loss" in line)
 

@@ -73,10 +73,10 @@ def test_a_run_leaves_a_report_where_it_stops_and_where_it_ends(
 
 
 def test_without_a_run_there_is_no_report(tmp_path: Path):
-    with pytest.raises(BadInput, match="in which there is no run"):
+    with pytest.raises(BadInput, match="no run in '/"):
         hetjax.report_of(tmp_path)
     trainer = hetjax.Trainer(
         replace(PRESETS["tiny"].config, run_dir=tmp_path / "never")
     )
-    with pytest.raises(BadInput, match="in which there is no run"):
+    with pytest.raises(BadInput, match="no run in '/"):
         trainer.report()

@@ -102,8 +102,9 @@ def test_so_many_steps_without_a_norm_end_the_run_with_the_checkpoint_before_the
     preset = preset_of(tmp_path, steps=40)
     with pytest.raises(RunFailed) as error:
         run(preset.config, preset, MODEL)
-    assert f"{MOST_SKIPPED} steps in a row, to step {MOST_SKIPPED + 4}" in str(
-        error.value
+    assert (
+        f"{MOST_SKIPPED} skipped steps in a row, up to step {MOST_SKIPPED + 4}"
+        in str(error.value)
     )
     assert "the last checkpoint is of step 3" in str(error.value)
     assert "lower --optimizer.learning-rate" in str(error.value)

@@ -79,7 +79,7 @@ def test_each_plan_is_compared_after_its_third_step_and_the_first_does_not_count
         found = [comparison.add(s) for s in (first_s, 2.0, 4.0, 5.0, 6.0)]
         assert [one is not None for one in found] == [False, False, True, False, False]
         assert found[2] is not None and found[2].measured_s == 3.0
-        assert "none is predicted: device 'X9' is unknown" in str(found[2])
+        assert "measured; no prediction: device 'X9' is unknown" in str(found[2])
         assert json.loads(json.dumps(found[2].values()))["predicted_s"] is None
 
 

@@ -35,7 +35,7 @@ def test_a_part_of_tls_is_refused(
         (tls[:4], "TLS without --tls.ca"),
         ([*tls[:4], "--tls.ca", f"{tmp_path}/fifo"], "fifo': a FIFO"),
         ([*tls[:4], "--tls.ca", tls[3]], "which cannot be used"),
-        ([*tls, "--transport", "transfer"], "which nothing encrypts"),
+        ([*tls, "--transport", "transfer"], "which is not encrypted"),
     ):
         given = [*options, "--launcher", "processes"]
         assert main(command(tmp_path / "run", tmp_path / "cache", *given)) == 2

@@ -132,11 +132,11 @@ def test_an_empty_directory_goes_on_with_the_one_run_and_says_so(
 ):
     second = trains(folder, "second", places=places)
     assert begin(second) == 0
-    assert f"going on with run {identity(folder)} (step 3" in capsys.readouterr().out
+    assert f"resuming run {identity(folder)} (step 3" in capsys.readouterr().out
     assert losses(second.config.run_dir) == {4: whole[4], 5: whole[5]}
     assert identity(folder, "second") == identity(folder)
     first = trains(folder, "first", places=places)
-    with pytest.raises(OtherRun, match="a copy of the directory that the run went on"):
+    with pytest.raises(OtherRun, match="a copy of the directory in which the run"):
         begin(first)
 
 
@@ -297,6 +297,6 @@ def test_what_is_from_before_is_adopted_if_that_is_asked_for(folder: Path):
 
 def test_what_cannot_be_adopted_is_named(tmp_path: Path):
     preset = trains(tmp_path, "run", places=("store",), adopt="0123456789abcdef")
-    with pytest.raises(BadInput, match="of which no checkpoint was found"):
+    with pytest.raises(BadInput, match="but no checkpoint of that run was found"):
         begin(preset)
     assert not lease_folder(tmp_path / "store").names("lease/")

@@ -219,10 +219,10 @@ def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
     holder = holder_of(store, newest) or "another process"
     return LeaseLost(
         got=f"{where} was taken over by {holder} (lease {newest}): this process did "
-        f"not renew its lease {number} for {LEASE_S:g} s, or was taken for dead",
-        allowed="one run at a time on it; what this process had not saved by then is "
-        "not saved any more",
-        fix="let the other process go on, or stop it and run the same command again",
+        f"not renew its lease {number} for {LEASE_S:g} s, or was assumed dead",
+        allowed="one run at a time; what this process had not saved by then stays "
+        "unsaved",
+        fix="let the other process continue, or stop it and run the same command again",
     )
 
 

@@ -31,9 +31,9 @@ def endpoint_problems(url: str | None, endpoint: str | None) -> Iterator[BadInpu
         shown = "a name or password" if "@" in endpoint else repr(endpoint)
         yield BadInput(
             got=f"{_OPTION} with {shown}",
-            allowed="https://HOST:PORT or http://HOST:PORT, and no more",
+            allowed="https://HOST:PORT or http://HOST:PORT, and nothing else",
             fix=f"write it like {_OPTION} https://minio.example:9000; credentials "
-            "belong into the environment or a profile",
+            "belong in the environment or a profile",
         )
 
 
@@ -41,9 +41,9 @@ def bucket_problems(url: str) -> Iterator[BadInput]:
     """Yield what is wrong with the URL of a store in an S3 bucket."""
     bucket, _, prefix = url.removeprefix(S3).partition("/")
     if not bucket:
-        got = f"checkpoint store {url} without the name of a bucket"
+        got = f"checkpoint store {url} without a bucket name"
     elif not _BUCKET.fullmatch(bucket):  # not shown: it may hold a password
-        got = f"checkpoint store {S3}... with what is no name of a bucket"
+        got = f"checkpoint store {S3}... with an invalid bucket name"
     elif any(part in ("", ".", "..") for part in prefix.strip("/").split("/")[1:]):
         got = f"checkpoint store {url}, whose prefix has an empty part, . or .."
     else:

@@ -179,7 +179,7 @@ class GcsStore:
         try:
             blob.reload(**self._transfer_options())
         except NotFound as error:
-            raise TransientError("it was there, and is gone now") from error
+            raise TransientError("it existed but is gone now") from error
         found = FileRecord(size_bytes=blob.size or 0, crc32c=blob.crc32c or "")
         check_same(self._url(name), found, expected)
 
@@ -218,7 +218,7 @@ def open_bucket(
     url = f"gs://{bucket}/{prefix}"
     if not bucket:
         raise BadInput(
-            got=f"checkpoint store {url} without the name of a bucket",
+            got=f"checkpoint store {url} without a bucket name",
             allowed="gs://BUCKET/PREFIX",
             fix="write it like gs://my-bucket/my-run",
         )
@@ -236,8 +236,8 @@ def open_bucket(
         ) from error
     except FileNotFoundError as error:
         raise BadInput(
-            got=f"checkpoint store {url}, but there is no bucket {bucket!r}",
-            allowed="a bucket that exists",
+            got=f"checkpoint store {url}, but bucket {bucket!r} does not exist",
+            allowed="an existing bucket",
             fix=f"check its name, or type `gcloud storage buckets create gs://{bucket}`",
         ) from error
     except AccessDenied as error:
@@ -266,7 +266,7 @@ def _classify(url: str, error: Exception) -> Exception:
     if isinstance(error, DataCorruption):
         return CorruptData(text)
     if isinstance(error, NotFound):
-        return FileNotFoundError(f"{url}: there is no such object, or no such bucket")
+        return FileNotFoundError(f"{url}: no such object or bucket")
     if status in _DENIED_STATUS or _is_bad_login(error):
         return AccessDenied(f"{url}: tried once: {text}")
     passing = isinstance(error, _NETWORK_ERRORS + (GoogleAuthError,))

@@ -142,7 +142,7 @@ class FileStore:
     def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
         """Put a complete file in place unless one exists, which no rename can do."""
         if record_of_file(part) != expected:
-            raise CorruptData(f"{part}, to be {target}, is not what was written")
+            raise CorruptData(f"{part}, made for {target}, is not what was written")
         for _ in range(_NUM_LINKS):
             try:
                 _make(target.parent)
@@ -152,7 +152,9 @@ class FileStore:
                 return check_same(str(target), record_of_file(target), expected)
             except FileNotFoundError:  # another worker removed the empty folder
                 continue
-        raise StoreError(f"{target}: tried {_NUM_LINKS} times, its folder vanishes")
+        raise StoreError(
+            f"{target}: tried {_NUM_LINKS} times, but its folder keeps vanishing"
+        )
 
     def _place(self, part: Path, target: Path) -> None:
         try:

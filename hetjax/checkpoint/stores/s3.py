@@ -166,7 +166,7 @@ class S3Store:
                 )
             except AlreadyExistsError as error:
                 if not self._compare(name, record):
-                    raise TransientError("it was there, and is gone now") from error
+                    raise TransientError("it existed but is gone now") from error
 
         self._retry(name, attempt)
 
@@ -210,7 +210,7 @@ class S3Store:
         found = obstore.get(self._ask, self._prefix + name)
         data, said = found.bytes().to_bytes(), record_said(found.attributes)
         if said is not None and said != record_of_bytes(data):
-            raise CorruptData(f"it is not as written: crc32c {said.crc32c}")
+            raise CorruptData(f"it differs from what was written: crc32c {said.crc32c}")
         return data
 
     def _get_unless_index(
@@ -239,7 +239,9 @@ class S3Store:
             raise CorruptData(f"it has {found.meta['size']} bytes")
         data = found.bytes().to_bytes()
         if record_of_bytes(data) != expected:
-            raise CorruptData(f"it is not as written: crc32c {expected.crc32c}")
+            raise CorruptData(
+                f"it differs from what was written: crc32c {expected.crc32c}"
+            )
         return data
 
 

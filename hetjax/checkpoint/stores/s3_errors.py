@@ -63,7 +63,7 @@ def _classify(url: str, error: Exception) -> Exception:
     what = f"{status} {code}".strip() if status else f"{type(error).__name__} {kind}"
     once = f"{url}: tried once: {what.strip()}"
     if isinstance(error, FileNotFoundError) or status == 404:
-        return FileNotFoundError(f"{url}: there is no such object, or no such bucket")
+        return FileNotFoundError(f"{url}: no such object or bucket")
     is_refused = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
     if is_refused or status in (401, 403) or code in _BAD_LOGIN:
         return AccessDenied(once)

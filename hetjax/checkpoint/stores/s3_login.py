@@ -57,7 +57,7 @@ def find_login(url: str) -> Login:
 def _no_credentials(url: str, why: str = "") -> BadInput:
     return BadInput(
         got=f"checkpoint store {url}, but no AWS credentials{why}",
-        allowed="credentials in the environment, a profile, or of the instance, on "
+        allowed="credentials from the environment, a profile or the instance, on "
         "every machine of the run",
         fix="type `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY",

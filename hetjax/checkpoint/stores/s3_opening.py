@@ -36,7 +36,7 @@ _EXPIRED = ("credentials that are valid now", "log in again, as with `aws sso lo
 # What is allowed and what to type, by S3's error code
 _REFUSALS = {
     "RequestTimeTooSkewed": (
-        "a clock that is right by some minutes",
+        "a clock that is right to within a few minutes",
         "set the clock: `timedatectl set-ntp true`",
     ),
     "InvalidAccessKeyId": _UNKNOWN,
@@ -74,10 +74,10 @@ def _check_creates_once(store: Store) -> None:
             return
     raise BadInput(
         got=f"checkpoint store {store} on a server that ignores If-None-Match: it "
-        "overwrites objects that are to be created once",
-        allowed="a server that honours conditional writes, as AWS S3 does: two runs "
-        "would destroy each other's checkpoints without a word",
-        fix="take a newer version of that server, or another store",
+        "overwrites objects that must be created only once",
+        allowed="a server that honours conditional writes, as AWS S3 does; "
+        "otherwise two runs would silently destroy each other's checkpoints",
+        fix="use a newer version of that server, or another store",
     )
 
 
@@ -89,8 +89,8 @@ def _refusals_explained(
         yield
     except FileNotFoundError as error:
         raise BadInput(
-            got=f"checkpoint store {url}, but there is no bucket {bucket!r}",
-            allowed="a bucket that exists",
+            got=f"checkpoint store {url}, but bucket {bucket!r} does not exist",
+            allowed="an existing bucket",
             fix=f"check its name, or type `aws s3 mb s3://{bucket}"
             + (f" --endpoint-url {endpoint}`" if endpoint else "`"),
         ) from error
@@ -99,7 +99,7 @@ def _refusals_explained(
             got=f"checkpoint store {url} is not in the region {region}",
             allowed="the region of the bucket",
             fix="set AWS_REGION to it: `aws s3api get-bucket-location --bucket "
-            f"{bucket}` says which it is",
+            f"{bucket}` shows it",
         ) from error
     except AccessDenied as error:
         code = str(error).rpartition(" ")[2]
@@ -112,6 +112,6 @@ def _refusals_explained(
     except InsecureEndpoint as error:
         raise BadInput(
             got=f"checkpoint store {url} with an http:// endpoint in the environment",
-            allowed="https, or an http:// endpoint that is typed",
+            allowed="https, or an http:// endpoint given as an option",
             fix="add --checkpoint.endpoint http://HOST:PORT",
         ) from error

@@ -50,7 +50,7 @@ def piece_name(name: str, number: int, piece: FileRecord) -> str:
 def pieces_of(index: bytes, crc32c: str) -> list[FileRecord]:
     """Return the pieces that an index lists; CorruptData if it is not as written."""
     if record_of_bytes(index).crc32c != crc32c:
-        raise CorruptData(f"its list of pieces is not as written: crc32c {crc32c}")
+        raise CorruptData(f"its list of pieces is not the one written: crc32c {crc32c}")
     try:
         listed = as_kind(json_value(text_of(index, "the list")), "a list", where="it")
         return [_piece(*one) for one in listed]

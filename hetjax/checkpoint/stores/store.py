@@ -154,13 +154,13 @@ def text_of(data: bytes, where: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CorruptData(f"{where} is no text at byte {error.start}") from error
+        raise CorruptData(f"{where} is not UTF-8 at byte {error.start}") from error
 
 
 def check_source(path: Path, record: FileRecord) -> None:
     """Raise if a file is missing or differs from its record, before it is sent."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} is gone, it cannot be uploaded")
+        raise FileNotFoundError(f"{path} is gone and cannot be uploaded")
     if wrong := mismatch(path, record):
         raise CorruptData(f"not uploaded: {wrong}")
 
@@ -169,7 +169,7 @@ def check_same(url: str, found: FileRecord, expected: FileRecord) -> None:
     """Raise Conflict unless the existing object is as expected."""
     if found != expected:
         raise Conflict(
-            got=f"{url} is there already, with crc32c {found.crc32c} and "
+            got=f"{url} already exists, with crc32c {found.crc32c} and "
             f"{found.size_bytes} bytes",
             allowed=f"no such object, or one with crc32c {expected.crc32c} and "
             f"{expected.size_bytes} bytes: objects are never overwritten",

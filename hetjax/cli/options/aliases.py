@@ -52,44 +52,44 @@ _FLAGS = {
     "sample-packing": ("--data.pack", "True"),
 }
 _BATCH = (
-    "sequences of a step are counted over all devices and microbatches",
+    "the batch is all sequences of a step, over devices and microbatches",
     ("--global-batch N"),
 )
 _EPOCHS = (
-    "a run has so many steps; an epoch is tokens / (seq-len x global-batch)",
+    "a run's length is in steps; an epoch is tokens / (seq-len x global-batch)",
     ("--steps N"),
 )
 _LAYOUT = (
-    "the planner chooses how a model is cut and which devices have what",
+    "the planner chooses how to split the model over the devices",
     ("leave it out, or give --plan FILE"),
 )
 _DEVICES = (
-    "a run takes the devices that are here, or those of a cluster file",
+    "a run uses the devices here, or those of a cluster file",
     ("leave it out, or give --cluster FILE"),
 )
 _STEPS = "every step is a line of metrics.jsonl in the run directory"
-_TRACKED = f"{_STEPS}, which trackers of train are given, too"
+_TRACKED = f"{_STEPS}; observers of train get it, too"
 _WANDB = _TRACKED, "--observer wandb"
 _TENSORBOARD = _TRACKED, "--observer tensorboard"
-_RESUMES = "the same command goes on from the last checkpoint", "leave it out"
+_RESUMES = "the same command resumes from the last checkpoint", "leave it out"
 _MODEL = (
     "the model comes first, without an option",
     ("hetjax train FOLDER, with its config.json and weights"),
 )
 _EVERY = (
-    "checkpoints and evaluations come every so many steps",
+    "checkpoints and evaluations come every N steps",
     ("--checkpoint.every N --evaluation.every N"),
 )
 _COMPILED = (
-    "every program is compiled, and attention has its device's kernel",
+    "every program is compiled, and attention uses its device's kernel",
     ("leave it out"),
 )
-_RATE = "the course of the learning rate has a shape, and an end in parts of its peak"
+_RATE = "a schedule has a shape, and a final learning rate as a fraction of its peak"
 _SCHEDULE = _RATE, "--optimizer.schedule cosine --optimizer.final-fraction 0"
-_REMAT = "the planner chooses what is computed again, stage by stage", "leave it out"
+_REMAT = "the planner chooses for each stage what to recompute", "leave it out"
 _TEXT = "text is read from files", "--data.path FILE"
 _FROZEN = (
-    "adapters are trained over weights that are kept in fewer bits",
+    "adapters are trained over frozen weights in fewer bits",
     ("--lora.rank 16 --lora.frozen nf4"),
 )
 # Names with another meaning here: why, and what to type.
@@ -118,18 +118,18 @@ _UNLIKE = {
     "dataset-name": _TEXT,
     "training.dataset": _TEXT,
     "val-set-size": (
-        "a file is validated with, or else a part of the text that is held out",
+        "validation uses a file, otherwise a held-out part of the text",
         "--data.validation FILE",
     ),
     "save-strategy": _EVERY,
     "eval-strategy": _EVERY,
     "evaluation-strategy": _EVERY,
     "save-total-limit": (
-        "the newest checkpoints are kept, and beside them the best",
+        "a run keeps its newest checkpoints, and the best",
         "--checkpoint.keep N",
     ),
     "wandb": _WANDB,
-    "wandb-project": (_TRACKED, "--observer wandb, with WANDB_PROJECT in its place"),
+    "wandb-project": (_TRACKED, "--observer wandb, and set WANDB_PROJECT"),
     "use-wandb": _WANDB,
     "report-to": _WANDB,
     "tensorboard": _TENSORBOARD,
@@ -145,9 +145,9 @@ _UNLIKE = {
     "load-in-4bit": _FROZEN,
     "load-in-8bit": _FROZEN,
     "qlora": _FROZEN,
-    "adapter": ("adapters are asked for by their rank", "--lora.rank 16"),
+    "adapter": ("a rank turns adapters on", "--lora.rank 16"),
     "lora-dropout": ("adapters have no dropout", "leave it out"),
-    "lora-target-modules": ("targets have the names of layers", "--lora.targets NAMES"),
+    "lora-target-modules": ("targets are a regular expression", "--lora.targets NAMES"),
     "gradient-checkpointing": _REMAT,
     "activation-checkpoint.mode": _REMAT,
     "deepspeed": _LAYOUT,
@@ -169,9 +169,9 @@ _UNLIKE = {
     "torch-compile": _COMPILED,
     "compile.enable": _COMPILED,
     "flash-attention": _COMPILED,
-    "attn-implementation": ("attention has its device's kernel", "--attention best"),
-    "torch-dtype": ("numbers have their whole names", "--dtype bfloat16"),
-    "dry-run": ("a plan is made, and its step predicted, without a run", "hetjax plan"),
+    "attn-implementation": ("attention uses its device's kernel", "--attention best"),
+    "torch-dtype": ("precisions have full names", "--dtype bfloat16"),
+    "dry-run": ("another command plans, and predicts a step", "hetjax plan"),
     "push-to-hub": ("weights are written by another command", "hetjax export"),
     "config": ("settings are options, and presets are sets of them", "leave it out"),
 }
@@ -208,7 +208,7 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
             if not equals and rest and rest[0].lower() in (*_YES, *_NO):
                 value = rest.pop(0)
             if value.lower() not in ("", *_YES):
-                raise _unlike(f"{typed} {value}", "it is off unless it is given", "")
+                raise _unlike(f"{typed} {value}", "it is off by default", "")
             yield from _FLAGS[name]
         elif name in _UNLIKE and "--global-batch" in options:  # `train` or `plan`
             raise _unlike(typed, *_UNLIKE[name])

@@ -117,7 +117,7 @@ def preset_first(
     name, *rest = arguments
     if name.startswith("-"):
         raise BadInput(
-            got=f"{name!r} where the preset's name comes first",
+            got=f"{name!r} in place of a preset's name, which comes first",
             allowed=preset_usage(program),
             fix=f"{program} tiny {' '.join(arguments)}",
         )

@@ -45,9 +45,9 @@ class Piece:
 def read_piece(data: np.ndarray) -> Piece:
     """Inverse of `Piece.message`; raise ValueError if it is no piece or is too long."""
     fields = json_value(data.tobytes())
-    found = Piece(**read_fields(fields, Piece, where="what is asked for"))
+    found = Piece(**read_fields(fields, Piece, where="the request"))
     if not 0 <= found.start <= found.end <= found.start + PIECE_BYTES:
-        raise ValueError(f"bytes {found.start} to {found.end} are asked for at once")
+        raise ValueError(f"bytes {found.start} to {found.end} requested at once")
     return found
 
 
@@ -72,5 +72,5 @@ def checked(message: np.ndarray) -> bytes:
     """Return the bytes of such a message; raise ValueError if the digest differs."""
     data = message[_DIGEST_BYTES:].tobytes()
     if sha256(data).digest() != message[:_DIGEST_BYTES].tobytes():
-        raise ValueError("other bytes have come than were sent")
+        raise ValueError("the received bytes differ from those sent")
     return data

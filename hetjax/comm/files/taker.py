@@ -112,7 +112,7 @@ class FileTaker:
             elif key[0] == GIVEN:
                 yield at, _checked(name, message)
             else:
-                raise NotGiven(f"{name}: an answer that was not asked for")
+                raise NotGiven(f"{name}: an unexpected answer")
 
     def _ask(self, name: str, start: int, end: int, have: str) -> int:
         number = next(self._numbers)
@@ -124,7 +124,7 @@ class FileTaker:
         with self._changed:
             is_there = lambda: number in self._answers or self._lost  # noqa: E731
             if not self._changed.wait_for(is_there, _PIECE_S):
-                raise NotGiven(f"nothing has come for {_PIECE_S:g} s")
+                raise NotGiven(f"nothing arrived for {_PIECE_S:g} s")
             if number not in self._answers:
                 raise NotGiven(f"the controller {self._lost}")
             key, data = self._answers.pop(number)

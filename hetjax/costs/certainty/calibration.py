@@ -28,7 +28,7 @@ from hetjax.files.writing import write_whole
 
 VERSION = 1
 _MOST = 64  # steps that are kept: the last ones
-_FIX = "remove the file: a run writes its own anew"
+_FIX = "remove the file: the run writes a new one"
 _MOST_SHARE = 2.0
 
 
@@ -175,7 +175,7 @@ def _shares(rows: Iterable[object], where: str) -> Elasticities:
         _check(
             is_parameter(parameter),
             f"{where}.shares: {parameter}",
-            "speeds of the model of time",
+            "a speed of the time model",
         )
         in_range = abs(share) <= _MOST_SHARE
         _check(in_range, f"{where}.shares: {share}", f"up to {_MOST_SHARE}")

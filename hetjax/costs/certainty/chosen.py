@@ -78,7 +78,7 @@ def _node(ring: RingMeasurement, cluster: Cluster) -> Node:
     if ring.device not in catalogue():
         kinds = sorted({canonical_name(node.device) for node in cluster.nodes})
         raise BadInput(
-            got=f"sums that were measured on {ring.device}",
+            got=f"sums measured on {ring.device}",
             allowed=f"a device of the catalogue, or of the cluster: {', '.join(kinds)}",
             fix="give --calibration the output of a test on these devices",
         )

@@ -48,8 +48,8 @@ MOST_ALIKE = 16  # steps that are kept per set of kinds and precisions
 _MOST = 512  # steps in all
 _MOST_BYTES = 8 << 20
 _WAIT_S = 5.0  # while another run writes
-_FIX = "remove the file: runs write it anew"
-_WHAT = "what runs have taught"
+_FIX = "remove the file: runs write a new one"
+_WHAT = "steps of earlier runs"
 
 # By kind of device, its precision and its modelled figures: steps count for devices of
 # which all of these are the same
@@ -171,7 +171,7 @@ def _usable(path: Path) -> Sequence[KeptStep]:
         with placed(f"{_WHAT}, {str(path)!r}"):
             return parse_kept(text)
     except BadInput as damaged:
-        _say_once(f"{damaged.got}: not used; the next run that learns writes it anew")
+        _say_once(f"{damaged.got}: ignored; the next run that learns writes a new file")
         return ()
 
 

@@ -201,7 +201,7 @@ def read_compiled(path: str | Path) -> CompiledBytes:
 
 def parse_compiled(text: str) -> CompiledBytes:
     """Read the JSON text; BadInput says where the error is."""
-    fix = "remove the file: the next start writes it anew"
+    fix = "remove the file: the next start writes a new one"
     allowed = "JSON: one object with version and programs"
     raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=fix)
     values = read_record(

@@ -265,9 +265,9 @@ def _check_measurement(m: Measurement, where: str, layers: tuple[str, ...]) -> N
             _check_number(value, join(where, key), range_)
     if (m.input_gradient_s is None) != (m.weight_gradient_s is None):
         raise _bad(
-            f"{where} with one half of the backward",
+            f"{where} with only one half of the backward pass",
             "both input_gradient_s and weight_gradient_s, or neither",
-            f"add the other half to {where}, or remove the one",
+            f"add the other half to {where}, or remove this one",
         )
 
 

@@ -19,7 +19,7 @@ from hetjax.errors import BadInput
 
 MARK = "busbw"  # a column of every table, and in no file of ours
 _SUMS = ("all_reduce_perf", "reduce_scatter_perf", "all_gather_perf")
-_FIX = "give all that it printed, of one run: all_reduce_perf -b 1M -e 1G -f 2 -g 8"
+_FIX = "give the whole output of one run: all_reduce_perf -b 1M -e 1G -f 2 -g 8"
 _RANK = re.compile(
     r"#\s*Rank\s+(?P<rank>\d{1,9})\s.*?\bon\s+(?P<host>\S+)\s+device\s+\d+\s+"
     r"\[[^\]]*\]\s+(?P<device>\S.*?)\s*$"

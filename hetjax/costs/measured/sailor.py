@@ -46,7 +46,7 @@ def sailor_profile(
         ]:
             raise _bad(
                 f"{len(layers)} layers at microbatch {size}, tensor {tensor}",
-                f"layers 0 to {max(num_layers, 3) - 1} everywhere, numbered",
+                f"layers numbered 0 to {max(num_layers, 3) - 1} everywhere",
                 path,
             )
     profile = Profile(

@@ -47,7 +47,7 @@ def trunks(cluster: Cluster) -> dict[str, float]:
         if times > 1:
             raise BadInput(
                 got=f"{times} trunks of cluster {cluster.name!r} named {name!r}",
-                allowed="names of nodes and zones that tell their trunks apart",
+                allowed="names of nodes and zones that give each trunk its own name",
                 fix="rename nodes and zones without ':' and '>'",
             )
     return dict(found)

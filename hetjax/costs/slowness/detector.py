@@ -41,8 +41,8 @@ NOTICEABLE = math.log(1.12)  # about half of `SHIFT`: smaller changes do not cou
 _EVERY = 8  # steps between updates of the reference
 _KEPT = 64  # steps on which a drift is measured
 _EVIDENCE = {
-    "run": "all alike: their batches, or what they share",
-    "batches": "its stages alike, other replicas as before",
+    "run": "all equally: the cause is their batches, or something they share",
+    "batches": "all its stages equally, other replicas as before",
 }
 
 
@@ -203,7 +203,7 @@ class _Watch:
             for part in self._what.parts
             if (node := self._what.lanes.by_key[part[:2]].node) in known
         }
-        self._take_as_slow(level_of, self._steps[0].step, "as under the plan before")
+        self._take_as_slow(level_of, self._steps[0].step, "as under the previous plan")
 
     def unlike_peers(self, step: int, known: Iterable[str]) -> list[Slowdown]:
         """Return findings for stages that are slower than others with equal work."""
@@ -214,7 +214,7 @@ class _Watch:
             for part in self._what.parts
             if part[:2] == key
         }
-        return self._take_as_slow(level_of, step, "beside others with equal work")
+        return self._take_as_slow(level_of, step, "against others with equal work")
 
     def _take_as_slow(
         self, level_of: Mapping[Part, float], step: int, evidence: str
@@ -389,7 +389,7 @@ class _Watch:
         """Return a description of the series that are not slow."""
         shifts = [shift_K[at] for at in tests if np.isfinite(shift_K[at])]
         if not shifts:
-            return "with nothing to compare it with"
+            return "no others to compare it with"
         low, high = min(shifts), max(shifts)
         if max(-low, high) < NOTICEABLE:
             return "others as before"

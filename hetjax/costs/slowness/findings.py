@@ -58,7 +58,8 @@ class Slowdown:
     def __str__(self) -> str:
         name, times = self.subject.name, f"{self.factor:.1f}x"
         if self.is_over:
-            return f"recovered: {name} as before since step {self.since}, {times} until"
+            since = f"since step {self.since}, {times} until then"
+            return f"recovered: {name} as before {since}"
         return f"slow: {name} {times} since step {self.since}, {self.evidence}"
 
 

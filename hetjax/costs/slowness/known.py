@@ -28,7 +28,7 @@ _DEVICES: tuple[str, ...] = (
     "layers",
 )  # of `Speeds`
 _MOST = 1e4
-_FIX = "remove the file: a run writes its own anew"
+_FIX = "remove the file: the run writes a new one"
 
 
 @dataclass(frozen=True, slots=True)

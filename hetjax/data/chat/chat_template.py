@@ -152,19 +152,19 @@ def _died(running: subprocess.Popen[bytes], number: int) -> BadInput:
     code = running.wait()
     how = f"ended with code {code}"
     if code == -signal.SIGXCPU:
-        how = "took more seconds than a text may take"
+        how = "exceeded the time limit for a text"
     elif code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     return BadInput(
         got=f"a chat template that {how}, at conversation {number + 1} of a group",
         allowed="a template that writes a conversation in a few seconds and 1 GiB",
-        fix="mend chat_template of tokenizer_config.json, or chat_template.jinja",
+        fix="correct chat_template in tokenizer_config.json, or chat_template.jinja",
     )
 
 
 def _broken(what: str) -> BadInput:
     return BadInput(
         got=f"a chat template that cannot be compiled ({what})",
-        allowed="a template as transformers reads it",
-        fix="mend chat_template of tokenizer_config.json, or chat_template.jinja",
+        allowed="a template that transformers can read",
+        fix="correct chat_template in tokenizer_config.json, or chat_template.jinja",
     )

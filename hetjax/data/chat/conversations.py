@@ -128,7 +128,7 @@ class _Notes:
             for name, given in message.items():
                 if given is not None and name not in self.known:
                     if name == "tool_calls" and given and not template.reads(name):
-                        raise _refused(chat, "it reads no tool_calls")
+                        raise _refused(chat, "it does not read tool_calls")
                     self._check_read(name, template)
 
     def _check_read(self, name: str, template: ChatTemplate) -> None:
@@ -141,18 +141,14 @@ class _Notes:
     def warn(self) -> None:
         if self.unread:
             names = ", ".join(map(repr, [*self.unread][:_MOST_NAMES]))
-            _warn(f"the chat template reads no {names}, which rows have")
+            _warn(f"rows have {names}, which the chat template does not read")
         if self.num_open:
             _warn(
-                f"the chat template writes {self.num_open} answers with no special "
-                "token at their end, by which the model would learn where to stop, or "
-                "not at all"
+                f"the chat template leaves {self.num_open} answers out or ends them "
+                "without a special token, so they do not teach the model where to stop"
             )
         if self.num_without:
-            _warn(
-                f"{self.num_without} rows in which the assistant says nothing that is "
-                "to be learnt are left out"
-            )
+            _warn(f"{self.num_without} rows without an answer to learn are left out")
 
 
 def _warn(message: str) -> None:
@@ -186,9 +182,9 @@ def _within(offsets: list[Span], spans: list[Span]) -> list[bool]:
 
 def _no_template() -> BadInput:
     return BadInput(
-        got="rows with messages, and a tokenizer without a chat template",
-        allowed="messages with the tokenizer of a model that has a chat_template; "
-        'rows of texts, or of {"prompt": ..., "completion": ...}, with any',
+        got="rows with messages, but a tokenizer without a chat template",
+        allowed="for messages, the tokenizer of a model that has a chat_template; for "
+        'texts or {"prompt": ..., "completion": ...}, any tokenizer',
         fix="give --data.tokenizer FOLDER of a chat model, or other rows",
     )
 
@@ -197,8 +193,7 @@ def _refused(row: Conversation, why: str) -> BadInput:
     roles = ", ".join(str(message["role"]) for message in row.messages)
     return BadInput(
         got=f"messages of the roles {roles} that the chat template refuses: {why}",
-        allowed="messages that the model's chat template writes, in an order that it "
-        "takes",
-        fix=f"mend or delete the row that begins {canonical(row)[:80]!r}, or give the "
-        "tokenizer a chat template that writes it",
+        allowed="messages in an order that the model's chat template accepts",
+        fix=f"correct or delete the row that begins {canonical(row)[:80]!r}, or give "
+        "the tokenizer a chat template that writes it",
     )

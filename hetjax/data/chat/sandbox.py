@@ -74,7 +74,7 @@ class SandboxedTemplate:
         """
         given = {**self.special_tokens, **(arguments or {})}
         if odd := _OWN_NAMES & {*(arguments or ())}:
-            raise TemplateRefuses(f"{min(odd)!r} is not the row's to give")
+            raise TemplateRefuses(f"a row may not set {min(odd)!r}")
         tracker: Any = self._compiled.environment
         blocks: list[str] = []
         spans: list[Span] = []

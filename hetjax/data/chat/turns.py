@@ -132,12 +132,12 @@ def _check_written(found: list[Written], chat: Conversation) -> None:
     said = "".join(one.text[a:b] for one in found for a, b in one.spans)
     for call in (c for m in chat.messages if is_learnt(m) for c in _calls(m)):
         if (name := str(_function(call).get("name", ""))) not in said:
-            raise _WritesAnother(f"it leaves the call of {name[:40]!r} out")
+            raise _WritesAnother(f"it leaves out the call of {name[:40]!r}")
     for text in (one.text for one in found):
         if is_silent and "None" in text and "None" not in given:
             raise _WritesAnother("it writes None for a message without content")
         if any(repr(one) in text and repr(one) not in given for one in objects):
-            raise _WritesAnother("it writes arguments of calls as Python does")
+            raise _WritesAnother("it writes arguments of calls in Python's notation")
 
 
 def _check_answers(
@@ -155,7 +155,7 @@ def _check_answers(
             rendered = _Rendered(template, chat)
             is_left_out = _END not in rendered.render(marked)[0]
             if is_left_out and rendered.whole(index + 1) != rendered.whole(index):
-                raise _WritesAnother(f"it leaves message {index + 1} out")
+                raise _WritesAnother(f"it leaves out message {index + 1}")
 
 
 def _calls(message: Message) -> Sequence[Any]:
@@ -270,7 +270,7 @@ class _Turns:
                 skipped = 0 if has_header else self._past_header(until[len(begun) :])
                 return len(begun) + skipped
         raise TemplateRefuses(
-            f"message {index + 1} does not follow the text that asks for it"
+            f"message {index + 1} does not follow its generation prompt"
         )
 
     def _past_header(self, answer: str) -> int:

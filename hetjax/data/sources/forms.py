@@ -189,8 +189,8 @@ def check_beside_messages(record: Mapping[str, Any], where: str) -> None:
 def _refused_weight(name: str, given: Any, where: str) -> BadInput:
     return BadInput(
         got=f"{where} with {str(given)[:40]!r} in {name!r} beside its messages",
-        allowed="rows that all count the same",
-        fix='delete the row, or give each answer that is not to be learnt "weight": 0',
+        allowed="rows of equal weight",
+        fix='delete the row, or give "weight": 0 to each answer not to be learnt',
     )
 
 
@@ -211,7 +211,7 @@ def _refused_field(name: str, where: str) -> BadInput:
 def check_characters(text: str, column: str, where: str) -> str:
     """Return the text; BadInput for half a surrogate pair."""
     if _SURROGATE.search(text):
-        got = f"{where} has half a surrogate pair, which is no character"
+        got = f"{where} has half a surrogate pair, which is not a character"
         raise bad_row(got, column)
     return text
 
@@ -223,11 +223,11 @@ def bad_row(got: str, column: str) -> BadInput:
             got=got,
             allowed=f"rows with a text or messages in {column!r}, each message with "
             "a role and a content",
-            fix="name another column with --data.column, or mend or delete the row",
+            fix="name another column with --data.column, or correct or delete the row",
         )
     return BadInput(
         got=got,
         allowed=f"rows of one of the forms {_FORMS}",
-        fix="name the column of the text with --data.column, or mend or delete the "
-        'row; a good one is {"text": "Once upon a time"}',
+        fix="name the column of the text with --data.column, or correct or delete the "
+        'row; a valid one is {"text": "Once upon a time"}',
     )

@@ -75,8 +75,8 @@ def parsed_list(text: str, got: str, column: str) -> list[Any]:
     if isinstance(found, list):
         return found
     is_python = text.lstrip().startswith(("[{'", "[{ '"))
-    how = " as Python writes it; json.dumps makes JSON of it" if is_python else ""
-    raise bad_row(f"{got} that is not the JSON of a list{how}", column)
+    how = " but a Python one; json.dumps writes JSON" if is_python else ""
+    raise bad_row(f"{got} that is not a JSON list{how}", column)
 
 
 def messages_of(
@@ -96,7 +96,7 @@ def with_system(
 ) -> tuple[Message, ...]:
     """Put the row's own system message first; BadInput if there is another."""
     if messages[0]["role"] == "system" and messages[0].get("content") != system:
-        got = f"{where} has 'system' and another system message"
+        got = f"{where} has 'system' and a different system message"
         raise bad_row(got, column)
     is_there = messages[0]["role"] == "system"
     return messages if is_there else (turn("system", system), *messages)
@@ -147,15 +147,16 @@ def _check_learnt(message: Message, column: str, where: str) -> None:
         raise _not_learnt(f"{where} has {str(train)[:40]!r} in 'train'")
     if message["role"] != ASSISTANT and (weight or train):
         role = message["role"]
-        raise _not_learnt(f"{where}, of the role {role!r}, is to be learnt")
+        raise _not_learnt(f"{where} has the role {role!r}, but is marked to be learnt")
 
 
 def _not_learnt(got: str) -> BadInput:
     return BadInput(
         got=got,
-        allowed='"weight" 0 or 1, or "train" true or false, and 0 or false alone for '
+        allowed='"weight" 0 or 1, or "train" true or false; only 0 or false for '
         "messages that are not the assistant's",
-        fix="mend the row; whole answers are learnt or not, and all count the same",
+        fix="correct the row: each answer is learnt whole or not at all, with equal "
+        "weight",
     )
 
 
@@ -180,7 +181,7 @@ def _no_text(kind: Any, where: str) -> BadInput:
         got=f"{where} with a part of type {str(kind)[:40]!r} in its content",
         allowed='contents that are a string, or a list of {"type": "text", "text": '
         "...}",
-        fix="give rows of text alone",
+        fix="give rows that contain only text",
     )
 
 
@@ -191,7 +192,7 @@ def _from_sharegpt(message: Message, column: str, where: str) -> Message:
         raise BadInput(
             got=f"{where} is from {str(speaker)[:40]!r}",
             allowed=f"messages from one of {_ROLE_NAMES}",
-            fix="mend the row, or write messages with a role and a content",
+            fix="correct the row, or write messages with a role and a content",
         )
     if "value" not in message:
         fields = ", ".join(map(repr, message)) or "none"

@@ -18,7 +18,7 @@ from hetjax.files.reading import read_bytes
 _CONTEXT, _GOLD = ("context", "query"), ("gold", "answer")
 _ALLOWED = (
     'rows {"context": ..., "choices": [..., ...], "gold": number of the right one, '
-    'counted from 0}; "query" and "answer" are as good as "context" and "gold"'
+    'counted from 0}; "query" and "answer" may replace "context" and "gold"'
 )
 
 
@@ -43,7 +43,7 @@ def read_questions(path: Path) -> list[Question]:
         ) from None
     found = list(_questions(path, lines))
     if not found:
-        raise BadInput(got=f"{path} without a row", allowed=_ALLOWED, fix="add rows")
+        raise BadInput(got=f"no row in {path}", allowed=_ALLOWED, fix="add rows")
     return found
 
 
@@ -91,4 +91,4 @@ def _named(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> str:
 
 
 def _bad(got: str) -> BadInput:
-    return BadInput(got=got, allowed=_ALLOWED, fix="mend or delete the row")
+    return BadInput(got=got, allowed=_ALLOWED, fix="correct or delete the row")

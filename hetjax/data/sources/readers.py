@@ -54,8 +54,8 @@ def text_files(path: Path, option: str = PATH) -> list[Path]:
     if not path.is_file():
         raise BadInput(
             got=f"{path} is a pipe or a device",
-            allowed=ALLOWED + ", which is read more than once",
-            fix=f"write what comes out of it to a file, and give that to {option}",
+            allowed=ALLOWED + "; it is read more than once",
+            fix=f"write its output to a file, and give that to {option}",
         )
     if _kind(path) is None:
         raise BadInput(
@@ -188,6 +188,6 @@ def _folder_members(folder: Path, option: str) -> list[Path]:
         )
     others = [r.as_posix() for r in visible if _kind(r) is None]
     if others:
-        message = f"{folder}: {len(others)} files of other kinds than text or rows"
-        warnings.warn(f"{message} are left out, {others[0]} first", stacklevel=2)
+        message = f"{folder}: {len(others)} files that hold neither text nor rows"
+        warnings.warn(f"{message} are left out; the first: {others[0]}", stacklevel=2)
     return members

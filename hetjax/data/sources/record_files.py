@@ -86,8 +86,8 @@ def _zstandard(file: BinaryIO, path: Path) -> tuple[Any, BinaryIO]:
         zstandard: Any = import_module("zstandard")
     except ImportError as error:
         raise BadInput(
-            got=f"{path}, and zstandard is not installed",
-            allowed=".zst files where zstandard is installed, on every machine",
+            got=f"{path}, but zstandard is not installed",
+            allowed=".zst files if zstandard is installed on every machine",
             fix="pip install 'hetjax[zst]'",
         ) from error
     made = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
@@ -239,11 +239,13 @@ def _csv_records(
         names = next(reader, [])
         if len({*names}) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise bad_row(f"{path} has two columns {twice!r}", column)
+            raise bad_row(f"{path} has two columns named {twice!r}", column)
         for number, values in enumerate(filter(None, reader), 1):
             where = f"{path} row {number}"
             if len(values) != len(names):
-                got = f"{where} has {len(values)} fields, and the header {len(names)}"
+                got = (
+                    f"{where} has {len(values)} fields, but the header has {len(names)}"
+                )
                 raise bad_row(got, column)
             yield where, dict(zip(names, values, strict=True))
     except csv.Error as error:
@@ -259,8 +261,8 @@ def _check_size(num_bytes: int, where: str) -> None:
     if num_bytes > _MOST_BYTES:
         raise BadInput(
             got=f"{where} has more than {_MOST_BYTES >> 20} MiB",
-            allowed="rows that a machine can hold",
-            fix="part the row into several, or give it as .txt",
+            allowed=f"rows of up to {_MOST_BYTES >> 20} MiB",
+            fix="split the row into several, or give it as .txt",
         )
 
 
@@ -321,7 +323,7 @@ def _arrow(path: Path) -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise BadInput(
-            got=f"{path}, and pyarrow is not installed",
-            allowed="Parquet files where pyarrow is installed, on every machine",
+            got=f"{path}, but pyarrow is not installed",
+            allowed="Parquet files if pyarrow is installed on every machine",
             fix="pip install 'hetjax[parquet]'",
         ) from error

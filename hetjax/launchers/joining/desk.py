@@ -158,8 +158,8 @@ class Desk:
         )
         if token is None:  # its hello is not authenticated
             warnings.warn(
-                "somebody who knows no token of this run has tried to join it: see "
-                "that the machines have the tokens of now",
+                "a caller without a token of this run tried to join it: check that "
+                "the machines have the current tokens",
                 stacklevel=1,
             )
             return self._turn_away(stream, _no_token())
@@ -188,7 +188,7 @@ class Desk:
             pass
         except (ValueError, TypeError, KeyError) as error:
             warnings.warn(
-                f"{where} has joined as {hello.worker} and sends what cannot be read "
+                f"{where}, which joined as {hello.worker}, sent an unreadable message "
                 f"({type(error).__name__}: {error}): it has to join again",
                 stacklevel=1,
             )
@@ -206,7 +206,7 @@ class Desk:
         words.check_versions(hello.versions)
         if hello.worker not in nodes:
             raise BadInput(
-                got=f"--node {hello.worker}, which the cluster file does not have",
+                got=f"--node {hello.worker}, which is not in the cluster file",
                 allowed=", ".join(nodes),
                 fix=did_you_mean(hello.worker, list(nodes)),
             )
@@ -214,22 +214,22 @@ class Desk:
             raise BadInput(
                 got=f"--node {hello.worker} with a token of {token.worker}",
                 allowed="the node's own token",
-                fix=f"--node {token.worker}, or the token of {hello.worker}",
+                fix=f"give --node {token.worker}, or the token of {hello.worker}",
             )
         if (state := self._tokens.state(token)) != "good":
             raise _stale(token.worker, state)
         if self._model_code and hello.allows != self._model_code:
             but = f" (but {hello.allows})" if hello.allows else ""
             raise BadInput(
-                got=f"model {self._model_code}, a function, which this machine does "
-                f"not allow to be called{but}",
-                allowed="functions that are typed on the machine that calls them",
+                got=f"model {self._model_code}, a function that this machine does not "
+                f"allow{but}",
+                allowed="functions that you type on the machine that calls them",
                 fix=f"if you trust that code: --allow-model-code {self._model_code}",
             )
         if hello.address and not _is_number(hello.address):
             raise BadInput(
                 got=f"--address {hello.address}",
-                allowed="numbers, at which other machines reach this one: 10.0.0.2",
+                allowed="an IPv4 address that other machines reach, such as 10.0.0.2",
                 fix="correct it, or leave --address out",
             )
         self._check_devices(nodes[hello.worker], hello)
@@ -243,7 +243,7 @@ class Desk:
         raise BadInput(
             got=f"node {node.name!r} wants {node.devices_per_host} x {node.device} on "
             f"this machine; there are {', '.join(there) or 'no accelerators'}",
-            allowed="the devices that the cluster file says",
+            allowed="the devices that the cluster file gives the node",
             fix="hetjax devices lists what is there; join as another node, or correct "
             "the cluster file",
         )
@@ -260,10 +260,10 @@ class Desk:
             there = self._machines.get(hello.worker)
             if there is not None:
                 raise NotNow(
-                    got=f"--node {hello.worker}, which {there.address} has joined as",
+                    got=f"--node {hello.worker}, but {there.address} has joined as it",
                     allowed="one machine for each node",
                     fix="join as another node; if that machine is gone, wait "
-                    "half a minute until the run has noticed",
+                    "half a minute until the run notices",
                 )
             if not self._tokens.use(caller.token):
                 raise _stale(hello.worker, "used")
@@ -278,7 +278,7 @@ class Desk:
             return self.noticed(machine.hello.worker, float(str(message["notice"])))
         number, code = message["start"], message["ended"]
         if not (isinstance(number, int) and isinstance(code, int)):
-            raise ValueError("no numbers")
+            raise ValueError("not whole numbers")
         with self._lock:
             if number == machine.starts:
                 machine.ended = code
@@ -297,24 +297,24 @@ def _stale(worker: str, state: str) -> BadInput:
     what = "that was used before" if state == "used" else "that has expired"
     return BadInput(
         got=f"a token of {worker} {what}",
-        allowed="a token that was not used, as long as it lasts (--join.token-s)",
-        fix="take the token of now from its file, which the run has named: each "
-        "start of the run, each join and time write another one",
+        allowed="an unused token that has not expired (--join.token-s)",
+        fix="take the current token from its file; the run printed the path, and "
+        "replaces the token at each start, after each join and regularly",
     )
 
 
 def _no_token() -> BadInput:
     return BadInput(
         got="a wrong token",
-        allowed="the token of now of the node, of this start of the run",
-        fix="take it from its file, which the run has named",
+        allowed="the node's current token, from this start of the run",
+        fix="take it from its file; the run printed the path",
     )
 
 
 def _no_hello(why: str) -> BadInput:
     return BadInput(
         got=f"a hello that cannot be read ({why})",
-        allowed="hetjax worker --join, of the release of the run",
+        allowed="hetjax worker --join, of the run's release",
         fix="install the same release of hetjax on both machines",
     )
 
@@ -322,7 +322,7 @@ def _no_hello(why: str) -> BadInput:
 def _no_tls(found: socket.socket) -> BadInput:
     host, port = found.getsockname()[:2]
     return BadInput(
-        got="what is not TLS",
+        got="a connection without TLS",
         allowed="hetjax worker --join: machines join a run of hetjax here",
         fix=f"hetjax worker --join {host}:{port} --help tells more",
     )

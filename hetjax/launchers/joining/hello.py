@@ -70,7 +70,7 @@ def read_hello(data: bytes) -> Hello:
     raw = json_value(data.decode(errors="replace"))
     if not isinstance(raw, dict) or raw.pop("form", None) != _FORM:
         raise BadInput(
-            got="a hello in another form than this release's",
+            got="a hello in the format of another release",
             allowed=f"the release of the run: {_spelled(versions_here())}",
             fix="install the same release of hetjax on both machines",
         )
@@ -146,7 +146,7 @@ def receive(stream: TlsStream, end_s: float | None = None) -> dict[str, Any]:
     """
     found = json_value(receive_frame(stream, MESSAGE_BYTES, end_s))
     if not isinstance(found, dict):
-        raise ValueError("no table")
+        raise ValueError("not a JSON object")
     return found
 
 
@@ -154,7 +154,7 @@ def receive_frame(stream: TlsStream, most: int, end_s: float | None = None) -> b
     """Return the bytes of the next frame; ValueError if they are more than `most`."""
     (size,) = _SIZE.unpack(_read(stream, _SIZE.size, end_s))
     if size > most:
-        raise ValueError(f"{size:,} bytes, where {most:,} are the most")
+        raise ValueError(f"{size:,} bytes, above the limit of {most:,}")
     return _read(stream, size, end_s)
 
 

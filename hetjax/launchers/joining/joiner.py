@@ -82,14 +82,14 @@ def _dialled(joining: Joining) -> TlsStream:
         raise BadInput(
             got=f"{joining.address} shows the certificate {other.found}",
             allowed=f"the run's own, {spelled(joining.fingerprint)}; nothing was sent",
-            fix="see that address and fingerprint are those that the run printed; if "
-            "they are, somebody stands in between",
+            fix="check that address and fingerprint are those that the run printed; if "
+            "they are, somebody intercepts the connection",
         ) from other
     except ssl.SSLError as error:
         raise BadInput(
             got=f"{joining.address} does not speak TLS 1.3 ({error.reason or error})",
             allowed="the address at which a run waits for machines",
-            fix="see that --join has the port that the run printed",
+            fix="check that --join has the port that the run printed",
         ) from error
     except OSError as error:
         _unreachable(joining, error)
@@ -120,17 +120,17 @@ def _introduce(stream: TlsStream, joining: Joining, here: list[LocalDevice]) -> 
 def _unreachable(joining: Joining, error: Exception) -> NoReturn:
     why = getattr(error, "strerror", None) or error
     raise RunFailed(
-        got=f"no run that answers at {joining.address} ({why})",
+        got=f"no answer from a run at {joining.address} ({why})",
         allowed="a run that was started with --launcher join and this --join.address",
-        fix="start it, and see that firewalls let this machine reach it",
+        fix="start it, and check that firewalls let this machine reach it",
     ) from error
 
 
 def _stopped() -> RunFailed:
     return RunFailed(
         got="a run that has stopped before its last step",
-        allowed="a run that goes on: its state is where it saves",
-        fix="join again, with the token of then, once it was started again",
+        allowed="a run that continues; this one's state is where it saves",
+        fix="once the run is started again, join with its new token",
     )
 
 
@@ -162,8 +162,8 @@ class _Joined:
             raise RunFailed(
                 got=f"the connection to the run at {self._joining.address} is lost "
                 f"({error})",
-                allowed="a connection as long as the run goes on",
-                fix="join again, with the token of now",
+                allowed="a connection that lasts as long as the run",
+                fix="join again with the current token",
             ) from error
         finally:
             self._end_child(0.0)
@@ -175,7 +175,7 @@ class _Joined:
         self._end_child(0.0)
         bootstrap = read_bootstrap(message["bootstrap"])
         if bootstrap.worker != self._joining.worker:
-            raise ValueError(f"told to be {bootstrap.worker}")
+            raise ValueError(f"a bootstrap for another worker, {bootstrap.worker}")
         bootstrap = replace(bootstrap, only_code=self._joining.allows)
         self._child = child = subprocess.Popen(
             [sys.executable, "-m", _WORKER],
@@ -225,7 +225,7 @@ class _Joined:
         """End at once, and the worker, too: the run counts that as a loss."""
         if self._child is not None:
             self._child.kill()
-        os.write(2, b"\nhetjax: interrupted; the run goes on without this machine\n")
+        os.write(2, b"\nhetjax: interrupted; the run continues without this machine\n")
         os._exit(_INTERRUPTED)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:

@@ -114,7 +114,7 @@ class JoinTokens:
             write_whole(self.file(worker), f"{key.hex()}\n", OWNER_ALONE)
         except OSError as error:
             warnings.warn(
-                f"no token can be written for {worker} to join with: {error}",
+                f"the token for joining as {worker} cannot be written: {error}",
                 stacklevel=2,
             )
         else:

@@ -76,10 +76,10 @@ def gres_types(
         else:
             raise BadInput(
                 got=f"{device}, for which Slurm has "
-                f"{' and '.join(meant) or 'no name that is known'}",
-                allowed=f"one type of GPU for each device; here there are: "
-                f"{', '.join(types) or 'none, or Slurm does not answer'}",
-                fix=f"say which: --gres {device}=TYPE, as sinfo -o %G shows it",
+                f"{' and '.join(meant) or 'no known name'}",
+                allowed=f"one type of GPU for each device; Slurm reports: "
+                f"{', '.join(types) or 'none, or it does not answer'}",
+                fix=f"name the type: --gres {device}=TYPE, as sinfo -o %G shows it",
             )
     return found
 

@@ -64,8 +64,8 @@ class SlurmJob:
 
     system, controller = "the Slurm job", ""
     fix = (
-        "ask for what the cluster file says (hetjax launch slurm does), or leave "
-        "--cluster out: the cluster is then what the job has"
+        "request the nodes of the cluster file (hetjax launch slurm does), or leave "
+        "--cluster out: the job's nodes are then the cluster"
     )
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class SlurmJob:
             raise BadInput(
                 got="--launcher slurm outside of a Slurm job"
                 + (f" (SLURM_JOB_ID={job})" if job else ""),
-                allowed="a process in an allocation, of sbatch or salloc",
+                allowed="a process in an allocation by sbatch or salloc",
                 fix="hetjax launch slurm CLUSTER.toml -- train PRESET ...",
             )
         if shutil.which("srun") is None:
@@ -123,10 +123,10 @@ class SlurmJob:
         for name, cards in found.items():
             self._seen[name] = [] if isinstance(cards, str) else cards
             if not self._seen[name]:
-                why = cards if isinstance(cards, str) else "none is seen"
+                why = cards if isinstance(cards, str) else "none found"
                 warnings.warn(
-                    f"the GPUs of {name} cannot be looked at ({why}): they are taken "
-                    "for what Slurm calls them",
+                    f"the GPUs of {name} cannot be probed ({why}): they count as what "
+                    "Slurm reports",
                     stacklevel=2,
                 )
 
@@ -142,8 +142,8 @@ def _nodes_of(job: str) -> list[SlurmNode]:
     if not parts:
         raise BadInput(
             got=f"Slurm job {job} without nodes",
-            allowed="a job that runs",
-            fix=f"look what has become of it: scontrol show job {job}",
+            allowed="a running job",
+            fix=f"check its state: scontrol show job {job}",
         )
     held = {
         name: gpus_of(gres)

@@ -45,5 +45,5 @@ def _failed(words: Sequence[str], why: str) -> BadInput:
     return BadInput(
         got=f"{' '.join(words[:3])}: {why}",
         allowed="Slurm's answer",
-        fix=f"type it yourself, to see what is wrong: {shlex.join(words)}",
+        fix=f"run it yourself to see what is wrong: {shlex.join(words)}",
     )

@@ -68,7 +68,7 @@ class AttentionConfig:
         if self.rope_theta is not None and self.head_size % 2:
             raise BadInput(
                 got=f"attention: head_size = {self.head_size} with RoPE",
-                allowed="an even head_size: RoPE turns pairs",
+                allowed="an even head_size: RoPE rotates pairs of numbers",
                 fix=f"set head_size to {self.head_size + 1}, or rope_theta to None",
             )
 

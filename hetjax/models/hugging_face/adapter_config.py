@@ -79,7 +79,9 @@ def base_folder(folder: Path) -> Path:
         base = local_folder(config.base)
     if has_adapters(base):
         raise _bad(
-            folder, f"over adapters in {config.base!r}", "a base that is a model"
+            folder,
+            f"whose base {config.base!r} holds adapters, too",
+            "a model as the base",
         )
     return base
 
@@ -89,13 +91,13 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if has_weights(folder):
         raise BadInput(
             got=f"{str(folder)!r} with the weights of a model and adapters of PEFT",
-            allowed="the one or the other in a folder",
+            allowed="one of the two in a folder",
             fix=f"move {ADAPTER_CONFIG} and {ADAPTERS} to a folder of their own",
         )
     file = folder / ADAPTER_CONFIG
     raw = read_json(file, what="adapters' config", fix="fetch the folder again")
     if not isinstance(raw, Mapping):
-        raise _bad(folder, "whose config is no object", "an object with fields")
+        raise _bad(folder, "whose config is not an object", "an object with fields")
     for name, value in raw.items():
         _check_field(folder, name, value)
     if not isinstance(raw.get(_BASE), str) or not raw[_BASE]:
@@ -160,7 +162,7 @@ def _matched(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
 def _bad(folder: Path, got: str, allowed: str) -> BadInput:
     return BadInput(
         got=f"adapters in {str(folder)!r} {got}",
-        allowed=f"{allowed}, in the {ADAPTER_CONFIG} of LoRA by PEFT",
+        allowed=f"{allowed}, in an {ADAPTER_CONFIG} of PEFT's LoRA",
         fix="merge them with PEFT, merge_and_unload().save_pretrained(FOLDER), and "
         "give that folder",
     )

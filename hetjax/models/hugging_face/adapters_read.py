@@ -118,14 +118,14 @@ def _adapter(
 ) -> _Adapter:
     part, a, b = linear.get(f"{module}.weight"), pair["A"], pair["B"]
     if part is None:
-        raise _bad(config.folder, f"of {module}, which its base does not have")
+        raise _bad(config.folder, f"for {module}, which their base does not have")
     transposed = part.row.inputs is not None and not part.row.transposed
     outputs_inputs = part.shape[::-1] if transposed else part.shape
     rank = config.rank_of(module)
     if a.shape != (rank, outputs_inputs[1]) or b.shape != (outputs_inputs[0], rank):
         raise _bad(
             config.folder,
-            f"of {module} with A of {list(a.shape)} and B of {list(b.shape)}, of rank "
+            f"for {module} with A of shape {list(a.shape)}, B of {list(b.shape)}, rank "
             f"{rank} and a weight of {list(part.shape)}",
         )
     return _Adapter(a=a, b=b, scale=config.scale(module), transposed=transposed)

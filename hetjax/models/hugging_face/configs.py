@@ -39,8 +39,8 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     if has_adapters(path):
         adapters = read_adapter_config(path)
         raise BadInput(
-            got=f"model {str(path)!r}, which is adapters of PEFT for {adapters.base}",
-            allowed="the folder of a model; adapters are weights to begin with",
+            got=f"model {str(path)!r}: adapters of PEFT for {adapters.base}",
+            allowed="the folder of a model; adapters are initial weights",
             fix=f"hetjax train {adapters.base} --init {path}",
         )
     file = path / CONFIG if path.is_dir() else path
@@ -63,8 +63,8 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     config, unread = _read(raw, name)
     if unread:
         _warn_once(
-            f"model {name!r}: {', '.join(sorted(unread))} of its {CONFIG} are left "
-            "out: hetjax has no such thing"
+            f"model {name!r}: hetjax does not support {', '.join(sorted(unread))} of "
+            f"its {CONFIG} and ignores them"
         )
     if not path.is_dir() or not has_weights(path):
         return config, _of_whole_weights(name, raw)
@@ -75,7 +75,7 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
 def _of_whole_weights(name: str, raw: dict[str, Any]) -> dict[str, Any]:
     """Return the fields without the quantisation of weights that are not there."""
     if raw.get(SETTINGS):
-        _warn_once(f"model {name!r}: {SETTINGS} is left out, its sizes alone are used")
+        _warn_once(f"model {name!r}: {SETTINGS} is ignored, only its sizes are used")
     return {key: value for key, value in raw.items() if key != SETTINGS}
 
 
@@ -90,11 +90,11 @@ def _as_stored(
         if not config.tied or not has_own_head(folder, embedding):
             return config, raw
     except BadInput as error:  # code that uses the weights will refuse them
-        _warn_once(f"{error.got}: its head is tied by its {CONFIG}")
+        _warn_once(f"{error.got}: its head counts as tied, as its {CONFIG} says")
         return config, raw
     _warn_once(
         f"{folder}: lm_head.weight differs from the embedding, so it is not tied, "
-        f"although {CONFIG} says so; tie_word_embeddings = false there says the same"
+        f"although {CONFIG} says it is; set tie_word_embeddings = false there"
     )
     return replace(config, tied=False), {**raw, "tie_word_embeddings": False}
 
@@ -137,6 +137,6 @@ def _read(raw: Any, name: str) -> tuple[DecoderConfig, list[str]]:
     except KeyError as missing:
         raise BadInput(
             got=f"model {name!r}: no field {missing} in {CONFIG}",
-            allowed=f"a whole {CONFIG} of a {kind}",
+            allowed=f"a complete {CONFIG} of a {kind}",
             fix="fetch the file again",
         ) from None

@@ -29,7 +29,7 @@ def local_folder(name: str) -> Path:
         return path
     if not _NAME.fullmatch(name):
         raise BadInput(
-            got=f"{name!r}, which is no folder",
+            got=f"{name!r}, which is not a folder",
             allowed="a folder of Hugging Face, or a name on its hub: OWNER/MODEL",
             fix="give the folder's path",
         )
@@ -37,8 +37,8 @@ def local_folder(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise BadInput(
-            got=f"{name!r}, which is no folder here, without huggingface_hub",
-            allowed="a folder, or a name on the hub where huggingface_hub is installed",
+            got=f"{name!r}, which is not a folder here, without huggingface_hub",
+            allowed="a folder, or a name on the hub if huggingface_hub is installed",
             fix="pip install 'hetjax[hub]'",
         ) from None
     try:
@@ -46,7 +46,7 @@ def local_folder(name: str) -> Path:
     except (OSError, ValueError) as error:  # what huggingface_hub raises
         raise BadInput(
             got=f"{name!r}: {str(error).strip().splitlines()[0]}",
-            allowed="a folder that is here, or a name on the hub that can be reached",
-            fix="look at the name and the network; set HF_TOKEN for models that ask "
-            "for it",
+            allowed="a local folder, or a name on the hub that can be fetched",
+            fix="check the name and the network; set HF_TOKEN for models that require "
+            "it",
         ) from error

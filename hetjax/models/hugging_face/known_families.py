@@ -47,8 +47,8 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
     found = min((fields for fields in written if fields), key=len, default=None)
     if found is None:
         raise BadInput(
-            got=f"model {config.name}, which no family of Hugging Face is like",
-            allowed=f"what a {', '.join(known_families())} can be",
+            got=f"model {config.name}, which no family of Hugging Face describes",
+            allowed=f"a model that one of {', '.join(known_families())} describes",
             fix="take its weights from its checkpoint: hetjax.checkpoint.reader",
         )
     return found

@@ -43,7 +43,9 @@ def check_settings(folder: Path, fields: Mapping[str, Any]) -> None:
     if not settings:
         return
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
-    raise _refused(folder, _method(settings, str(method)), f"by its {SETTINGS}")
+    raise _refused(
+        folder, _method(settings, str(method)), f"according to its {SETTINGS}"
+    )
 
 
 def check_tensors_are_whole(folder: Path, tensors: Iterable[tuple[str, str]]) -> None:
@@ -51,10 +53,10 @@ def check_tensors_are_whole(folder: Path, tensors: Iterable[tuple[str, str]]) ->
     named = list(tensors)
     for method, sign in _SIGNS:
         if found := next((name for name, _ in named if sign.search(name)), None):
-            raise _refused(folder, method, f"by its tensor {found}")
+            raise _refused(folder, method, f"according to its tensor {found}")
     for name, dtype in named:
         if _OF_8_BITS.match(dtype):
-            raise _refused(folder, "FP8", f"by its tensor {name} in {dtype}")
+            raise _refused(folder, "FP8", f"according to its tensor {name} in {dtype}")
 
 
 def _method(settings: Any, method: str) -> str:
@@ -69,6 +71,6 @@ def _refused(folder: Path, method: str, how: str) -> BadInput:
     return BadInput(
         got=f"{str(folder)!r}, whose weights are quantised with {method}, {how}",
         allowed="weights in float32, bfloat16 or float16",
-        fix="give the folder of the model that it was made from; to train that in 4 "
-        "bits: hetjax train FOLDER --lora.rank 16 --lora.frozen nf4",
+        fix="give the folder of the unquantised model; to train that in 4 bits: "
+        "hetjax train FOLDER --lora.rank 16 --lora.frozen nf4",
     )

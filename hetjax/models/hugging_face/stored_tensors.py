@@ -149,7 +149,7 @@ def opened(path: Path) -> Any:
     except (OSError, ValueError, SafetensorError) as error:
         raise BadInput(
             got=f"{str(path)!r}: {error}",
-            allowed="a whole file of safetensors",
+            allowed="a complete file of safetensors",
             fix="fetch it again",
         ) from None
 

@@ -41,15 +41,15 @@ def check_surplus(
             refused.append(name)
     if refused:
         raise BadInput(
-            got=f"{str(tensors.folder)!r} has besides {listed(refused)}",
-            allowed="the tensors that its config.json asks for, and constants that "
+            got=f"{str(tensors.folder)!r} with unexpected tensors {listed(refused)}",
+            allowed="the tensors that its config.json requires, and constants that "
             "follow from it",
-            fix="fetch the folder again, or put its config.json right",
+            fix="fetch the folder again, or correct its config.json",
         )
     if towers:
         warnings.warn(
-            f"{tensors.folder}: {len(towers)} tensors of what sees images are left "
-            "out; the model is one of text",
+            f"{tensors.folder}: {len(towers)} tensors of the vision part are ignored; "
+            "hetjax uses only the text model",
             stacklevel=2,
         )
 
@@ -66,7 +66,7 @@ def _is_constant(
     if not any(_close(found, expected) for expected in _frequencies(config)):
         warnings.warn(
             f"{tensors.folder}: {name} differs from what rope_theta in config.json "
-            "gives; positions turn as config.json says",
+            "gives; RoPE follows config.json",
             stacklevel=2,
         )
     return True

@@ -37,15 +37,15 @@ def check_tensors(tensors: Tensors, wanted: Mapping[str, TensorPart]) -> None:
     if missing := sorted(wanted.keys() - there):
         raise BadInput(
             got=f"{str(tensors.folder)!r} lacks {listed(missing)}",
-            allowed=f"the {len(wanted)} tensors that its config.json asks for",
-            fix="fetch the folder again, or put its config.json right",
+            allowed=f"the {len(wanted)} tensors that its config.json requires",
+            fix="fetch the folder again, or correct its config.json",
         )
     for name, part in wanted.items():
         if (shape := tensors.shape(name)) != part.shape:
             raise BadInput(
                 got=f"{str(tensors.folder)!r}: {name} of shape {list(shape)}",
-                allowed=f"{list(part.shape)}, by its config.json",
-                fix="fetch the folder again, or put its config.json right",
+                allowed=f"{list(part.shape)}, according to its config.json",
+                fix="fetch the folder again, or correct its config.json",
             )
         if (dtype := tensors.dtype(name)) not in _DTYPES:
             raise BadInput(
@@ -91,10 +91,10 @@ class FolderWeights:
             if ours is None or theirs is None or not _holds(path, ours, theirs):
                 raise BadInput(
                     got=f"weights of {str(self.tensors.folder)!r} for model "
-                    f"{model.name}, whose {path} is {_shown(ours)} and theirs "
+                    f"{model.name}, whose {path} is {_shown(ours)}; the folder's is "
                     f"{_shown(theirs)}",
                     allowed="weights of the same model",
-                    fix="give the folder as the model, too",
+                    fix="give the folder also as the model",
                 )
 
     def _shape(self, path: str) -> tuple[int, ...] | None:

@@ -227,7 +227,7 @@ def no_plan(name: str, request: PlanRequest) -> NoFeasiblePlan:
         )
     return NoFeasiblePlan(
         got=f"{name}: no layout of {request.model.name!r} on the cluster's "
-        f"{request.cluster.num_devices} devices keeps within memory",
+        f"{request.cluster.num_devices} devices fits into memory",
         allowed="weights, optimizer state and microbatches in flight within the memory "
         "of every device",
         fix="allow remat full, microbatch size 1 and all tensor degrees, or add nodes",

@@ -52,8 +52,8 @@ def varuna(request: PlanRequest) -> list[Plan]:
     costs = stage_costs(request)
     if (1, 1) not in costs.meshes:
         raise NoFeasiblePlan(
-            got="varuna: tensor or data degrees without 1",
-            allowed="stages of one device, the only ones that varuna has",
+            got="varuna, but the tensor or data degrees lack 1",
+            allowed="stages of one device: varuna has no others",
             fix="add 1 to the tensor degrees (--tensor) and the data degrees",
         )
     return best_first("varuna", request, _varuna(costs))

@@ -33,7 +33,7 @@ from hetjax.schedule.simulation.result import shares_devices
 Space = Literal["whole", "split", "interleaved"]
 _SPACES: tuple[Space, ...] = get_args(Space)
 
-_WHAT = "a plan of the search"
+_WHAT = "a plan found by the search"
 
 
 def space_of(request: PlanRequest, plan: Plan) -> Space | None:
@@ -93,7 +93,7 @@ def certified_bound(
     except NoFeasiblePlan as error:
         return _none_exists(error, is_false=math.isfinite(least_s))
     except TimeUp:
-        return LowerBound(why="the search was stopped before there was one")
+        return LowerBound(why="the search stopped before it proved one")
     return found.held_against(least_s, _WHAT)
 
 
@@ -173,7 +173,7 @@ def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:
     if not is_false:
         return LowerBound(why=f"no plan of these choices exists: {error.got}")
     why = (
-        f"internal error: the bound proves that there is no plan ({error.got}), and "
-        "there is one: please report it with model, cluster and options"
+        f"internal error: the bound proves that no plan exists ({error.got}), but one "
+        "does: please report it with model, cluster and options"
     )
     return LowerBound(why=why, is_false=True)

@@ -111,8 +111,7 @@ def lower_bound(
         if not fits(p):
             raise NoFeasiblePlan(
                 got="no pipeline that fits into memory",
-                allowed="a model of which some pipeline of these devices can hold all "
-                "layers",
+                allowed="a model whose layers fit into some pipeline of these devices",
                 fix="allow remat or a smaller microbatch, or add devices",
             )
         found = _begun(p, form) or _initial(p)
@@ -353,7 +352,7 @@ def no_pipelines_do(p: Problem) -> NoFeasiblePlan:
     sizes = ", ".join(map(str, p.microbatch_sizes))
     there = ", ".join(f"{c.num_devices} {c.name}" for c in p.classes)
     return NoFeasiblePlan(
-        got=f"a global batch of {p.global_batch} sequences, which no pipelines do",
+        got=f"a global batch of {p.global_batch} sequences that no pipelines compute",
         allowed=f"a sum of microbatches of {sizes} over pipelines within {there}",
         fix="add devices, or give another global batch",
     )

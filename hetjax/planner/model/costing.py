@@ -55,8 +55,8 @@ def compute_dtype(
         return given or otherwise
     if given not in (None, "best", profile.dtype):
         raise BadInput(
-            got=f"--dtype {given} with a profile measured in {profile.dtype}",
-            allowed=f"--dtype {profile.dtype}, or none",
+            got=f"--dtype {given}, but the profile was measured in {profile.dtype}",
+            allowed=f"--dtype {profile.dtype}, or no --dtype",
             fix=f"leave --dtype out, or measure: python -m hetjax.profile "
             f"{profile.model} --dtype {given} --output FILE",
         )
@@ -69,7 +69,7 @@ def check_measured(profile: Profile, devices: set[str], what: str) -> None:
         raise BadInput(
             got=f"a profile of {', '.join(sorted(profile.devices)) or 'no devices'}",
             allowed=f"one of the {what}'s devices: {', '.join(sorted(devices))}",
-            fix=f"measure there: python -m hetjax.profile {profile.model}, or leave "
+            fix=f"measure on these: python -m hetjax.profile {profile.model}, or leave "
             "--profile out",
         )
 
@@ -184,7 +184,7 @@ def _not_measured(
     )
     if not whole:
         return missing_kinds
-    return f"{missing_kinds}; B cut in equal halves, profile --halves measures them"
+    return f"{missing_kinds}; B split into equal halves, profile --halves measures them"
 
 
 def checked_costs(

@@ -179,7 +179,7 @@ class PlanRequest:
             raise BadInput(
                 got="tensor degrees " + ", ".join(map(str, self.tensor_degrees)),
                 allowed=f"degrees up to {most}, the devices of the largest node, that "
-                f"divide what {self.model.name!r} cuts",
+                f"divide the sizes that {self.model.name!r} splits",
                 fix="add 1 to the tensor degrees",
             )
         return found
@@ -229,16 +229,16 @@ def check_request(request: PlanRequest) -> None:
             raise BadInput(
                 got=f"{name} = {', '.join(map(str, values)) or 'none'}",
                 allowed="numbers from 1",
-                fix=f"give {option} 1 2 4, say",
+                fix=f"give for example {option} 1 2 4",
             )
     if not can_offload(request.cluster, request.offloads):
         nodes = request.cluster.nodes
         named = ", ".join(f"{node.name} ({node.hosts} hosts)" for node in nodes[:3])
         more = ", ..." if len(nodes) > 3 else ""
         raise NoFeasiblePlan(
-            got=f"--offload optimizer, and all nodes have several hosts: {named}{more}",
-            allowed="masters and optimizer state on the hosts of nodes that have one "
-            "host each",
+            got=f"--offload optimizer, but all nodes have several hosts: {named}{more}",
+            allowed="masters and optimizer state on the hosts of nodes with one host "
+            "each",
             fix="leave --offload out, or write each host as a node of its own, with a "
             "link between them",
         )

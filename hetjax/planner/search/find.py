@@ -156,7 +156,8 @@ def usual_search_s(request: PlanRequest, progress: TellProgress = _quietly) -> f
     if not request.is_deep:
         return math.inf
     progress(
-        f"{num_layers:,} layers: the best plan of the first {_DEEP_SEARCH_S:g} s counts"
+        f"{num_layers:,} layers: the search ends with its best plan "
+        f"after {_DEEP_SEARCH_S:g} s"
     )
     return _DEEP_SEARCH_S
 
@@ -237,7 +238,7 @@ class Search:
         for space in wider:
             if space in self.bounds:
                 continue
-            self.progress(f"proving the same {_WITH[space]}")
+            self.progress(f"proving the same for plans {_WITH[space]}")
             simulated = self.incumbents.under_all_schedules()
             self.bounds[space] = certified_bound(self.request, simulated, space)
 
@@ -318,6 +319,6 @@ class Search:
 
     def _held(self, space: Space, best: Predicted) -> LowerBound:
         """Return the bound of the space, compared with all plans simulated so far."""
-        bound = self.bounds.get(space, LowerBound(why="none was looked for"))
+        bound = self.bounds.get(space, LowerBound(why="none was searched for"))
         simulated = (best, *self.incumbents.under_all_schedules())
         return held(bound, self.request, simulated, space)

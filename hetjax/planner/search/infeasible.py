@@ -25,9 +25,7 @@ from hetjax.stage.partition import stage_stacks
 
 _GIB = 2**30
 _ON_HOSTS: dict[str, dict[str, Any]] = {
-    "let optimizer state be on the hosts: --offload auto": {
-        "offloads": OFFLOADS["auto"]
-    }
+    "allow optimizer state on the hosts: --offload auto": {"offloads": OFFLOADS["auto"]}
 }
 _ALL = ", gradients and optimizer state"
 
@@ -40,21 +38,21 @@ def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan
             within = f" within {' and '.join(limits)}" if limits else ""
             return NoFeasiblePlan(
                 got=f"no plan{within} on devices whose price is known",
-                allowed=f"a plan without {', '.join(unpriced)}, or prices of these",
+                allowed=f"a plan without {', '.join(unpriced)}, or prices for these",
                 fix="add price_per_hour = ... (USD, of the whole node) to their nodes",
             )
     if limits and feasible(request):
         return NoFeasiblePlan(
             got=f"no plan within {' and '.join(limits)}",
-            allowed="a limit that some plan of these devices keeps to",
-            fix="raise the limit; without it, plan prints what there is",
+            allowed="a limit that some plan on these devices meets",
+            fix="raise the limit, or leave it out to see the best plan",
         )
     there = ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
     fixes = (fix for fix, changed in _changes(request) if feasible(changed))
     return NoFeasiblePlan(
-        got=f"no plan of {request.model.name!r}, {request.global_batch} sequences of "
+        got=f"no plan for {request.model.name!r}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens, on {there}: {_binding(request)}",
-        allowed="a plan whose every device holds what it works with",
+        allowed="a plan whose devices all have enough memory for their parts",
         fix=next(fixes, "give a cluster with more memory, or another model"),
     )
 
@@ -171,7 +169,6 @@ def _binding(request: PlanRequest) -> str:
     what = "weights" + (" and gradients" if on_host else _ALL)
     there = sum(node.count * node_plan_bytes(node) for node in request.cluster.nodes)
     return (
-        f"memory binds: {what} alone take "
-        f"{held_bytes / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, and activations come "
-        "on top"
+        f"memory is the limit: {what} alone take "
+        f"{held_bytes / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, before activations"
     )

@@ -19,9 +19,9 @@ from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
 _DIGITS = 4  # significant digits of an advised limit
-_NOT_KNOWN = "a limit that some plan keeps to: whether any keeps to this is not known"
+_NOT_KNOWN = "a limit that some plan meets: it is not known whether any meets this one"
 _OF: dict[Space, str] = {  # text that is not empty ends in a space
-    "whole": "that splits no backward pass ",
+    "whole": "with whole backward passes ",
     "split": "without interleaved stages ",
     "interleaved": "",
 }
@@ -73,7 +73,7 @@ def too_slow(
         hours = _rounded_up(objective.tokens / does / 3600)
         fix = f"give --deadline-hours {hours:g}"
     if is_over():
-        fix += ", or let the search go on for longer"
+        fix += ", or let the search run longer"
     return NoFeasiblePlan(
         got=f"no plan within {' and '.join(limits_of(objective))}: "
         f"the fastest found is {_speed(objective, does)}",

@@ -82,7 +82,7 @@ def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
     yield "gap to the bound", None if gap is None else f"{gap:.1%}"
     if planned.objective.wish == "cost":
         cost_gap = found.cost_gap
-        yield "gap of cost", None if cost_gap is None else f"{cost_gap:.1%}"
+        yield "cost gap", None if cost_gap is None else f"{cost_gap:.1%}"
     yield "bubble", f"{best.simulation.bubble:.1%}"
     yield (
         "devices",

@@ -19,7 +19,15 @@ from hetjax.report.plans.step_rows import Row
 from hetjax.report.prediction import CPU_GUESS
 from hetjax.report.run_record import Line, RunRecord
 
-_RECOVERIES = ("step", "when", "what happened", "took", "most of it", "undone", "moved")
+_RECOVERIES = (
+    "step",
+    "when",
+    "what happened",
+    "took",
+    "longest phase",
+    "lost",
+    "moved",
+)
 _EVENTS = ("step", "when", "event", "")
 _LOOKS = ("first", "second")  # of the curves of measured numbers
 _MIB = 2**20
@@ -114,11 +122,11 @@ def _step_time(run: RunRecord) -> Iterator[str]:
     else:
         yield f"{ms(measured_s)} ms measured (median), {from_model}"
         if run.is_comparable:
-            yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
+            yield f"measured is {measured_s / predicted_s:.2f} times the predicted time"
         else:
             yield CPU_GUESS
     yield from run.how_sure
-    yield f"by the prediction {binding_line(binding(predicted))}"
+    yield f"in the predicted step, {binding_line(binding(predicted))}"
     yield from run.slow
     yield from run.moves
 

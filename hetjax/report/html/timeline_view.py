@@ -151,8 +151,8 @@ def _view(
         bars = grouped(bars, slice_ms)
         notes.append(
             f"{num_spans:,} passes and transfers are drawn as "
-            f"{sum(not bar.is_rest for bar in bars):,} bars: those of a kind that "
-            f"begin within the same {ms(slice_ms / 1e3)} ms share one"
+            f"{sum(not bar.is_rest for bar in bars):,} bars: a bar holds all of "
+            f"one kind that begin within the same {ms(slice_ms / 1e3)} ms"
         )
     top = _TOP if len(plan.replicas) > 1 else 0.0
     height = rows[-1].end + GAP + top
@@ -161,7 +161,7 @@ def _view(
         height=round(height, 3),
         height_px=round(height * _ROW_PX),
         num_spans=num_spans,
-        words=f"What every device does when, in {ms(end_ms / 1e3)} ms",
+        words=f"Timeline of all devices over {ms(end_ms / 1e3)} ms",
         legend={kind: c for kind, c in WORK.items() if _has(bars, kind)},
         devices=tuple(_devices(rows, plan, top)),
         headings=tuple(_headings(rows, plan, top)) if top else (),
@@ -207,7 +207,7 @@ def _replicas_left_out(
             yield f"r{spelled(alike[r])} {verb} like r{r}"
     if others:
         verb = "is" if len(others) == 1 else "are"
-        yield f"r{spelled(tuple(sorted(others)))} {verb} unlike these and not drawn"
+        yield f"r{spelled(tuple(sorted(others)))} {verb} different and not drawn"
 
 
 def _slice_ms(bars: Sequence[Bar], end_ms: float) -> float:

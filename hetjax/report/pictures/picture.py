@@ -85,8 +85,8 @@ def matplotlib_module() -> Any:
 
 def _not_installed() -> BadInput:
     return BadInput(
-        got="a picture asked for, and matplotlib is not installed",
-        allowed="pictures where the extra `plot` is installed",
+        got="a picture, but matplotlib is not installed",
+        allowed="pictures, if the extra `plot` is installed",
         fix="pip install 'hetjax[plot]'",
     )
 

@@ -80,10 +80,10 @@ def binding_line(found: Binding) -> str:
         f"{found.busiest} is busy {found.busy_share:.1%} of the step and waits for "
         f"messages {found.waiting_share:.1%}"
     )
-    link = f"link {found.link} carries {found.link_share:.1%} of what it can"
+    link = f"link {found.link} carries {found.link_share:.1%} of its capacity"
     tight = (
         f"{len(found.tight_devices)} of {found.num_devices} devices are within 5 % of "
-        "their memory"
+        "their memory limit"
     )
     parts = [busy, link] if found.link else [busy]
     if found.what == "link":

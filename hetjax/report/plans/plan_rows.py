@@ -73,13 +73,13 @@ def warning_lines(planned: Planned) -> Iterator[str]:
     gap, mfu = planned.found.gap, mfu_of(planned)
     if gap is not None and gap > _LOOSE_GAP:
         yield (
-            f"warning: the gap to the lower bound is {gap:.0%}, so that a much faster "
-            f"plan is not ruled out: {_why_gap(planned)}"
+            f"warning: the gap to the lower bound is {gap:.0%}, so a much faster "
+            f"plan may exist: {_why_gap(planned)}"
         )
     if mfu is not None and mfu < _LOW_MFU:
         yield (
             f"warning: the devices in use compute at {mfu:.1%} of their peak (MFU); "
-            "what binds is said below"
+            "see below for what binds"
         )
     yield from guess_lines(planned.request.cluster)
 
@@ -91,22 +91,22 @@ def _why_gap(planned: Planned) -> str:
     """
     found = planned.found
     if planned.objective.wish != "time" or planned.moved is not None:
-        return "it was not chosen for its speed alone"
+        return "the plan was not chosen for speed alone"
     if planned.cut_short:
         return "the search ended early; give it more time"
     model_gap, model_s = found.model_gap, found.model_time_s
     if model_gap is None or model_s is None:
-        return "the planner's own model, which would tell why, has proposed none"
+        return "the planner's own model, which would show why, has proposed no plan"
     if found.whole.simulation.step_time_s > model_s * (1 + _SMALL_MODEL_GAP):
         return "the plan is slower than the planner's own model expects"
     if model_gap <= _SMALL_MODEL_GAP:
         return (
-            "more likely the bound is too low, since by the planner's own model the "
-            f"plan is within {model_gap:.0%} of the best"
+            "the bound is probably too low: in the planner's own model the plan is "
+            f"within {model_gap:.0%} of the best"
         )
     return (
-        f"by the planner's own model, too, a plan could be up to {model_gap:.0%} "
-        "faster, which the search has not found"
+        f"in the planner's own model, too, a plan up to {model_gap:.0%} faster may "
+        "exist, but the search has not found it"
     )
 
 
@@ -126,8 +126,9 @@ def dtype_lines(planned: Planned) -> Iterator[str]:
             found[stage.precision, best_precision(spec)].add(spec.name)
     for (precision, best), kinds in sorted(found.items()):
         yield (
-            f"{', '.join(sorted(kinds))}: no {precision} in hardware, priced at the "
-            f"rate of float32; {best} is faster there: plan and train with --dtype best"
+            f"{', '.join(sorted(kinds))}: no {precision} in hardware, estimated at "
+            f"the rate of float32; {best} is faster there: plan and train with --dtype "
+            "best"
         )
 
 
@@ -137,7 +138,7 @@ def _wire_lines(planned: Planned) -> Iterator[str]:
     if smaller_s is not None and smaller_s < step_s * (1 - _WORTH_HALVING):
         yield (
             f"with --gradient-wire bfloat16 this plan takes {ms(smaller_s)} ms, "
-            f"{1 - smaller_s / step_s:.1%} less: gradients are then rounded on the way"
+            f"{1 - smaller_s / step_s:.1%} less, but gradients are rounded on the way"
         )
 
 
@@ -159,8 +160,8 @@ def search_lines(planned: Planned) -> Iterator[str]:
         yield f"no time was left for: {', '.join(planned.left_out)}"
     if planned.moved is not None:
         yield (
-            f"to get there, nodes fetch {planned.moved.moved_bytes / GIB:.2f} GiB in "
-            f"{planned.moved.move_s:.1f} s"
+            "to switch to this plan, nodes fetch "
+            f"{planned.moved.moved_bytes / GIB:.2f} GiB in {planned.moved.move_s:.1f} s"
         )
 
 
@@ -189,16 +190,17 @@ def cost_bound_line(found: Found) -> str:
     """Return the bound on cost in a line, or that there is none."""
     least, gap = found.least_usd, found.cost_gap
     if least is None or gap is None:
-        return "no bound of cost is known"
+        return "no bound on cost is known"
     if gap < 0:
         return (
             f"internal error: the plan is cheaper than the bound on cost, {least:.3g} "
-            "USD per million tokens, which is false: please report it with model, "
-            "cluster and options"
+            "USD per million tokens, so the bound is false: please report it with "
+            "model, cluster and options"
         )
     return (
         f"cost gap {gap:.1%}: no plan of these choices costs less than {least:.3g} USD "
-        "per million tokens, which is what computing alone costs where it is cheapest"
+        "per million tokens, the cost of computing alone with each layer where it is "
+        "cheapest"
     )
 
 
@@ -234,9 +236,9 @@ def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, st
     rows: list[tuple[str, Predicted | NoFeasiblePlan, str]]
     rows = [("hetjax", ours.best, f"from {ours.source}")]
     if isinstance(alone, NoFeasiblePlan):
-        rows.append(("hetjax alone", alone, "before it saw the plans of the others"))
+        rows.append(("hetjax alone", alone, "before it saw other planners' plans"))
     elif alone.best.plan != ours.best.plan and planned.moved is None:
-        comment = f"from {alone.source}, before it saw the plans of the others"
+        comment = f"from {alone.source}, before it saw other planners' plans"
         rows.append(("hetjax alone", alone.best, comment))
     for name, judged in planned.baselines.items():
         infeasible = isinstance(judged, NoFeasiblePlan)

@@ -61,7 +61,7 @@ def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, s
     figure = f"{ms(instead.simulation.step_time_s)} ms"
     if wish == "cost":
         figure = f"{instead.usd_per_million_tokens:.3g} USD per million tokens"
-    than = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
+    than = {"time": "longer", "cost": "dearer", "goodput": "longer, lost time included"}
     return figure, f"{max(worse, 0.0):.1%} {than[wish]}"
 
 
@@ -93,7 +93,7 @@ def part_notes(planned: Planned) -> list[str]:
         notes.append(f"{_NONE}: no plan within the limits came near the best{early}")
     if planned.parts and found.best.plan != found.whole.plan:
         figure, _ = _by_wish(planned, found.whole, 0.0)
-        notes.append(f"all under h1f1b, under which the best plan has {figure}")
+        notes.append(f"all of these use h1f1b; the best plan under h1f1b has {figure}")
     return notes
 
 

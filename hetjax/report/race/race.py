@@ -159,12 +159,12 @@ class Race:
             yield ", ".join(self._against(ours))
         if best.tokens_per_s > ours.tokens_per_s:
             yield (
-                f"{best.name} is ahead here: the search of `hetjax plan` goes on from "
-                "such a plan, in this race it may not"
+                f"{best.name} is ahead here: `hetjax plan` continues its search from "
+                "such a plan, but in this race it may not"
             )
         yield (
-            "simulated with the figures of the device catalogue; planners of papers "
-            "are as this library has them"
+            "simulated with the figures of the device catalogue; planners from papers "
+            "as implemented in this library"
         )
 
     def __str__(self) -> str:

@@ -213,7 +213,7 @@ class Controller:
         self._is_first_step = False
         self.timing.record(answers)
         first, *others = (answer.commit for answer in answers.values())
-        assert all(other == first for other in others), f"they disagree on {number}"
+        assert all(other == first for other in others), f"workers disagree on {number}"
         return first
 
     def _predicted_step_s(self) -> float | None:
@@ -330,8 +330,8 @@ class Controller:
         answers = self._all(schema.KeepCopies(storage=storage))
         found = copy_targets({w: node_of(w) for w in self.workers}, storage.copies)
         if len(next(iter(found.values()))) < storage.copies - 1:
-            asked = f"{storage.copies} copies of checkpoints are asked for"
-            warnings.warn(f"{asked}, on fewer nodes", stacklevel=2)
+            asked = f"{storage.copies} copies of each checkpoint are requested"
+            warnings.warn(f"{asked}, but there are fewer nodes", stacklevel=2)
         orders = {}
         for worker, others in found.items():
             to = {file_name(other): answers[other].address for other in others}
@@ -385,10 +385,10 @@ class Controller:
         for hosts in self._hosts():
             if len(hosts) > 1:
                 raise BadInput(
-                    got=f"--transport transfer, and node {node_of(hosts[0])!r} with "
+                    got=f"--transport transfer, but node {node_of(hosts[0])!r} has "
                     f"hosts = {len(hosts)}",
-                    allowed="one host per node where processes pull from each other",
-                    fix="send over sockets (--transport sockets)",
+                    allowed="one host per node with --transport transfer",
+                    fix="use --transport sockets",
                 )
 
     def next_turn(self) -> int:

@@ -198,11 +198,11 @@ def _check_same_model(
         return
     named = "; ".join(unknown[:_NUM_NAMED])
     raise BadInput(
-        got=f"the checkpoint of step {save[0]} is of another model or optimizer: "
-        f"{len(unknown)} slices are not in this run's, such as {named}",
+        got=f"the checkpoint of step {save[0]} is from another model or optimizer: "
+        f"{len(unknown)} of its slices do not exist in this run, such as {named}",
         allowed="a checkpoint with the arrays of this run's model and optimizer",
-        fix="use the configuration that the run began with (config.json in its "
-        "directory), or start anew with another --run-dir",
+        fix="use the run's original configuration (config.json in its directory), or "
+        "start a new run with another --run-dir",
     )
 
 

@@ -206,7 +206,7 @@ class StageRuntime(Stages):
         if commit.is_left_out:
             self.skip()
             return commit
-        assert self._unfinished is not None, "no step was broken off"
+        assert self._unfinished is not None, "no step was aborted"
         runs, step = self._unfinished
         step.sync.settle(commit)
         left = [at for run in runs if (at := next(run, None)) is not None]
@@ -381,7 +381,7 @@ class StageRuntime(Stages):
 
     def _wait(self, version: int) -> int:
         """Sleep until something has arrived since; without peers nothing ever will."""
-        assert self._joined is not None, "stalled: no stage here can go on"
+        assert self._joined is not None, "stalled: no stage here can continue"
         return self._joined.peers.mailbox.wait(version)
 
     def _last_losses(self) -> dict[StageKey, jax.Array]:

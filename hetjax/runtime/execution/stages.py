@@ -179,7 +179,7 @@ class Stages:
 
     def _first_weights(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return a frozen weight, as the run began with it."""
-        assert self._weights is not None, f"nobody says where {path} is from"
+        assert self._weights is not None, f"no source is known for {path}"
         return self._weights(path, shape)
 
     def _frozen(self, stage: StageKey, read: Read) -> Any:

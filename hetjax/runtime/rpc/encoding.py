@@ -44,15 +44,15 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
     try:
         frame = json_value(data.tobytes(), finite=False)
     except ValueError as error:
-        raise BadMessage(f"no JSON: {error}") from error
+        raise BadMessage(f"not JSON: {error}") from error
     if not isinstance(frame, dict) or frame.get("version") != VERSION:
         raise BadMessage(f"{quoted(frame)} is not of version {VERSION}")
     if frame.keys() != {"version", "message", "fields"}:
-        raise BadMessage(f"{quoted(frame)} has not the form of a message")
+        raise BadMessage(f"{quoted(frame)} does not have the form of a message")
     found = kinds().get(str(frame["message"]))
     if found is None or not issubclass(found, expected):
         what = expected.__name__.lower()
-        raise BadMessage(f"{quoted(frame['message'])} is no {what} that is known")
+        raise BadMessage(f"{quoted(frame['message'])} is not a known {what}")
     return _typed(found, frame["fields"], found.__name__)
 
 
@@ -93,7 +93,7 @@ def _typed(hint: Any, found: Any, where: str) -> Any:
             return tuple(
                 _typed(h, v, f"{where}[{n}]") for n, (h, v) in enumerate(items)
             )
-    raise BadMessage(f"{where} = {quoted(found)} is no {hint}")
+    raise BadMessage(f"{where} = {quoted(found)} is not of type {hint}")
 
 
 def _object(kind: Any, found: Mapping[str, Any], where: str) -> Any:

@@ -29,7 +29,7 @@ class Limit:
 
 START = "start"  # of a worker, for which there is no request
 LIMITS: dict[type["Request[Any]"] | str, Limit] = {
-    START: Limit(600.0, "start and call its controller")
+    START: Limit(600.0, "start and connect to its controller")
 }
 
 

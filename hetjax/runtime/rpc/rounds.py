@@ -246,7 +246,7 @@ def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
     if found is not None and event.number == state.number and worker in found.late:
         asked = found.asked[worker]
     if wrong := _refusal(event.message, asked):
-        reason = f"sent what cannot be read (BadMessage: {wrong})"
+        reason = f"sent an unreadable message (BadMessage: {wrong})"
         return _lose(state, {worker: reason}, now_s)
     assert found is not None
     if isinstance(event.message, schema.Compiling):
@@ -286,7 +286,7 @@ def _time_passed(event: TimePassed, state: Rounds, now_s: float) -> Reaction:
     return _see_to_round(state, now_s)
 
 
-_NEVER = "has not called"
+_NEVER = "has not connected"
 
 
 def _see_to_round(state: Rounds, now_s: float) -> Reaction:
@@ -367,9 +367,9 @@ def _refusal(message: Message, asked: AnyRequest | None) -> str | None:
     """Return why a message does not answer the worker's request; None if it does."""
     name = type(message).__name__
     if asked is None:
-        return f"{name} answers what was not asked"
+        return f"{name} answers no open request"
     if message.epoch != asked.epoch:
-        return f"{name} is of epoch {message.epoch}, not {asked.epoch}"
+        return f"{name} has epoch {message.epoch}, not {asked.epoch}"
     if isinstance(message, (answer_of(type(asked)), *_EXCUSES)):
         return None
     if isinstance(message, schema.Compiling) and isinstance(asked, schema.Compile):

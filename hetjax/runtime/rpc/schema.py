@@ -198,13 +198,13 @@ class Build(Request[Done], minutes=60, what="make its stages and open the data")
     compiles: bool = False
 
 
-class CompileAhead(Request[Done], minutes=5, what="begin to compile in the background"):
+class CompileAhead(Request[Done], minutes=5, what="start to compile in the background"):
     """Compile in the background what other settings would require."""
 
     settings: Json
 
 
-class TellAhead(Request[Ahead], minutes=5, what="tell what it compiles ahead"):
+class TellAhead(Request[Ahead], minutes=5, what="report what it compiles ahead"):
     """Report how compiling in the background proceeds."""
 
 
@@ -223,11 +223,11 @@ class Compile(Request[Done], minutes=120, what="compile its stages"):
     """Compile the programs of all stages; `Compiling` reports progress."""
 
 
-class TellCompiled(Request[CompiledBytes], minutes=10, what="tell of its programs"):
+class TellCompiled(Request[CompiledBytes], minutes=10, what="report on its programs"):
     """Report the bytes that the compiled passes need while they run."""
 
 
-class Initialise(Request[Done], minutes=60, what="make its first weights"):
+class Initialise(Request[Done], minutes=60, what="make its initial weights"):
     """Make fresh weights and optimizer state."""
 
     seed: int
@@ -277,7 +277,7 @@ class Reroute(Request[Done], minutes=10, what="take over samples of others"):
     num_microbatches: Sequence[int]
 
 
-class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):
+class TellReached(Request[Reached], minutes=10, what="report the step it has reached"):
     """Report how far the state is."""
 
 
@@ -287,17 +287,17 @@ class FinishStep(Request[Done], minutes=30, what="finish a step"):
     commit: StepCommit
 
 
-class HoldState(Request[HeldState], minutes=30, what="tell what it has in memory"):
+class HoldState(Request[HeldState], minutes=30, what="report what it has in memory"):
     """Keep the state where it is until `PlaceState`."""
 
 
-class FindSaves(Request[FoundSaves], minutes=60, what="tell what it has on disk"):
+class FindSaves(Request[FoundSaves], minutes=60, what="report what it has on disk"):
     """Report what the disk has."""
 
     storage: CheckpointStorage
 
 
-class TellNeeds(Request[NeededState], minutes=10, what="tell what it needs"):
+class TellNeeds(Request[NeededState], minutes=10, what="report what it needs"):
     """Report the leaves of the state."""
 
 
@@ -325,11 +325,11 @@ class PlaceState(Request[Done], minutes=60, what="put the state on its devices")
     step: int
 
 
-class TellTime(Request[ClockTime], minutes=30, what="tell the time of its clock"):
+class TellTime(Request[ClockTime], minutes=30, what="report the time of its clock"):
     """Read the clock of `TellSpans`."""
 
 
-class TellSpans(Request[TracedActions], minutes=10, what="tell when its actions ran"):
+class TellSpans(Request[TracedActions], minutes=10, what="report when its actions ran"):
     """Report when the actions of all traced steps ran."""
 
 
@@ -347,7 +347,7 @@ class Predict(Request[NextLogits], minutes=30, what="predict a token"):
     turn: int
 
 
-class TellSaving(Request[SavingState], minutes=10, what="tell what it has saved"):
+class TellSaving(Request[SavingState], minutes=10, what="report what it has saved"):
     """Report how saving proceeds."""
 
 
@@ -357,13 +357,15 @@ class KeepCopies(Request[Address], minutes=10, what="be ready to keep copies"):
     storage: CheckpointStorage
 
 
-class SendCopies(Request[Done], minutes=10, what="connect to who keeps its copies"):
+class SendCopies(
+    Request[Done], minutes=10, what="connect to the workers that keep its copies"
+):
     """Send copies of saves to the workers at these addresses, by file name."""
 
     to: Mapping[str, str]
 
 
-class SaveState(Request[Done], minutes=30, what="begin a checkpoint"):
+class SaveState(Request[Done], minutes=30, what="start a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
     `host` goes into its manifest. Save `safe` and step `best` stay. Only if it
@@ -383,13 +385,11 @@ class AwaitSaved(Request[Done], minutes=120, what="finish a checkpoint"):
     """Answer once no save is being written."""
 
 
-class Leave(Request[Done], minutes=120, what="finish what it writes, and leave"):
+class Leave(Request[Done], minutes=120, what="finish its writes and leave"):
     """Finish pending writes, and end."""
 
 
-class BreakOff(
-    Request[Done], minutes=2, what="leave a step that another worker has broken"
-):
+class BreakOff(Request[Done], minutes=2, what="abort after another worker was lost"):
     """Stop waiting for this worker, which is lost; there is no answer to this.
 
     If `is_late`, the recipient has taken too long, and logs where it is.

@@ -49,7 +49,7 @@ class Score(Request[Scored], minutes=120, what="compile for a batch, and score i
     turn: int
 
 
-class GoOn(Request[Continued], minutes=120, what="compile for a text, and go on"):
+class GoOn(Request[Continued], minutes=120, what="compile for a text, and continue it"):
     """Report the logits of what follows a piece of a text, after earlier pieces."""
 
     piece: TextPiece

@@ -333,7 +333,7 @@ def answers_of(
 
 
 def _nobody_listens(worker: str, notice: schema.Noticed) -> None:
-    warnings.warn(f"worker {worker}: {notice}, and nobody listens", stacklevel=1)
+    warnings.warn(f"worker {worker}: {notice}, but no handler is set", stacklevel=1)
 
 
 def _key(number: int) -> Key:

@@ -163,7 +163,9 @@ def begun(progress: Progress, request: AnyRequest) -> Progress:
     """Return how far the state is once the request has started; raise OutOfOrder."""
     at = progress.at
     if isinstance(request, schema.FinishStep) and not _can_finish(progress, request):
-        raise OutOfOrder(f"asked to finish a step after step {at}, and has broken none")
+        raise OutOfOrder(
+            f"asked to finish a step after step {at}, but has aborted none"
+        )
     if isinstance(request, schema.Train):
         return replace(progress, commit=None)
     if isinstance(request, schema.Build):

@@ -43,7 +43,7 @@ class HostGroup:
             self._world = world
         if self._world != world:
             raise BadInput(
-                got=f"worker {self._worker!r}, and another host of its node that was "
+                got=f"worker {self._worker!r}, but another host of its node was "
                 "started later",
                 allowed="hosts of a node that were started together",
                 fix="start all workers of the node again",
@@ -78,9 +78,7 @@ class HostGroup:
 
     def _check(self, answering: tuple[int, type[Message]]) -> None:
         if self._answering == answering:
-            _stop(
-                f"worker {self._worker} is stuck in {answering[1].__name__}, broken off"
-            )
+            _stop(f"worker {self._worker} is stuck in {answering[1].__name__}: stopped")
 
 
 def _free_address(host: str) -> str:

@@ -145,7 +145,7 @@ class WorkerServer:
     def _break_off(self, request: schema.BreakOff) -> None:
         if request.is_late:
             with suppress(OSError):
-                print(f"told to break off: {request.reason}", file=sys.stderr)
+                print(f"told to abort: {request.reason}", file=sys.stderr)
                 faulthandler.dump_traceback(sys.stderr)
         if self._service.peers is not None:
             self._service.peers.lose(request.worker, request.reason)

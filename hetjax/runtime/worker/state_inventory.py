@@ -133,7 +133,10 @@ class StateInventory:
         flaws, self.flaws = self.flaws, []
         if flaws:
             others = f", and {len(flaws) - 1} more" if len(flaws) > 1 else ""
-            warnings.warn(f"not used from here: {flaws[0]}{others}", stacklevel=2)
+            warnings.warn(
+                f"some saved state here cannot be used: {flaws[0]}{others}",
+                stacklevel=2,
+            )
 
     def read(self, tier: Tier, save: Save, leaf: str) -> np.ndarray | None:
         """Return one leaf; None, and a flaw, if it cannot be read as it was written."""
@@ -227,7 +230,7 @@ def _taken(
     try:
         for worker, leaves in order.take:
             for leaf in leaves:
-                assert peers is not None, "nobody is there to take from"
+                assert peers is not None, "no peers to take from"
                 message = peers.mailbox.receive(worker, _key(order, leaf))
                 yield "peer", leaf, _value(message, needed[leaf]), time.perf_counter()
         for tier, leaf, reading in own:

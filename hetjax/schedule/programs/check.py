@@ -117,11 +117,11 @@ def _apply(rule: _Rule, facts: _StageFacts, lines: _Lines) -> None:
 def _refusal(
     node: str, line: int, action: Action, problem: str, allowed: str
 ) -> BadInput:
-    where = f"action {line}" if line else "no action"
+    where = f"action {line}" if line else "action"
     return BadInput(
         got=f"program of node {node!r}, {where} {action}: {problem}",
         allowed=allowed,
-        fix=f"mend {action} in the program of {node!r}, or leave programs[{node!r}] "
+        fix=f"correct {action} in the program of {node!r}, or leave programs[{node!r}] "
         "out of the plan to have it generated",
     )
 
@@ -135,7 +135,7 @@ def _by_stage(
         raise BadInput(
             got=f"programs for the nodes {', '.join(sorted(programs))}",
             allowed=f"one program for each of {', '.join(sorted(nodes))}",
-            fix="name the nodes that the plan's stages are on",
+            fix="give programs for exactly the nodes of the plan's stages",
         )
     stages: dict[StageKey, _Lines] = {key: [] for key in facts}
     for node, program in programs.items():
@@ -184,20 +184,20 @@ def _once(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
     for line, action in lines:
         what = action.op, action.microbatch, action.buffer, action.group
         if what in seen:
-            yield line, action, "is there twice", "every action once per step"
+            yield line, action, "appears twice", "every action once per step"
         seen.add(what)
 
 
 def _all_trained(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
     """Yield what differs from F, I and W, or FB (last stage) or F and B (others)."""
     done = _compute_ops(lines)
-    allowed = "F, I and W, or FB on the last stage and else F and B, per microbatch"
+    allowed = "per microbatch: F, I and W; or FB on the last stage, F and B on others"
     for m in range(facts.num_microbatches):
         needed = {Op.FB} if facts.last else {Op.F, Op.B}
         if {Op.I, Op.W} & done[m].keys():
             needed = {Op.F, Op.I, Op.W}
         for op in sorted(needed | done[m].keys()):
-            problem = "is missing" if op in needed else "is too much"
+            problem = "is missing" if op in needed else "is not needed"
             if op not in needed or op not in done[m]:
                 yield done[m].get(op, 0), Action(op, *facts.key, m), problem, allowed
 
@@ -206,7 +206,7 @@ def _all_evaluated(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
     done = _compute_ops(lines)
     for m in range(facts.num_microbatches):
         if Op.E not in done[m]:
-            yield 0, Action(Op.E, *facts.key, m), "is missing", "E per microbatch"
+            yield 0, Action(Op.E, *facts.key, m), "is missing", "one E per microbatch"
 
 
 def _compute_ops(lines: _Lines) -> dict[int | None, dict[Op, int]]:
@@ -227,15 +227,15 @@ def _buffers(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
         m = action.microbatch
         if action.op is Op.FREE:
             if live.pop((action.buffer, m), 0) == 0:
-                yield line, action, f"there is no {action.buffer}{m} to free", allowed
+                yield line, action, f"{action.buffer}{m} does not exist", allowed
             continue
         read, written = flow.get((action.op, action.buffer), NO_ACCESS)
         for buffer in read:
             if (buffer, m) not in live:
-                yield line, action, f"there is no {buffer}{m} to read", allowed
+                yield line, action, f"reads {buffer}{m}, which does not exist", allowed
         for buffer in written:
             if (buffer, m) in live:
-                yield line, action, f"writes over {buffer}{m}", allowed
+                yield line, action, f"overwrites {buffer}{m}", allowed
             live[buffer, m] = line
     for (buffer, m), line in live.items():
         missing = Action(Op.FREE, *facts.key, m, buffer)
@@ -250,7 +250,7 @@ def _in_flight(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
         elif action.op in (Op.B, Op.W):
             in_flight -= 1
         if in_flight > facts.limit:
-            problem = f"makes {in_flight} forwards in flight"
+            problem = f"puts {in_flight} forwards in flight"
             allowed = f"at most {facts.limit} (launch_ahead; all under gpipe)"
             yield line, action, problem, allowed
 
@@ -307,7 +307,7 @@ def _check_edge(
         [(*pair, "has no RECV") for pair in sends if pair[1].message not in received]
         + [(*pair, "has no SEND") for pair in receives if pair[1].message not in sent]
         + [
-            (*one, f"stands in the place of {other[1]} at the other end")
+            (*one, f"is out of order: the other end has {other[1]} there")
             for one, other in pairs
             if one[1].message != other[1].message
         ]

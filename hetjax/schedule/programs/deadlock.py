@@ -90,10 +90,10 @@ def check_deadlock(
     if blocked:
         raise BadInput(
             got=f"deadlock: {', '.join(blocked)}",
-            allowed="programs that all come to their end"
-            + (", SENDs blocking until their RECV" if rendezvous else ""),
-            fix="move what the first of these waits for up in the program of its node, "
-            "or leave that program out of the plan to have it generated",
+            allowed="programs that all finish"
+            + (", with SENDs that block until their RECV" if rendezvous else ""),
+            fix="move the action that the first of these waits for up in its node's "
+            "program, or leave that program out of the plan to have it generated",
         )
 
 

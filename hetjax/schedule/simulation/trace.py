@@ -79,7 +79,7 @@ def traced_spans(trace: Any) -> list[Span]:
         }
         return [_traced(event, names) for event in events if event["ph"] == "X"]
     except (KeyError, TypeError, AttributeError, BadInput) as error:
-        raise ValueError(f"no trace of a step ({error})") from error
+        raise ValueError(f"not a trace of a step ({error})") from error
 
 
 def _traced(event: dict[str, Any], names: dict[Any, str]) -> Span:

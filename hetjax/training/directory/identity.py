@@ -27,12 +27,12 @@ from hetjax.training.settings.checks import as_options
 
 OLDER = "before"  # what --adopt calls a run without identity
 _ALLOWED = (
-    "one run in a folder or store: that of the run directory or, where that is empty, "
-    "one with all settings equal"
+    "one run per folder or store: the run directory's or, if that is empty, a run with "
+    "the same settings"
 )
 _OTHER_FOLDERS = (
-    "give this run others (--checkpoint.local, --checkpoint.cloud), or remove the "
-    "step_* folders of the other run there"
+    "give this run another folder or store (--checkpoint.local, --checkpoint.cloud), "
+    "or remove the step_* folders of the other run there"
 )
 _NUM_NAMED = 3  # places of a run that errors name
 
@@ -258,10 +258,10 @@ def _check_asked(claim: Claim, own: RunIdentity) -> None:
     if claim.adopt in (None, own.id) or asks_for_older:
         return
     raise OtherRun(
-        got=f"--adopt {claim.adopt}, and run directory {claim.run_dir!r} holds "
+        got=f"--adopt {claim.adopt}, but run directory {claim.run_dir!r} holds "
         f"{named(own.id)}",
         allowed=f"--adopt {own.id} there, or a directory without a run",
-        fix="leave --adopt out to go on with that run, or give another --run-dir",
+        fix="leave --adopt out to resume that run, or give another --run-dir",
     )
 
 
@@ -274,7 +274,7 @@ def _nothing_to_adopt(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
     for saved in filter(claim.may_adopt, found[:1]):
         fix += f", or give --adopt {_asked(saved.id)}"
     return OtherRun(
-        got=f"--adopt {claim.adopt}, of which no checkpoint was found",
+        got=f"--adopt {claim.adopt}, but no checkpoint of that run was found",
         allowed=f"a run with checkpoints in the folders or the store: {there}",
         fix=fix,
     )
@@ -283,7 +283,7 @@ def _nothing_to_adopt(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
 def _several(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
     return OtherRun(
         got=f"checkpoints of {len(found)} runs: {'; '.join(map(str, found))}; run "
-        f"directory {claim.run_dir!r} does not say of which it is",
+        f"directory {claim.run_dir!r} does not say which is its own",
         allowed=_ALLOWED,
         fix=f"{_OTHER_FOLDERS}, so that one run is left",
     )
@@ -292,11 +292,11 @@ def _several(claim: Claim, found: Sequence[SavedRun]) -> OtherRun:
 def _may_be_another(claim: Claim, saved: SavedRun) -> OtherRun:
     last = "" if claim.is_new else f", which ends at step {claim.last_step},"
     return OtherRun(
-        got=f"checkpoints of {saved}, and run directory {claim.run_dir!r}{last} does "
-        "not say that it is of that run",
+        got=f"checkpoints of {saved}, but run directory {claim.run_dir!r}{last} does "
+        "not say that it belongs to that run",
         allowed=_ALLOWED,
-        fix=f"add --adopt {_asked(saved.id)} to go on with it under the settings of "
-        f"this command, or {_OTHER_FOLDERS}",
+        fix=f"add --adopt {_asked(saved.id)} to resume it under the settings of this "
+        f"command, or {_OTHER_FOLDERS}",
     )
 
 
@@ -307,14 +307,14 @@ def _other_settings(claim: Claim, saved: SavedRun) -> OtherRun:
     )
     fix = _OTHER_FOLDERS
     if claim.is_new:
-        fix += f"; or go on with {named(saved.id)} under its settings "
+        fix += f"; or resume {named(saved.id)} under its settings "
         fix += f"({_its_settings(claim, saved)})"
     if claim.may_adopt(saved):
-        fix += f", or under these (--adopt {_asked(saved.id)})"
-    state = "is new" if claim.is_new else "does not say that it is of that run"
+        fix += f", or resume it under these (--adopt {_asked(saved.id)})"
+    state = "is new" if claim.is_new else "does not say that it belongs to that run"
     return OtherRun(
-        got=f"checkpoints of {saved}, which is of another run: {shown}; run directory "
-        f"{claim.run_dir!r} {state}",
+        got=f"checkpoints of {saved}, which differs from this run: {shown}; run "
+        f"directory {claim.run_dir!r} {state}",
         allowed=_ALLOWED,
         fix=fix,
     )
@@ -337,20 +337,20 @@ def _another(claim: Claim, own: RunIdentity, saved: SavedRun) -> OtherRun:
         got=f"checkpoints of {saved}; run directory {claim.run_dir!r} holds "
         f"{named(own.id)}",
         allowed=_ALLOWED,
-        fix=f"{_OTHER_FOLDERS}, or go on with that run in its own --run-dir",
+        fix=f"{_OTHER_FOLDERS}, or resume that run in its own --run-dir",
     )
 
 
 def _newer_elsewhere(claim: Claim, saved: SavedRun) -> OtherRun:
-    why = "this is a copy of the directory that the run went on in"
+    why = "this is a copy of the directory in which the run continued"
     if claim.lease == 1:
         why = f"its .lease is missing, or {why}"
     return OtherRun(
-        got=f"checkpoints of {saved} that a later start has saved than any in run "
-        f"directory {claim.run_dir!r}: {why}",
+        got=f"checkpoints of {saved} from a later start than any in run directory "
+        f"{claim.run_dir!r}: {why}",
         allowed="the directory in which the run was started last",
-        fix="go on in that directory; or let this one take over from step "
-        f"{saved.step} (--adopt {saved.id}), and do not use the other any more",
+        fix="resume in that directory; or let this one take over from step "
+        f"{saved.step} (--adopt {saved.id}), and stop using the other",
     )
 
 

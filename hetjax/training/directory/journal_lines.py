@@ -27,7 +27,7 @@ def wrong_with(line: Any, required: tuple[str, ...] = ()) -> str | None:
     "loss = '2.5', not a number"
     """
     if not isinstance(line, dict) or type(line.get("step")) is not int:
-        return "no JSON object with a 'step'"
+        return "not a JSON object with a 'step'"
     if not 0 <= line["step"] < _MOST_STEPS:
         return f"step {str(line['step'])[:40]}"
     for key in required:
@@ -37,10 +37,10 @@ def wrong_with(line: Any, required: tuple[str, ...] = ()) -> str | None:
         if key in _NUMBERS and not _is_number(value):
             return f"{key} = {_shown(value)}, not a number"
         if key in _TEXTS and not isinstance(value, str):
-            return f"{key} = {_shown(value)}, not a text"
+            return f"{key} = {_shown(value)}, not a string"
         is_several = key in _PARTS or (key == "seconds" and _has_parts(line, value))
         if is_several and not _are_numbers(value):
-            return f"{key} = {_shown(value)}, not numbers by name"
+            return f"{key} = {_shown(value)}, not a table of numbers"
     return None
 
 

@@ -76,15 +76,15 @@ def _check_is_no_copy(
     what = f"run directory {str(run_dir)!r}, a copy of {path!r}"
     if last_number(there) > number and not takes_over:
         raise IsCopy(
-            got=f"{what}, in which run {held_for.run} was started later",
+            got=f"{what}; run {held_for.run} was started later in the original",
             allowed="the directory in which the run was started last",
-            fix=f"give --run-dir {path}; or let the copy go on from its own newest "
-            f"checkpoint (--adopt {held_for.run}), and do not use the other any more",
+            fix=f"give --run-dir {path}; or let the copy resume from its own newest "
+            f"checkpoint (--adopt {held_for.run}), and stop using the original",
         )
     try:
         await_end(there, f"{what}, which", report_line, held_for=held_for)
     except LeaseHeld as held:
-        fix = f"wait for it or stop it, and go on there (--run-dir {path})"
+        fix = f"wait for it or stop it, then resume there (--run-dir {path})"
         raise LeaseHeld(got=held.got, allowed=held.allowed, fix=fix) from held
 
 

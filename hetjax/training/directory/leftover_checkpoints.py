@@ -74,9 +74,7 @@ def identify(
     decision = decide(claim, saved_runs(trusted, partial(_place_of, storage)))
     _refuse_unread(decision.run, storage, found)
     if decision.adopted is not None:
-        report_line(
-            f"this is {named(decision.run.id)}: going on with {decision.adopted}"
-        )
+        report_line(f"this is {named(decision.run.id)}: resuming {decision.adopted}")
     return decision.run
 
 
@@ -109,10 +107,10 @@ def _refuse_unread(
             got=f"{where}, which holds step {step} of {named(run)} that cannot be "
             f"read{' with this key' if storage.key_file else ''}; this is "
             f"{named(own.id)}",
-            allowed="one run in a folder or store",
-            fix="give this run others (--checkpoint.local, --checkpoint.cloud), or, if "
-            "it is to go on with that run, the --checkpoint.key-file of that run, or "
-            "none if it has none",
+            allowed="one run per folder or store",
+            fix="give this run another folder or store (--checkpoint.local, "
+            "--checkpoint.cloud); or, to resume that run, give its "
+            "--checkpoint.key-file, or none if it has none",
         )
 
 
@@ -181,7 +179,7 @@ def check_begins(
     if saved is None or not (held or is_local):
         return
     steps = sorted({snapshot.save[0] for snapshot in held})
-    there = f"parts of {', '.join(map(str, steps))}" if steps else "nothing"
+    there = f"parts of step {', '.join(map(str, steps))}" if steps else "nothing"
     raise BadInput(
         got=f"no complete checkpoint of a run that has saved step {saved}: its workers "
         f"have {there} in {storage.directory}, and the store is "
@@ -196,10 +194,10 @@ def may_have_saved(nodes: Iterable[str]) -> BadInput:
     """Return the error for a run that was on these nodes last, and may have saved."""
     names = ", ".join(sorted(nodes))
     return BadInput(
-        got="no checkpoint on the nodes of the plan, of a run that was on "
-        f"{names} when it ended, on which the plan has nothing",
+        got="no checkpoint on the nodes of the plan, but the run was on "
+        f"{names} when it ended, where the plan has no stage",
         allowed="a start that asks all nodes of the run before it begins anew",
-        fix="give a plan with stages on these, too (--plan), or start anew with "
+        fix="give a plan that also has stages on these (--plan), or start anew with "
         "another --run-dir",
     )
 
@@ -207,10 +205,10 @@ def may_have_saved(nodes: Iterable[str]) -> BadInput:
 def passed_over(step: int, later: int, workers: Iterable[str]) -> str:
     """Return the warning about a `later` step that is passed over but may be whole."""
     return (
-        f"going on from step {step}: the checkpoint of step {later} may be complete "
-        f"with the parts of {', '.join(sorted(workers))}, on which the plan has "
-        "nothing; to go on from that one, stop now and start with a plan with stages "
-        "on these, too (--plan)"
+        f"resuming from step {step}: the checkpoint of step {later} may be complete "
+        f"with the parts of {', '.join(sorted(workers))}, where the plan has no stage; "
+        f"to resume from step {later}, stop now and start with a plan that also has "
+        "stages on these (--plan)"
     )
 
 
@@ -218,8 +216,8 @@ def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
     """Return the error for a save that may be whole with parts of unasked workers."""
     return BadInput(
         got=f"a checkpoint of step {step} that may be complete with the parts of "
-        f"{', '.join(sorted(workers))}, on which the plan has nothing",
+        f"{', '.join(sorted(workers))}, where the plan has no stage",
         allowed="a start that asks all workers of a save before it begins anew",
-        fix="give a plan with stages on these, too (--plan, such as the one that the "
-        "run had), or start anew with another --run-dir",
+        fix="give a plan that also has stages on these (--plan, such as the one that "
+        "the run had), or start anew with another --run-dir",
     )

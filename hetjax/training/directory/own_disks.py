@@ -51,8 +51,8 @@ def _lasting(storage: CheckpointStorage) -> str:
     if storage.cloud is not None:
         return f" and in {storage.cloud}"
     return (
-        ", each part on one node alone, which takes it along when it is lost for good "
-        "(--checkpoint.copies 2 or --checkpoint.cloud keep a run from that)"
+        ", each part on one node only, so it is lost if that node is lost for good "
+        "(--checkpoint.copies 2 or --checkpoint.cloud prevent this)"
     )
 
 

@@ -78,7 +78,7 @@ def check_reached(step: int, config: RunConfig) -> None:
     """Raise BadInput if the run has done more than `config.steps` steps."""
     if step > config.steps:
         raise BadInput(
-            got=f"--steps {config.steps}, and the run in {str(config.run_dir)!r} has "
+            got=f"--steps {config.steps}, but the run in {str(config.run_dir)!r} has "
             f"done {step}",
             allowed=f"steps >= {step}",
             fix=f"give --steps {step} or more, or another --run-dir",
@@ -127,7 +127,7 @@ def _newest_step(config: RunConfig, run: RunIdentity, shown: Display) -> int | N
         shown.note(
             f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
             f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
-            f"{fetched.disk_bytes:,} were here"
+            f"{fetched.disk_bytes:,} were already here"
         )
     try:
         with rundir.usable(config.run_dir):

@@ -34,11 +34,11 @@ def was_removed(run_dir: Path, run: RunIdentity) -> bool:
 
 def _replaced(run_dir: Path, run: RunIdentity, by: str) -> RunFailed:
     return RunFailed(
-        got=f"run directory {str(run_dir)!r} holds {by}, and held "
-        f"{named(run.id)}, which goes on here",
-        allowed="a directory that stays as long as its run",
-        fix="start this run again in another --run-dir: it goes on from what is in its "
-        "--checkpoint.local folders or its store, if it has any, and else begins anew",
+        got=f"run directory {str(run_dir)!r} now holds {by}, but {named(run.id)} is "
+        "still running there",
+        allowed="a run directory that stays in place until its run ends",
+        fix="start this run again in another --run-dir: it resumes from its "
+        "--checkpoint.local folders or its store, if it has any, or else starts anew",
     )
 
 
@@ -52,13 +52,13 @@ def rewriting(run_dir: Path, run: RunIdentity) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         yield
     except Conflict as conflict:
-        raise _replaced(run_dir, run, "a run that has just begun") from conflict
+        raise _replaced(run_dir, run, "a run that has just started") from conflict
     except OSError as error:
         raise RunFailed(
             got=f"run directory {str(run_dir)!r} was removed, and cannot be written "
             f"again ({error.strerror})",
-            allowed="a directory that stays as long as its run",
-            fix="see that the directory can be made, then run the same command again: "
-            "it goes on from what is in --checkpoint.local folders or the store, if "
-            "the run has any, and else begins anew",
+            allowed="a run directory that stays in place until its run ends",
+            fix="make sure that the directory can be created, then run the same "
+            "command again: it resumes from --checkpoint.local folders or the store, "
+            "if the run has any, or else starts anew",
         ) from error

@@ -272,10 +272,10 @@ def check_same_data(previous: Previous, dataset: Dataset, run_dir: Path) -> None
     given = ingredients(previous.config.data)
     shown = f"{given.option} {', '.join(map(str, given.sources))}"
     if not given.sources:
-        shown = "the offline corpus, which follows the installed packages"
+        shown = "the offline corpus, which depends on the installed packages"
     raise BadInput(
         got=f"data that differs from that of the run in {str(run_dir)!r}: "
-        f"{', '.join(unlike)} have other hashes",
+        f"different hashes of {', '.join(unlike)}",
         allowed=f"the text that the run began with ({shown})",
         fix="restore that text or those package versions, or start a new run in "
         "another --run-dir",
@@ -308,6 +308,6 @@ def _refuse_strangers(path: Path) -> None:
         found = f"a folder with {names[0]!r} in it and no {CONFIG}"
     raise BadInput(
         got=f"run directory {str(path)!r} is {found}",
-        allowed="the directory of a run, an empty one, or one that is not there yet",
+        allowed="a run's directory, an empty folder, or a path that does not exist yet",
         fix="give another --run-dir",
     )

@@ -138,7 +138,7 @@ def _use(source: ModelSource, cache_dir: Path, giver: GiverPlace) -> None:
         else:
             file.bring(0, size)
     print(
-        f"models: what is read of {source.name} comes from the controller, to {top}",
+        f"models: what is read of {source.name} comes from the controller, into {top}",
         flush=True,
     )
     stand_for(source.name, top, partly)

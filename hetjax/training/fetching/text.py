@@ -42,7 +42,7 @@ def text_here(
         found = load(directory)
         if found.hashes == hashes:
             return found
-        why = f"other text in {directory} than the controller's"
+        why = f"the text in {directory} differs from the controller's"
     except DamagedDataset as damage:
         why = damage.got
     if giver is None:
@@ -66,7 +66,7 @@ def _fetch(giver: GiverPlace, name: str, path: Path) -> None:
 
 def _nobody_gives(directory: Path, why: str) -> BadInput:
     return BadInput(
-        got=f"no text of the run here: {why}",
+        got=f"the run's text is not on this machine: {why}",
         allowed="the controller's text on every machine, or a way to fetch it",
         fix=f"copy {directory} to the same place on this machine",
     )

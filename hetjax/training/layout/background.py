@@ -47,7 +47,7 @@ class BackgroundProcess:
             if self._process.returncode:
                 said = _text(self._errors, 0).strip().splitlines()
                 why = "; ".join(said[-_LAST_WORDS:]) or self._process.returncode
-                warnings.warn(f"no {self._purpose}: {why}", stacklevel=2)
+                warnings.warn(f"{self._purpose} failed: {why}", stacklevel=2)
         whole, newline, _ = _text(self._answers, self._read_bytes).rpartition("\n")
         self._read_bytes += len((whole + newline).encode())
         return [json_value(line) for line in whole.splitlines()]

@@ -78,7 +78,7 @@ def compile_all(
             compiled=found,
         )
     except NoFeasiblePlan as none:
-        got = f"once compiled, by the compiler's own figures, {none.got}"
+        got = f"after compilation, by the compiler's own figures, {none.got}"
         raise NoFeasiblePlan(got=got, allowed=none.allowed, fix=none.fix) from none
 
 
@@ -93,7 +93,7 @@ def compile_again(
     try:
         compile_all(config, model, said, controller, cluster)
     except NoFeasiblePlan as none:
-        warnings.warn(f"memory may not last: {none.got}", stacklevel=2)
+        warnings.warn(f"memory may run out: {none.got}", stacklevel=2)
 
 
 def _found(

@@ -91,7 +91,7 @@ def choose_hardware(
     if simulate:
         if cluster.num_devices > _MOST_SIMULATED:
             raise BadInput(
-                got=f"--simulate of {cluster.num_devices} devices",
+                got=f"--simulate with {cluster.num_devices} devices",
                 allowed=f"at most {_MOST_SIMULATED} simulated devices",
                 fix="give a smaller --cluster, or leave --simulate out",
             )
@@ -229,8 +229,8 @@ def _check_share() -> None:
     share = gpu_share(os.environ)
     if share < GPU_ALLOCATOR_FRACTION:
         warnings.warn(
-            f"JAX is told to take {share:g} of a GPU's memory, and plans count on "
-            f"{GPU_ALLOCATOR_FRACTION:g}: one that fills a device will not start; "
+            f"JAX is set to take {share:g} of a GPU's memory, but plans count on "
+            f"{GPU_ALLOCATOR_FRACTION:g}: a plan that fills a device will not start; "
             "unset XLA_PYTHON_CLIENT_MEM_FRACTION, or give nodes less memory_gib",
             stacklevel=2,
         )

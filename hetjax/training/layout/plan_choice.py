@@ -127,7 +127,7 @@ def _given(config: RunConfig, model: Model, given: Plan | None) -> Choice | None
     for name, in_plan, in_config in _shared(plan, config):
         if in_plan != in_config:
             raise BadInput(
-                got=f"{what}: {name} = {in_plan!r}, and the run's {name} is "
+                got=f"{what}: {name} = {in_plan!r}, but the run's {name} is "
                 f"{in_config!r}",
                 allowed=f"the same {name} in both",
                 fix=f"add {option(name)} {in_plan}, or correct the plan file",
@@ -277,8 +277,9 @@ def _searched(
             found = find_plan(request, local_work=0)
     except TimeUp:
         raise BadInput(
-            got=f"no plan yet for the {len(model.layers):,} layers of {model.name}",
-            allowed="a plan that is made beforehand, by hetjax plan with more time",
+            got=f"no plan found in time for the {len(model.layers):,} layers of "
+            f"{model.name}",
+            allowed="a plan made beforehand, by hetjax plan with more time",
             fix="give it with --plan; or give --planner even",
         ) from None
     except BadInput as bad:  # for example, a device without figures
@@ -301,7 +302,7 @@ def _request(
     if profile is not None and not profile.devices & all_kinds(cluster):
         known = ", ".join(sorted(profile.devices)) or "no devices"
         warnings.warn(
-            f"the profile is of {known}: all times of this cluster are estimates",
+            f"the profile covers only {known}: all times of this cluster are estimates",
             stacklevel=2,
         )
     seen = read_run_calibration(config, cluster)

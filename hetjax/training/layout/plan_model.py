@@ -35,14 +35,14 @@ def check_is_for_model(
         return
     if plan.fingerprint is None:
         raise BadInput(
-            got=f"{where} is for model {plan.model!r}, and this model is "
+            got=f"{where} is for model {plan.model!r}, but this model is "
             f"{model.name!r}",
-            allowed="a plan for the same model: without a fingerprint it fits by name",
+            allowed="a plan for the same model (same name, for lack of a fingerprint)",
             fix=fix,
         )
     raise BadInput(
         got=f"{where} is for model {plan.model!r} (fingerprint {plan.fingerprint}), "
-        f"and {model.name!r} has other layers or shapes ({fingerprint(model)})",
+        f"but {model.name!r} has different layers or shapes ({fingerprint(model)})",
         allowed="a plan for a model with the same layers and shapes, whatever its name",
         fix=fix,
     )
@@ -69,8 +69,8 @@ def _named_by_plan(plan: Plan, where: str, fix: str) -> Iterator[None]:
         yield
     except BadInput as bad:
         raise BadInput(
-            got=f"{where} is for model {plan.model!r}, which names none here "
-            f"({bad.got})",
-            allowed="a plan that names a preset, or the model given beside the plan",
+            got=f"{where} is for model {plan.model!r}, but no model with that name is "
+            f"known here ({bad.got})",
+            allowed="a plan that names a preset, or the model given with the plan",
             fix=fix,
         ) from bad

@@ -39,7 +39,7 @@ class Planning:
             "clusters": [*map(cluster_toml, clusters)],
             "current": plan_json(current),
         }
-        self._process = BackgroundProcess(__name__, request, "plans ahead")
+        self._process = BackgroundProcess(__name__, request, "planning ahead")
         self.close = self._process.close
 
     @property

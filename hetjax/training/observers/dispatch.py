@@ -67,8 +67,8 @@ class ObserverThread:
             self._is_left_out = True
             missed = self._queue.qsize() + self._num_dropped
             self._warn(
-                f"is still busy {MOST_END_S:g} s after the end, which does not wait "
-                f"any longer; it has missed {missed} records"
+                f"is still busy {MOST_END_S:g} s after the end of the run, which stops "
+                f"waiting; it has missed {missed} records"
             )
         elif self._num_dropped:
             self._warn(f"has missed {self._num_dropped} records, as it was too slow")

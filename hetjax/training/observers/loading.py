@@ -21,8 +21,8 @@ _TRACKERS = {  # module of this folder and its class; extras have the same names
     "wandb": "weights_and_biases:WandbObserver",
 }
 _ALLOWED = (
-    f"{', '.join(_TRACKERS)}, or package.module:name, a class or function without "
-    "arguments that gives a hetjax.Observer, or one that is made"
+    f"{', '.join(_TRACKERS)}, or package.module:name of a hetjax.Observer, or of a "
+    "class or function without arguments that gives one"
 )
 
 
@@ -39,7 +39,7 @@ class ObserverSource:
         if isinstance(found, type) or not isinstance(found, Observer):
             found = found()
         if not isinstance(found, Observer):
-            raise TypeError(f"a {type(found).__name__} is no hetjax.Observer")
+            raise TypeError(f"a {type(found).__name__} is not a hetjax.Observer")
         return found
 
 
@@ -65,7 +65,7 @@ def _named(name: str) -> ObserverSource:
         what="observer",
         kind="name",
         where="here",
-        fix="give a class of yours, which subclasses hetjax.Observer",
+        fix="give a class of your own that subclasses hetjax.Observer",
     )
     return _checked(code, code.imported())
 

@@ -46,7 +46,7 @@ def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> Ru
     >>> report_of("runs/never")
     Traceback (most recent call last):
     ...
-    hetjax.errors.BadInput: got: 'runs/never', in which there is no run
+    hetjax.errors.BadInput: got: no run in 'runs/never'
     ...
     """
     path = Path(run_dir)
@@ -75,7 +75,7 @@ def _previous(path: Path) -> Previous:
     found = rundir.read_previous(path)
     if found is None:
         raise BadInput(
-            got=f"{str(path)!r}, in which there is no run",
+            got=f"no run in {str(path)!r}",
             allowed=f"the directory of a run, with its {rundir.CONFIG}",
             fix="give the --run-dir of a run",
         )

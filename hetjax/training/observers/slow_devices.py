@@ -105,8 +105,8 @@ class SlowDevices:
             write_slowness(self.path, self.known)
         except OSError as error:
             warnings.warn(
-                f"what is slow is not kept: {error.strerror}; the next plan does not "
-                "count it",
+                f"cannot record what is slow: {error.strerror}; the next plan ignores "
+                "it",
                 stacklevel=2,
             )
 

@@ -172,7 +172,7 @@ class ComparedStep:
     def __str__(self) -> str:
         measured = f"step time {ms(self.measured_s)} ms measured"
         if self.predicted is None or self._binds is None:
-            return f"{measured}; none is predicted: {self.why}"
+            return f"{measured}; no prediction: {self.why}"
         predicted_s = self.predicted.simulation.step_time_s
         predicted = f"{ms(predicted_s)} ms predicted"
         times_from = self.predicted.times_from
@@ -236,7 +236,7 @@ class StepComparison:
             self.learn(plan, cluster, measured_s)
         except OSError as error:
             warnings.warn(
-                "what the run measured of its steps is not kept: "
+                "cannot keep the measured step times: "
                 f"{error.filename}: {error.strerror or error}",
                 stacklevel=2,
             )

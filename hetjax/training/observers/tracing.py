@@ -45,7 +45,7 @@ class Tracing:
         if self._path is None:
             return None
         if not self._num_traced:
-            return "--trace: too few steps were left to trace one"
+            return "--trace: too few steps were left, so none was traced"
         write_whole(self._path, json.dumps(perfetto(spans())))
         return (
             f"trace of {self._num_traced} steps: {self._path}, to open in "

@@ -23,8 +23,8 @@ def diverged(got: str, config: RunConfig, saved: int | None) -> RunFailed:
     return RunFailed(
         got=got,
         allowed=f"finite numbers; {state}",
-        fix=f"{then} with a lower --optimizer.learning-rate, which is "
-        f"{config.optimizer.learning_rate} now",
+        fix=f"{then} with a lower --optimizer.learning-rate (now "
+        f"{config.optimizer.learning_rate})",
     )
 
 
@@ -35,20 +35,20 @@ def skips_all(
     state, then = _saved(saved)
     if scale is None:
         return RunFailed(
-            got=f"{MOST_SKIPPED} steps in a row, to step {step}, whose gradients are "
-            "not finite or whose loss is a spike: all were skipped",
-            allowed=f"such a step now and then; {state}",
-            fix=f"{then} with a lower --optimizer.learning-rate, which is "
-            f"{config.optimizer.learning_rate} now, or with --on-spike warn",
+            got=f"{MOST_SKIPPED} skipped steps in a row, up to step {step}: their "
+            "gradients are not finite or their loss is a spike",
+            allowed=f"an occasional skipped step; {state}",
+            fix=f"{then} with a lower --optimizer.learning-rate (now "
+            f"{config.optimizer.learning_rate}), or with --on-spike warn",
         )
     return RunFailed(
-        got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, to "
-        f"step {step}, where the loss was scaled by {scale:.10g}, less each time",
-        allowed="an overflow now and then, which skips its step, as float16 ends "
-        f"at 65504; {state}",
+        got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, up to "
+        f"step {step}, although the loss scale fell each time, to {scale:.10g}",
+        allowed="an occasional overflow, which skips its step, as float16 ends at "
+        f"65504; {state}",
         fix=f"{then} with --dtype float32 (or bfloat16, if all cards have it) and "
-        "no precision of float16 in the plan, or with a lower "
-        f"--optimizer.learning-rate, which is {config.optimizer.learning_rate} now",
+        "no float16 precision in the plan, or with a lower "
+        f"--optimizer.learning-rate (now {config.optimizer.learning_rate})",
     )
 
 
@@ -71,16 +71,16 @@ def skipped_line(
 
 def _why(result: StepCommit) -> str:
     if result.is_left_out:
-        return "left out, as a loss has spiked"
+        return "left out after a loss spike"
     if result.is_spike:
-        return f"loss {result.loss():.4f}, more than {result.most_loss:.4f}"
+        return f"loss {result.loss():.4f}, above {result.most_loss:.4f}"
     if result.loss_scale is not None:
-        return f"gradients x {result.loss_scale:.10g} overflow"
+        return f"gradients overflow at loss scale {result.loss_scale:.10g}"
     return "gradients that are not finite"
 
 
 def _saved(saved: int | None) -> tuple[str, str]:
     """Return what is saved, and what to do now, in words."""
     if saved is None:
-        return "none is saved", "start again"
-    return f"the last checkpoint is of step {saved}", "go on from there"
+        return "no checkpoint is saved", "start again"
+    return f"the last checkpoint is of step {saved}", "resume from there"

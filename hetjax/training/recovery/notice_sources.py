@@ -196,7 +196,7 @@ def _node(text: str) -> str | None:
     if node is None or isinstance(node, str):
         return node
     warnings.warn(
-        f"{REQUEST}: no node in {text[:200]!r}, so the whole run", stacklevel=1
+        f"{REQUEST}: no node in {text[:200]!r}: stopping the whole run", stacklevel=1
     )
     return None
 
@@ -205,7 +205,7 @@ def _spot_notice(text: str, date: str) -> Notice | None:
     action = _table(text)
     if action.get("action") in ("terminate", "stop", "hibernate"):
         return Notice(source="AWS", grace_s=_grace_s(action.get("time"), date))
-    warnings.warn(f"AWS: no known action in {text[:80]!r}, ignored", stacklevel=1)
+    warnings.warn(f"AWS: ignoring unknown action in {text[:80]!r}", stacklevel=1)
     return None
 
 
@@ -217,7 +217,9 @@ def _grace_s(moment: Any, date: str) -> float:
     try:
         left = datetime.fromisoformat(moment) - _now(date)
     except (TypeError, ValueError):
-        warnings.warn(f"AWS: no time in {moment!r}, so {LONGEST_S} s", stacklevel=1)
+        warnings.warn(
+            f"AWS: no time in {moment!r}: assuming {LONGEST_S} s", stacklevel=1
+        )
         return LONGEST_S
     return min(max(0.0, left.total_seconds()), LONGEST_S)
 

@@ -28,12 +28,12 @@ def state_lost(saved: int | None) -> RunFailed:
     """Return the error for a run whose state is no longer complete anywhere."""
     newest = "none" if saved is None else f"step {saved}"
     return RunFailed(
-        got="no whole copy of the state: workers that are left, disks and the store do "
-        f"not have all of it together (the last checkpoint was of {newest})",
-        allowed="each layer on a worker that is left, a disk or in the store",
+        got="no whole copy of the state: the remaining workers, the disks and the "
+        f"store together lack parts of it (last checkpoint: {newest})",
+        allowed="each layer on a remaining worker, on a disk or in the store",
         fix="bring back a machine with its disk and run the same command again; copies "
-        "on a second node (--checkpoint.copies 2) or a store (--checkpoint.cloud) keep "
-        "a run from this",
+        "on a second node (--checkpoint.copies 2) or a store (--checkpoint.cloud) "
+        "prevent this",
     )
 
 
@@ -116,7 +116,7 @@ def difference(before: Cluster, now: Cluster) -> str:
     were, are = ({node.name for node in c.nodes} for c in (before, now))
     gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
     words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)
-    return "going on " + " and ".join(words) if words else "other links or devices"
+    return "continuing " + " and ".join(words) if words else "links or devices changed"
 
 
 def nodes_used(cluster: Cluster, plan: Plan) -> list[Node]:
@@ -147,8 +147,8 @@ class Losses:
 def left_out(node: str, reason: str) -> str:
     """Return the warning about a node that is lost again and again."""
     return (
-        f"node {node} was lost {MOST_OF_A_NODE} times without a step between: "
-        f"going on without it ({reason})"
+        f"node {node} was lost {MOST_OF_A_NODE} times without a completed step: "
+        f"continuing without it ({reason})"
     )
 
 

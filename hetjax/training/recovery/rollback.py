@@ -108,7 +108,7 @@ class Rollbacks:
         if kept is None:
             raise diverged(bad.got, config, kept)
         if bad.step <= self._bad_step:
-            raise diverged(f"{bad.got}, again after going back", config, kept)
+            raise diverged(f"{bad.got}, again after rolling back", config, kept)
         self._bad_step = bad.step
 
 
@@ -120,20 +120,21 @@ def disagreed(step: int, found: Sequence[Disagreement], plan: Plan) -> Disagreed
     layers = ", ".join(_layers(each.group) for each in found)
     who = f"{', '.join(sorted(odd))} of {', '.join(holders)}"
     if not odd:
-        who = f"{' and '.join(holders)}, nobody knows which of them"
+        who = f"{' and '.join(holders)} (unknown which)"
     return Disagreed(
-        step, f"unlike bits of {layers} after step {step} on {who}", [*odd]
+        step, f"different bits of {layers} after step {step} on {who}", [*odd]
     )
 
 
 def keeps_disagreeing(bad: RollbackNeeded, saved: int | None) -> RunFailed:
     """Return the error for a run whose replicas differ again and again."""
-    state = f"the last checkpoint is of step {saved}" if saved else "none is saved"
+    same = f"the last checkpoint is of step {saved}, where all were the same"
+    state = same if saved else "no checkpoint is saved"
     who = ", ".join(bad.nodes) or "the nodes named"
     return RunFailed(
-        got=f"{bad.got}, again after going back",
-        allowed=f"replicas with the same bits; {state}, and was the same on all",
-        fix=f"test the memory and the devices of {who}; take what is broken out of the "
+        got=f"{bad.got}, again after rolling back",
+        allowed=f"replicas with the same bits; {state}",
+        fix=f"test the memory and the devices of {who}; remove what is broken from the "
         "cluster file and run the same command again, or add --digest-every 0 to train "
         "without comparing",
     )
@@ -142,9 +143,9 @@ def keeps_disagreeing(bad: RollbackNeeded, saved: int | None) -> RunFailed:
 def keeps_spiking(bad: RollbackNeeded, saved: int | None) -> RunFailed:
     """Return the error for repeated spikes after the same checkpoint."""
     return RunFailed(
-        got=f"{bad.got}, again after going back to step {saved}",
-        allowed="a spike now and then, whose batches are left out",
-        fix="go on with a lower --optimizer.learning-rate, with a larger "
+        got=f"{bad.got}, again after rolling back to step {saved}",
+        allowed="an occasional spike, whose batches are left out",
+        fix="resume with a lower --optimizer.learning-rate, with a larger "
         "--spike-factor, or with --on-spike warn",
     )
 

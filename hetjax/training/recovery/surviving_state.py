@@ -79,7 +79,7 @@ class SurvivingState:
             if not self._leave(node_of(worker)):
                 raise why
             self._unasked.add(worker)
-            text = f"going on without node {node_of(worker)}: {why.got}"
+            text = f"continuing without node {node_of(worker)}: {why.got}"
             warnings.warn(text, stacklevel=2)
         kept = found if self._config.recovery != "cloud-only" else []
         return [one for one in kept if self._is_ours(one)]

@@ -52,7 +52,7 @@ class PlanWeighed:
         if self.verdict == "move":
             return f"moving to another plan: {gain} over {steps}; it takes {cost}"
         if self.verdict == "say":
-            now = f"; to move now, stop the run and go on with --plan {self.kept}"
+            now = f"; to move now, stop the run and resume it with --plan {self.kept}"
             return (
                 f"another plan would gain {gain} over {steps}; moving costs {cost}. "
                 f"--replan auto moves by itself{now if self.kept else ''}"
@@ -86,12 +86,12 @@ class MoveMeasured:
         }
 
     def __str__(self) -> str:
-        how = "are slower than before" if self.is_worse else "are measured"
+        how = "slower steps" if self.is_worse else "gain"
         then = "; the run keeps this plan" if self.is_worse else ""
         return (
-            f"after the move steps {how}: {self.gain.as_factor()}, where "
-            f"{self.predicted.gain.as_factor()} was predicted; the pause took "
-            f"{self.pause_s:.1f} s of about {self.predicted.cost_s.median:.0f} s{then}"
+            f"{how} after the move: {self.gain.as_factor()}, predicted "
+            f"{self.predicted.gain.as_factor()}; the pause took {self.pause_s:.1f} s, "
+            f"predicted about {self.predicted.cost_s.median:.0f} s{then}"
         )
 
 

@@ -43,7 +43,7 @@ class WeighingProcess:
             "errors": dict(errors),
             "horizon_s": horizon_s,
         }
-        self._process = BackgroundProcess(__name__, request, "other plan is weighed")
+        self._process = BackgroundProcess(__name__, request, "weighing a plan")
         self.close = self._process.close
 
     @property

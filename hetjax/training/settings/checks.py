@@ -149,7 +149,7 @@ def _join_problems(config: RunConfig) -> Iterator[BadInput]:
         yield BadInput(
             got=f"--launcher {config.launcher} without --join.address",
             allowed="the address at which machines reach this one",
-            fix="add --join.address HOST:PORT, as 10.0.0.1:7411; ip address lists "
+            fix="add --join.address HOST:PORT, such as 10.0.0.1:7411; ip address lists "
             "those of this machine",
         )
     if not waits and config.join.address is not None:
@@ -203,7 +203,7 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
     one_disk = launcher.shares_disk and "{worker}" not in str(local)
     if copies > 1 and (one_disk or not launcher.has_worker_processes):
         yield BadInput(
-            got=f"--checkpoint.copies {copies}, and all in one folder of this machine",
+            got=f"--checkpoint.copies {copies}, but all in one folder of this machine",
             allowed="copies on the disks of several nodes: with --launcher "
             f"{with_own_disks()}, or with a folder for each worker",
             fix="add --checkpoint.local '/disk/{worker}', or leave copies out",
@@ -222,7 +222,7 @@ def _tls_problems(config: RunConfig) -> Iterator[BadInput]:
         )
     if not missing and config.transport == "transfer":
         yield BadInput(
-            got="--tls.cert with --transport transfer, which nothing encrypts",
+            got="--tls.cert with --transport transfer, which is not encrypted",
             allowed="TLS with --transport sockets",
             fix="leave --transport out",
         )
@@ -269,8 +269,8 @@ def _offload_problems(config: RunConfig) -> Iterator[BadInput]:
         with_ = f"plan {config.plan}" if config.plan is not None else "planner even"
         yield BadInput(
             got=f"--offload {config.offload} with --{with_}",
-            allowed="offload where a plan is made here, auto where planner hetjax "
-            "makes it; a plan file says it stage by stage",
+            allowed="--offload if the plan is made here (auto: by planner hetjax); a "
+            "plan file sets it stage by stage",
             fix='leave --offload out, or write "offload": "optimizer" into stages of '
             "the plan file",
         )
@@ -282,7 +282,7 @@ def _prompt_problems(prompt: str) -> Iterator[BadInput]:
     except UnicodeEncodeError:
         yield BadInput(
             got=f"evaluation.prompt = {prompt!r}",
-            allowed="text that UTF-8 can hold",
+            allowed="text that UTF-8 can encode",
             fix="give --evaluation.prompt in UTF-8",
         )
 

@@ -49,8 +49,8 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise BadInput(
             got=f"preset {name!r}",
-            allowed="tiny or another preset that hetjax train --help lists; or a "
-            "folder of Hugging Face",
+            allowed="tiny or another preset that hetjax train --help lists, or a "
+            "Hugging Face model folder",
             fix=did_you_mean(name.lower(), list(PRESETS), most=3),
         )
     return PRESETS[name]

@@ -82,10 +82,10 @@ def check_identity(
         return
     shown = ", ".join(f"{n} = {found[n]} (here {own[n]})" for n in unlike)
     raise BadInput(
-        got=f"step {step} in {where} is of another run: {shown}",
+        got=f"step {step} in {where} belongs to another run: {shown}",
         allowed="checkpoints of one run: the same settings, text and tokenizer "
         f"({', '.join(own)})",
-        fix="go on with that run's settings and data, or give folders and stores of "
-        "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud), or "
+        fix="resume with that run's settings and data, or give this run folders and a "
+        "store of its own (--run-dir, --checkpoint.local, --checkpoint.cloud), or "
         "remove the step_* folders of that run there",
     )

@@ -42,7 +42,7 @@ def read_config(raw: object, where: str) -> RunConfig:
 def warn_of_former_name(former: str, name: str) -> None:
     """Warn that a setting was given by its former name."""
     warnings.warn(
-        f"{former} is called {name} now; the former name goes with hetjax 0.2",
+        f"{former} is called {name} now; hetjax 0.2 will drop the former name",
         stacklevel=3,
     )
 

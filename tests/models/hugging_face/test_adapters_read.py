@@ -122,7 +122,7 @@ def test_adapters_of_a_head_and_of_gpt2_are_added_as_their_weights_lie(tmp_path:
         ({"nobody_knows": {"it": 1}}, "nobody_knows = {'it': 1}"),
         ({"r": "16"}, "r = '16'"),
         ({"r": 0}, "r = 0"),
-        ({"r": 4}, f"of {Q} with A of [3, 16] and B of [16, 3], of rank 4"),
+        ({"r": 4}, f"for {Q} with A of shape [3, 16], B of [16, 3], rank 4"),
         ({"lora_alpha": None}, "lora_alpha = None"),
         ({"rank_pattern": {"(": 3}}, "rank_pattern '('"),
         ({"rank_pattern": [1]}, "rank_pattern = [1]"),
@@ -131,7 +131,7 @@ def test_adapters_of_a_head_and_of_gpt2_are_added_as_their_weights_lie(tmp_path:
         ({"base_model_name_or_path": "no where"}, "the base of the adapters in"),
         (
             {"base_model_name_or_path": str(FIXTURES / "gpt2")},
-            f"of {Q}, which its base",
+            f"for {Q}, which their base",
         ),
     ],
 )

@@ -78,5 +78,5 @@ def test_sizes_alone_are_read_and_written_without_a_method(tmp_path: Path):
     for path in (tmp_path / "in", tmp_path / "in" / "config.json"):
         assert read_config(path) == expected
     (tmp_path / "in").rename(tmp_path / "other")
-    with pytest.warns(UserWarning, match="'other': quantization_config is left out"):
+    with pytest.warns(UserWarning, match="'other': quantization_config is ignored"):
         read_config(tmp_path / "other")

@@ -110,7 +110,7 @@ def test_a_head_that_a_model_does_not_have_is_refused(tmp_path: Path):
     tied = load_named(str(FIXTURES / "llama3"))
     with pytest.warns(UserWarning):
         weights = FolderWeights(folder)
-    with pytest.raises(BadInput, match="whose head.table is missing and theirs"):
+    with pytest.raises(BadInput, match="whose head.table is missing; the folder's"):
         weights.check_model(tied)
 
 
@@ -159,7 +159,7 @@ def test_a_tower_for_images_is_named_and_left_out(prefix: str, tmp_path: Path):
         for name in ("vision_tower.a", "multi_modal_projector.b")
     }
     folder = copied("gemma3", tmp_path / "in", lambda tensors: tensors | tower)
-    with pytest.warns(UserWarning, match="2 tensors of what sees images are left out"):
+    with pytest.warns(UserWarning, match="2 tensors of the vision part are ignored"):
         FolderWeights(folder)
 
 

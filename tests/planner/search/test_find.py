@@ -121,7 +121,7 @@ def test_what_does_not_fit_says_what_binds_and_what_would_help() -> None:
     tight = replace(request, cluster=replace(request.cluster, nodes=nodes))
     with pytest.raises(NoFeasiblePlan) as caught:
         find_plan(tight)
-    assert "memory binds" in caught.value.got
+    assert "memory is the limit" in caught.value.got
     assert caught.value.fix
 
 
@@ -138,7 +138,7 @@ def test_a_search_for_a_very_deep_model_says_so_and_ends():
     assert usual_search_s(request, heard.append) == math.inf and not heard
     deep = replace(request, model=small_model(999))
     assert usual_search_s(deep, heard.append) == find._DEEP_SEARCH_S <= 60
-    assert heard == ["1,001 layers: the best plan of the first 30 s counts"]
+    assert heard == ["1,001 layers: the search ends with its best plan after 30 s"]
 
 
 def test_plans_for_a_very_deep_model_are_in_hand_before_anything_is_priced(

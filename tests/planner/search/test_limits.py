@@ -55,10 +55,10 @@ def test_only_the_bound_says_that_no_plan_is_so_fast(fastest: Found) -> None:
     most = request.global_batch * request.seq_len / fastest.lower_bound_s
     assert fastest.gap > 0.001
     never = refused(in_hours(hours_of(most) * 0.999))
-    best = f"{hours_of(most):,.4g} hours at best: no plan that splits no backward pass"
+    best = f"{hours_of(most):,.4g} hours at best: no plan with whole backward passes"
     assert never.allowed in (
         f"{best} is faster",
-        best.replace("that splits no backward pass", "without interleaved stages")
+        best.replace("with whole backward passes", "without interleaved stages")
         + " is faster",
     )
     maybe = refused(in_hours(hours_of(most) * 1.001))
@@ -68,7 +68,7 @@ def test_only_the_bound_says_that_no_plan_is_so_fast(fastest: Found) -> None:
 def test_a_search_that_is_cut_short_advises_to_go_on(fastest: Found) -> None:
     with deadline(0.0):
         error = refused(in_hours(hours_of(fastest.best.tokens_per_s) / 2))
-    assert error.fix.endswith(", or let the search go on for longer")
+    assert error.fix.endswith(", or let the search run longer")
     assert "not known" in error.allowed or "hours at best" in error.allowed
 
 

@@ -173,7 +173,7 @@ def test_a_run_ends_without_an_observer_that_hangs(held: Held):
         (Raising(), "Raising", "OSError: no space left"),
         (Raising(SystemExit(3)), "Raising", "SystemExit: 3"),
         (NotMade, "NotMade", "ConnectionError: the server is down"),
-        (f"{MODULE}:no_observer", "no_observer", "TypeError: a int is no"),
+        (f"{MODULE}:no_observer", "no_observer", "TypeError: a int is not a"),
     ],
 )
 def test_one_that_raises_is_said_once_by_name_and_left_out(

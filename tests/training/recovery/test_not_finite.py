@@ -89,7 +89,7 @@ def test_what_comes_again_after_going_back_ends_the_run_with_advice(
     run_dir = preset.config.run_dir
     with pytest.raises(RunFailed) as error:
         run(preset.config, preset, MODEL)
-    assert "again after going back" in str(error.value)
+    assert "again after rolling back" in str(error.value)
     assert "lower --optimizer.learning-rate" in str(error.value)
     assert_finite(run_dir / "checkpoints")
     assert max(steps(run_dir / "checkpoints")) < 4

@@ -258,7 +258,7 @@ def test_a_time_at_aws_that_cannot_be_read_leaves_two_minutes(
     cloud, host = served
     spot(cloud, json.dumps({"action": "stop", "time": moment}))
     heard: Queue[Notice] = Queue()
-    with pytest.warns(UserWarning, match="no time in .* so 120.0 s"):
+    with pytest.warns(UserWarning, match="no time in .* assuming 120.0 s"):
         with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
             assert heard.get(timeout=PATIENCE_S).grace_s == 120.0
 
@@ -290,7 +290,7 @@ def test_an_answer_of_aws_that_makes_no_sense_is_warned_of_and_asked_again(
     cloud, host = served
     spot(cloud, text)
     heard: Queue[Notice] = Queue()
-    with pytest.warns(UserWarning, match="no known action in "):
+    with pytest.warns(UserWarning, match="unknown action in "):
         with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
             cloud.wait_for_answers(3)
             assert heard.empty()
@@ -485,7 +485,9 @@ def test_a_request_that_names_no_node_is_for_the_whole_run_with_a_warning(
 ):
     (tmp_path / "preempt").write_bytes(text)
     heard: Queue[Notice] = Queue()
-    with pytest.warns(UserWarning, match="preempt: no node in .*, so the whole run"):
+    with pytest.warns(
+        UserWarning, match="preempt: no node in .*: stopping the whole run"
+    ):
         with Watch(heard.put, None, {operator(tmp_path): SOON_S}):
             assert heard.get(timeout=PATIENCE_S).node is None
 

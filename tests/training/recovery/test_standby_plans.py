@@ -179,7 +179,7 @@ def test_a_process_that_fails_says_why_once(
     config, cluster, plan = tiny()
     planning = Planning(config, likely(cluster, plan), plan)
     try:
-        with pytest.warns(UserWarning, match="no plans ahead: 2; 3; 4"):
+        with pytest.warns(UserWarning, match="planning ahead failed: 2; 3; 4"):
             until(lambda: planning.found() or planning.has_ended)
         assert not planning.found()
     finally:

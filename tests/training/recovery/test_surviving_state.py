@@ -74,7 +74,7 @@ def test_nodes_whose_disk_is_another_runs_are_left_out_of_one_that_goes_on(
 ):
     gone: list[str] = []
     state = left(leave=lambda node: not gone.append(node))
-    with pytest.warns(UserWarning, match="going on without node") as warned:
+    with pytest.warns(UserWarning, match="continuing without node") as warned:
         assert state.joining([*DISKS]) == [DISKS["east/0"]]
     assert sorted(gone) == ["north", "south", "west"]
     said = [str(warning.message) for warning in warned]

@@ -143,5 +143,5 @@ class Fields:
         raise BadInput(
             got=f"model {self.name!r}: {key} = {value[:_SHOWN]}",
             allowed=allowed,
-            fix=f"fetch or mend its config.json, or give a model with such a {key}",
+            fix=f"correct or fetch its config.json, or give a model with another {key}",
         )

@@ -91,7 +91,9 @@ def windows_by_layer_types(fields: Fields) -> Windows:
     """Return which blocks have a window by `layer_types`; empty if that is missing."""
     kinds = fields.get("layer_types", ())
     if kinds and len(kinds) != fields["num_hidden_layers"]:
-        fields.refuse("layer_types", "one kind for each of num_hidden_layers")
+        fields.refuse(
+            "layer_types", "one kind for each of the num_hidden_layers layers"
+        )
     return tuple(kind == WINDOW for kind in kinds)
 
 

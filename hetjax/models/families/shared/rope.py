@@ -42,7 +42,7 @@ def read_rope(fields: Fields, theta: float | None) -> tuple[float, RopeScaling |
         got=f"model {fields.name!r}: rope_type {kind!r}",
         allowed="default, linear, llama3",
         fix="give a model with one of these, or remove the scaling from its "
-        "config.json if your sequences are not longer than its first training's",
+        "config.json if your sequences are no longer than those of its pretraining",
     )
 
 

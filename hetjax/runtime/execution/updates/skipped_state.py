@@ -46,7 +46,7 @@ def check_numbers(state: Any, parameters: Collection[str]) -> None:
     """
     for name in _unlisted(state, parameters, type(state).__name__):
         raise BadInput(
-            got=f"an optimizer whose state has {name}, and nothing says whether a "
+            got=f"an optimizer whose state has {name}, but no rule says whether a "
             "skipped step changes it",
             allowed="numbers that the rules of training list: "
             + f"{', '.join(sorted(NUMBERS))}; and arrays by parameter",
