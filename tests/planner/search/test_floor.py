@@ -114,6 +114,26 @@ def test_parts_are_kinds_zones_and_classes_each_once():
     assert parts_alone(alone) == parts_without(alone) == []
 
 
+def test_a_kind_within_a_zone_is_a_part_as_it_is_of_the_kind_and_of_the_zone():
+    nodes = tuple(
+        Node(name=name, device=device, count=count, zone=zone)
+        for name, device, count, zone in (
+            ("a", "T4", 2, "hall"),
+            ("b", "H20", 2, "hall"),
+            ("c", "H20", 4, "hall"),
+            ("d", "H20", 2, "annex"),
+        )
+    )
+    link = Link(between=("hall", "annex"), bandwidth_gbit_per_s=1.0, latency_ms=1)
+    cluster = Cluster(name="c", nodes=nodes, links=(link,))
+    whole = replace(two_halls(random.Random(0), 3), cluster=cluster)
+    kind, zone = (
+        replace(whole, cluster=part_of(cluster, kept)) for kept in ("bcd", "abc")
+    )
+    for part in (whole, kind, zone):
+        assert {"b", "c"} in names(parts_alone(part))
+
+
 @pytest.mark.parametrize(
     "limit_s", [0.0, pytest.param(0.05, marks=pytest.mark.nightly)]
 )

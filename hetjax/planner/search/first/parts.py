@@ -23,9 +23,12 @@ def searches_parts(request: PlanRequest) -> bool:
 
 
 def parts_alone(request: PlanRequest) -> list[PlanRequest]:
-    """Return every kind of device, zone and class, and one node of each class."""
+    """Return every kind of device, zone, kind within a zone and class, and one node of
+    each class. So parts of a kind or a zone are also parts of the whole."""
+    kinds, zones = nodes_by_kind(request).values(), nodes_by_zone(request).values()
+    both = [kind & zone for kind in kinds for zone in zones]
     nodes = [frozenset({nodes.nodes[0].name}) for nodes in request.classes]
-    return _parts(request, [*_groups(request), *nodes])
+    return _parts(request, [*_groups(request), *both, *nodes])
 
 
 def parts_without(request: PlanRequest) -> list[PlanRequest]:
