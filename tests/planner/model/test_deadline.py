@@ -166,4 +166,4 @@ def test_a_search_that_is_stopped_after_it_has_its_plan_and_says_that_none_is_pr
         search = Search(two_kinds(), [Objective()], local_work=0)
         search.run()
     (found,) = search.found()
-    assert found.lower_bound_s is None and "was stopped" in found.bound.why
+    assert found.lower_bound_s is None and "search stopped" in found.bound.why
