@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the step to restore from surviving state, and who sends each slice to whom.
+"""Chooses the step to restore, and the sender of each slice to each worker.
 
 Owns the decision: pure functions of what each place has and each worker needs. A place
 is a worker's memory or disk, or the cloud, which belongs to no worker. Slices are named

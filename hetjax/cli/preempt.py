@@ -51,9 +51,9 @@ def ask(run_dir: Path, node: str | None) -> str:
     again = " (this replaces a pending request)" * (run_dir / REQUEST).exists()
     with usable(run_dir):
         path = ask_to_leave(run_dir, node)
-    whom = "to stop" if node is None else f"to release {node}"
+    wish = "to stop" if node is None else f"to release {node}"
     return (
-        f"asked the run in {run_dir} {whom} once the current step is done and saved"
+        f"asked the run in {run_dir} {wish} once the current step is done and saved"
         f"{again}\n"
         "if it is not in progress, its next start obeys; to withdraw the request: "
         f"rm {path}"

@@ -6,8 +6,8 @@ link is two connections: one for messages, and one for heartbeats, which a proce
 beside each side sends however busy both sides are (`heart.py`). A message is a key (six
 numbers) and bytes; one thread sends it and another delivers it, in any order relative
 to other connections. Does not own proof of identity (`handshake.py`), the form of what
-is sent (`frames.py`) and its meaning (`wire.py`, `reduction.py`), nor who is connected
-to whom (`peers.py`).
+is sent (`frames.py`) and its meaning (`wire.py`, `reduction.py`), nor which
+processes connect (`peers.py`).
 """
 
 import queue

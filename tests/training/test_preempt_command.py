@@ -37,8 +37,8 @@ def test_a_run_hears_what_was_asked(
 ):
     assert main([str(run_dir), *(["--node", node] if node else [])]) == 0
     out = capsys.readouterr().out
-    whom = "to stop" if node is None else "to release h20-0"
-    assert out.startswith(f"asked the run in {run_dir} {whom} once ")
+    wish = "to stop" if node is None else "to release h20-0"
+    assert out.startswith(f"asked the run in {run_dir} {wish} once ")
     assert f"rm {run_dir / 'preempt'}" in out
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, run_dir, {}):

@@ -3,7 +3,7 @@
 
 Owns which step is committed and who lacks it, which save to restore and when to search
 the store, and what a round of a recovery has moved. Does not own requests and their
-effects (`recovery.py`), nor who gives which slice to whom
+effects (`recovery.py`), nor the sender of each slice
 (`checkpoint/recovery_plan.py`).
 """
 

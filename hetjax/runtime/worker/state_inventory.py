@@ -3,7 +3,7 @@
 
 Owns copies of its last state by leaf, what its disk holds and what it fetches from the
 store, and the exchange of leaves between workers: each leaf is read where it lies,
-checked, sent by link and checked again. Does not own who gives what to whom
+checked, sent by link and checked again. Does not own the choice of senders
 (`hetjax/checkpoint/recovery_plan.py`), nor the use of the leaves
 (`runtime/execution/`).
 """
