@@ -82,4 +82,4 @@ def test_an_average_is_exported_scored_and_kept_over_a_change_of_plans(
     with pytest.raises(BadInput, match="optimizer.ema = 0.0 "):
         trained(but(chosen, optimizer=config.optimizer))
     assert evaluate([str(base), "--ema", "--data", str(text)]) == 2
-    assert "--ema of" in capsys.readouterr().err
+    assert "--ema for" in capsys.readouterr().err
