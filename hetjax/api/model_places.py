@@ -23,6 +23,7 @@ from hetjax.cluster.discovery import device_name
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
+from hetjax.files.user_cache import expanded
 from hetjax.launchers.device_probe import accelerators_here
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.process_setup import keep_compiled
@@ -182,7 +183,7 @@ def _on_devices(
 ) -> OnDevices:
     devices, tell = _devices(asked.platform), now_and_then(doing)
     dtype = _precision(devices[0], asked.dtype)
-    keep_compiled(DataConfig().cache_dir.expanduser())
+    keep_compiled(expanded(DataConfig().cache_dir))
     numbers = jnp.dtype(dtype)
     with source.reading(numbers) as read:
         loaded = load_layers(

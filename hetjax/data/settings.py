@@ -38,7 +38,8 @@ class DataConfig:
     """Whether documents share sequences without attending to each other. None: yes for
     rows with a prompt or messages; other text is cut into sequences as it comes."""
     cache_dir: Path = Path("~/.cache/hetjax")
-    """Where all runs keep tokenised text and compiled programs."""
+    """Where all runs keep tokenised text and compiled programs. ~/.cache means
+    $XDG_CACHE_HOME if that is set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

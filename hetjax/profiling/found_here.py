@@ -24,6 +24,7 @@ from hetjax.cluster.reported_memory import with_reported_memory
 from hetjax.errors import BadInput, placed
 from hetjax.files.parsing import json_value, parsed, read_file
 from hetjax.files.tables import Kind, read_fields, read_record
+from hetjax.files.user_cache import expanded
 from hetjax.files.writing import write_whole
 from hetjax.profiling.probe import PRECISIONS, Probe, memory_gib_of, probe
 
@@ -72,7 +73,7 @@ def as_found(
     if a kind cannot be measured.
     """
     nodes = tuple(
-        _as_found(node, devices.get(node.name, ()), cache_dir.expanduser(), measure)
+        _as_found(node, devices.get(node.name, ()), expanded(cache_dir), measure)
         for node in cluster.nodes
     )
     return replace(cluster, nodes=nodes)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hetjax.comm.tls import Tls
+from hetjax.files.user_cache import expanded
 from hetjax.launchers.bootstraps import StartTerms
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
@@ -47,7 +48,7 @@ def launcher_of(
         hosts=config.hosts,
         joins=_join_terms(config, note),
         logs=config.run_dir / LOGS,
-        cache_dir=config.data.cache_dir.expanduser(),
+        cache_dir=expanded(config.data.cache_dir),
         work=work,
         standby_after_s=0.0
         if config.recovery == "none"

@@ -12,6 +12,7 @@ from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.data.settings import ingredients
 from hetjax.data.sources.corpus import holds_rows
 from hetjax.errors import BadInput
+from hetjax.files.user_cache import expanded
 from hetjax.models.model import Model, can_pack
 from hetjax.report.progress import Display
 from hetjax.training.directory.rundir import Previous, check_same_data
@@ -23,7 +24,7 @@ def run_dataset(
 ) -> Dataset:
     """Open the run's own data, even if its source has changed since, or prepare it."""
     shown.doing("opening the text")
-    wanted, cache_dir = ingredients(config.data), config.data.cache_dir.expanduser()
+    wanted, cache_dir = ingredients(config.data), expanded(config.data.cache_dir)
     is_same = previous is not None and wanted == ingredients(previous.config.data)
     if previous is not None and is_same and previous.dataset.exists():
         dataset = load(previous.dataset)

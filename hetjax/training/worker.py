@@ -28,6 +28,7 @@ from hetjax.comm.files.taker import GiverPlace
 from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import Dataset
 from hetjax.data.settings import shares
+from hetjax.files.user_cache import expanded
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.multihost import world_devices
 from hetjax.mesh.process_setup import keep_compiled, simulate_devices
@@ -160,7 +161,7 @@ def work_of(
     dataset = text_here(
         Path(settings["dataset"]),
         settings["sha256"],
-        config.data.cache_dir.expanduser(),
+        expanded(config.data.cache_dir),
         giver,
     )
     return TrainingWork(
@@ -190,7 +191,7 @@ def _config(
     programs are kept in the cache of the settings.
     """
     config = read_config(settings["config"], "settings")
-    cache_dir, lease = config.data.cache_dir.expanduser(), settings.get("lease")
+    cache_dir, lease = expanded(config.data.cache_dir), settings.get("lease")
     keep_compiled(cache_dir)
     sees_run = not lease or sees_lease(*lease)
     use_models(settings.get("models", ()), cache_dir, giver, sees_run)
