@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from hetjax.api.exporting import AskedStep
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import is_ours
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -48,8 +49,6 @@ from hetjax.training.serving_worker import (
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 from hetjax.training.worker import device_kinds, first_weights
-
-AskedStep = int | Literal["best"] | None  # None: the newest
 
 
 @contextmanager

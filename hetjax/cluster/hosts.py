@@ -112,7 +112,8 @@ def _host_problems(host: Host) -> Iterator[BadInput]:
     if host.user and not _USER.fullmatch(host.user):
         yield BadInput(
             got=f"{where}: user = {host.user!r}",
-            allowed="letters, digits, '.', '_' and '-', a letter or digit first",
+            allowed="letters, digits, '.', '_', '$' and '-', the first a letter, "
+            "digit or '_'",
             fix="write the user's name there, or remove the key",
         )
     if host.port not in _PORTS:

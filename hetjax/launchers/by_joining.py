@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.comm.pinned import OWNER_ALONE, OwnCertificate, kept_certificate, spelled
 from hetjax.errors import BadInput
 from hetjax.files.writing import write_whole
@@ -51,10 +51,11 @@ def find_cluster(hosts: Path | None) -> Cluster:
 def run_on_nodes(cluster: Cluster, hosts: Path | None) -> RunOnNode:
     """Return a function that raises BadInput: no machine has joined yet."""
 
-    def refuse(node: object, module: str, argument: str, limit_s: float):
+    def refuse(node: Node, module: str, argument: str, limit_s: float):
         raise BadInput(
-            got=f"{node}, whose device is unknown, with --launcher join",
-            allowed="devices of the catalogue, or nodes that give their figures: "
+            got=f"node {node.name!r} with the unknown device {node.device!r}, and "
+            "--launcher join",
+            allowed="devices of the catalogue, or nodes that give their figures, for "
             "machines that have not joined cannot be measured",
             fix="run hetjax doctor --probe on that machine: it prints its node",
         )

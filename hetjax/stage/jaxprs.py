@@ -99,8 +99,7 @@ def attention_kernel(eqn: JaxprEqn) -> str | None:
     if eqn.primitive is not lax.jit_p or not eqn.invars:
         return None
     name = eqn.params["name"]
-    # remat may split off a part that reads nothing: a constant
-    return name if name in (FORWARD, BACKWARD) and eqn.invars else None
+    return name if name in (FORWARD, BACKWARD) else None
 
 
 def is_literal(atom: Any) -> bool:

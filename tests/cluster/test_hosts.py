@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of hosts: what is in them, and what ssh must never be handed."""
+"""Host files: what they hold, and what ssh must never receive."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_file_says_how_each_host_is_reached():
         ("hosts = 1\n[[host]]\nname = 'a'\naddress = 'a'", "hosts"),
         ("[[host]]\nname = 'a/0'\naddress = 'a'", "'a/0'"),
         ("[[host]]\nname = 'a'\naddress = 'a'\n" * 2, "2 hosts named 'a'"),
-        # what ssh would take for an option, for a user, or for two words
+        # what ssh would read as an option, as a user, or as two words
         ("[[host]]\nname = 'a'\naddress = '-oProxyCommand=x'", "-oProxyCommand=x"),
         ("[[host]]\nname = 'a'\naddress = 'me@a'", "me@a"),
         ("[[host]]\nname = 'a'\naddress = 'a b'", "a b"),

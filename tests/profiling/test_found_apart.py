@@ -12,6 +12,7 @@ import pytest
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.errors import BadInput
+from hetjax.launchers import by_joining
 from hetjax.profiling.found_apart import (
     _MARK,
     MODULE,
@@ -82,3 +83,9 @@ def test_the_process_tells_what_it_has(tmp_path: Path):
     told = _answer(KNOWN, run(KNOWN, MODULE, str(tmp_path), 120.0))
     assert told["warnings"] == []
     assert 'device = "cpu"' in told["cluster"] and "count = 3" in told["cluster"]
+
+
+def test_a_machine_that_has_not_joined_cannot_be_measured(tmp_path: Path):
+    run = by_joining.run_on_nodes(PAIR, None)
+    with pytest.raises(BadInput, match="node 'new' with the unknown device 'RTX-9999'"):
+        as_found_apart(PAIR, run, tmp_path)
