@@ -3,10 +3,11 @@
 
 usage: python dependencies.py FOLDER REQUIREMENT [OVER]
 
-Prints an environment of the Python that runs this. It has what pip would choose today
-for REQUIREMENT (as `.[dev]`), except the project itself, on top of OVER, another such
-environment. It lies in FOLDER, under a name that depends on what pip chooses. One that
-is there and whole is taken; one that nobody has asked for in two weeks is removed.
+Prints the path of an environment of the Python that runs this. It has what pip would
+choose today for REQUIREMENT (as `.[dev]`), except the project itself, on top of OVER,
+another such environment. It lies in FOLDER, under a name that depends on what pip
+chooses. An existing, complete environment is reused; one that was not used for two
+weeks is removed.
 """
 
 import fcntl
@@ -44,7 +45,7 @@ def here() -> list[str]:
 
 
 def newest_pip(folder: Path) -> Path:
-    """An environment with pip alone: that of Python 3.11 is three times as slow."""
+    """Return an environment with pip alone: Python 3.11's own is three times slower."""
     venv = folder / digest(["pip", *here()])
     if not is_whole(venv):
         create(venv)
@@ -55,7 +56,7 @@ def newest_pip(folder: Path) -> Path:
 
 
 def resolve(pip: Path, requirement: str, over: Path | None) -> list[str]:
-    """What pip would install: requirements with one version each, sorted."""
+    """Return what pip would install: requirements with one version each, sorted."""
     target = pip if over is None else over
     seen = ["--ignore-installed"] if over is None else []
     with tempfile.TemporaryDirectory() as scratch:
@@ -76,7 +77,7 @@ def make(environment: Path, pip: Path, chosen: list[str], over: Path | None) -> 
 
 
 def create(venv: Path, over: Path | None = None) -> None:
-    """Make an environment that sees the packages of another, or has pip of its own."""
+    """Make an environment that sees the packages of another, or has its own pip."""
     shutil.rmtree(venv, ignore_errors=True)
     without = [] if over is None else ["--without-pip"]
     run(sys.executable, "-m", "venv", *without, venv)
@@ -122,7 +123,7 @@ def is_whole(environment: Path) -> bool:
 
 
 def contents(environment: Path) -> str:
-    """A digest of names and sizes of all files, but those that Python writes itself."""
+    """Return a digest of the names and sizes of all files that Python did not write."""
     sizes = []
     for parent, _, names in os.walk(environment):
         if not parent.endswith("__pycache__"):

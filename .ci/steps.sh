@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `.ci/run` and `.ci/nightly` share; both source it from the top of the repository.
+# Shared by `.ci/run` and `.ci/nightly`, which source it from the top of the repository.
 set -euo pipefail
 unset PYTHONPATH
 scratch=$(mktemp -d)
@@ -12,7 +12,7 @@ find_python() {
         candidates+=("$(pyenv root)"/versions/3."$1".*/bin/"python3.$1")
     fi
     for python in "${candidates[@]}"; do
-        # a name on PATH can be a shim that refuses, so each one is tried
+        # a name on PATH can be a shim that fails, so try each one
         if "$python" -c "import ensurepip, sys, venv
 sys.exit(sys.version_info[:2] != (3, $1))" 2>/dev/null; then
             echo "$python"
@@ -22,7 +22,7 @@ sys.exit(sys.version_info[:2] != (3, $1))" 2>/dev/null; then
     return 1
 }
 
-# Sets `pythons` to the Pythons of the two versions that are here.
+# Sets `pythons` to those of the two Pythons that this machine has.
 find_pythons() {
     local minor python
     pythons=()
@@ -36,7 +36,7 @@ find_pythons() {
     [ ${#pythons[@]} -gt 0 ]
 }
 
-# Runs a command under a headline and says how long it took.
+# Runs a command under a headline and prints how long it took.
 phase() {
     local name=$1 start=$SECONDS
     shift
@@ -57,8 +57,8 @@ print(f"flax {flax.__version__}")
 END
 }
 
-# Runs what needs no test, with the commands of an environment that has them: $1, and
-# with hetjax in the environment $2.
+# Runs all checks except the tests, with the commands of the environment $1, and with
+# hetjax in the environment $2.
 checks() {
     local commands=$1/bin venv=$2
     phase "format" "$commands/ruff" format --check .
@@ -69,7 +69,8 @@ checks() {
         --site-dir "$scratch/site"
 }
 
-# Runs pytest and nothing after it: its summary gives its time and ends the output.
+# Runs pytest, and prints nothing after it: its summary has its time and ends the
+# output.
 tests() {
     local venv=$1
     shift
