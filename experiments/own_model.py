@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of one's own, which is no transformer: running means in place of attention.
+"""A custom model that is no transformer: running means in place of attention.
 
     hetjax train experiments.own_model:model --steps 20
 
-Legend: B sequences, L positions, D residual width, F inner width, V vocabulary. What a
-module must have is told in `hetjax/models/model.py`: parameters with the names of their
-dims, the residual stream in and out, and a loss summed over tokens at the end. Dims
-named "mlp" and "vocab" are cut by tensor-parallel stages.
+Legend: B sequences, L positions, D residual width, F inner width, V vocabulary.
+`hetjax/models/model.py` says what a module needs: parameters with the names of their
+dims, the residual stream as input and output, and at the end a loss summed over tokens.
+Tensor-parallel stages cut dims named "mlp" and "vocab".
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ NUM_BLOCKS = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the modules are built from: anything that is frozen and can be hashed."""
+    """The modules' sizes; any config works that is frozen and hashable."""
 
     vocab_size: int = 1_024
     width: int = 64
@@ -36,13 +36,13 @@ def weight(
 
 
 def normed(x_BLD: jax.Array) -> jax.Array:
-    """Bring each position to a root mean square of 1."""
+    """Scale each position to a root mean square of 1."""
     square_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
     return x_BLD * jax.lax.rsqrt(square_BL1 + 1e-5)
 
 
 class Embedding(nnx.Module):
-    """Tokens to the residual stream."""
+    """Maps tokens to the residual stream."""
 
     def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs) -> None:
         self.table = weight(rngs, (sizes.vocab_size, sizes.width), ("vocab", None))
@@ -52,7 +52,7 @@ class Embedding(nnx.Module):
 
 
 class Mixer(nnx.Module):
-    """What a position adds from itself and from the mean of all up to it."""
+    """Adds to each position a product of itself and the mean of all up to it."""
 
     def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs) -> None:
         shape = sizes.width, sizes.inner_width
@@ -69,7 +69,7 @@ class Mixer(nnx.Module):
 
 
 class Head(nnx.Module):
-    """The residual stream to a loss, by the embedding's own table."""
+    """Maps the residual stream to a loss, with the embedding's table."""
 
     def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs) -> None:
         self.table = weight(rngs, (sizes.vocab_size, sizes.width), ("vocab", None))
@@ -86,7 +86,7 @@ class Head(nnx.Module):
 
 
 def model() -> Model:
-    """Lay the layers out, each at a path of its own; the head's table is tied."""
+    """Return the layers, each at its own path; the head's table is tied."""
     sizes = Sizes()
     inner = [f"block_{index:03d}.mixer" for index in range(NUM_BLOCKS)]
     tied = (("table", "embedding.table"),)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the network's rate on some runs and judging it on others.
+"""Chooses the network's rate on some runs and judges it on others.
 
 Owns the choice and the folds that leave one group out. Does not own the prediction
 (`referee.py`).
@@ -14,13 +14,14 @@ from experiments.accuracy.referee import Run
 
 RATES_GBIT_PER_S = (50.0, 100.0, 150.0, 200.0, 300.0, 400.0, 800.0)
 
-# seconds and bytes of a run, at a rate or as the catalogue has it
+# returns seconds and bytes of a run at a given rate; None takes the catalogue's rate
 Predict = Callable[[Run, float | None], tuple[float, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One run, predicted; `rate_gbit_per_s` was chosen without it, or not at all."""
+    """One run, predicted. `rate_gbit_per_s` was chosen without this run; None if the
+    catalogue's rate was used."""
 
     run: Run
     time_s: float
@@ -38,7 +39,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """The runs that were left out, at the rate that suits the others best."""
+    """The runs that were left out, predicted at the best rate for the other runs."""
 
     name: str
     rate_gbit_per_s: float

@@ -4,24 +4,24 @@
     python -m experiments.accuracy.gh200 --groundtruth DIR [--json]
 
 DIR holds the published layer times, model dimensions and measured runs; none of it is
-part of this repository. The prediction goes the way that users go (`referee.py`): the
-layer times as a profile, the nodes as a cluster, and no constant that users cannot set.
-Reported are three predictions:
+part of this repository. The prediction follows a user's path (`referee.py`): the layer
+times as a profile, the nodes as a cluster, and no constant that users cannot set. The
+study reports three predictions:
 
-* by the catalogue alone: without the layer times, which is what a user has who owns no
-  such card. Rows of the result hold all that this one needs, so a test repeats it;
+* by the catalogue alone, without the layer times: the case of a user who owns no such
+  card. The result's rows hold all inputs of this prediction, so a test can repeat it;
 * by the published layer times, with the catalogue's network;
 * by the layer times, with the nodes' `network_gbit_per_s` chosen on the other runs:
   each (pipeline depth, microbatch size) group is left out in turn.
 
-Memory is predicted twice, with attention as hetjax would compute it on the card
+Memory is predicted twice: with attention as hetjax would compute it on the card
 (`chunked` in float32), and with `xla`, which keeps all scores as the measured runs did.
 
-The runs are Megatron-DeepSpeed's, and what is particular to it is not modelled: its
-stages wait while they send and receive (pipelines of four stages are predicted too
-fast), it holds some gigabytes on every device beside its buffers (runs at small
-microbatches are predicted with half of their memory), and layer times include what it
-takes to time a layer alone (runs of one stage at microbatch 1 are predicted too slow).
+The runs are Megatron-DeepSpeed's, and its peculiarities are not modelled. Its stages
+wait while they send and receive, so pipelines of four stages are predicted too fast. It
+holds some gigabytes on every device beside its buffers, so runs at small microbatches
+are predicted with half of their memory. Layer times include the overhead of timing a
+layer alone, so runs of one stage at microbatch 1 are predicted too slow.
 """
 
 import argparse

@@ -7,21 +7,21 @@ Prints one JSON object with `predicted_s`, `measured_s` and `error` (relative) o
 plans of a small Llama on four nodes of one CPU device: one replica of four stages under
 1F1B, and two replicas of two stages with unlike cuts.
 
-The prediction goes the way that users go: `measure_profile` of `hetjax.profile` writes
-a profile file, `costs_of` of `hetjax.simulate` prices the plan with it, and the
-simulator runs the plan's programs. One thing is changed on this way (`in_turn`).
-Simulated devices share the machine's cores, so that a run in which they work side by
-side would measure the sharing. Here they work one after the other: asynchronous
-dispatch is off, every action's result is waited for before the next action starts (a
-program whose inputs are still on their way would run beside others otherwise), and no
-program spans two devices. The simulator is told so: all stages are on one device, which
-is one lane, and all messages pass one trunk, of the median bandwidth of the measured
-links. The step is then the sum of all programs, whatever their order; bubbles and
-overlap are not shown by this number.
+The prediction follows a user's path: `measure_profile` of `hetjax.profile` writes a
+profile file, `costs_of` of `hetjax.simulate` prices the plan with it, and the simulator
+runs the plan's programs. This path has one change (`in_turn`). Simulated devices share
+the machine's cores, so a run in which they work side by side would measure the sharing.
+Here they work one after the other: asynchronous dispatch is off, each action starts
+only after the previous action's result is ready, and no program spans two devices.
+(Otherwise a program whose inputs are still on their way would run beside others.) The
+simulator gets the same setting: all stages are on one device, which is one lane, and
+all messages pass one trunk, of the median bandwidth of the measured links. The step is
+then the sum of all programs, whatever their order; this number does not show bubbles
+and overlap.
 
-The machine drifts, so that real steps stand between two profiles, whose predictions are
-averaged; as times of layers are medians of repetitions, so is that of a step. `error`
-is the median over rounds of predicted / measured - 1.
+Because the machine drifts, real steps stand between two profiles, whose predictions are
+averaged. As layer times are medians of repetitions, so is that of a step. `error` is
+the median over rounds of predicted / measured - 1.
 Compiled programs are kept in a cache on disk from one profile to the next.
 """
 
@@ -100,7 +100,10 @@ def preset_of(model: Model, microbatches: int) -> Preset:
 
 
 def plans(model: Model, microbatches: int) -> dict[str, Plan]:
-    """Four stages; two replicas of two. No run of blocks is shorter than two."""
+    """Return plans of four stages and of two replicas of two stages.
+
+    No run of blocks is shorter than two.
+    """
     last, half = len(model.layers), microbatches // 2
     quarters = [0, *(1 + (last - 2) * i // 4 for i in (1, 2, 3)), last]
     one = [_replica(quarters, microbatches, NODES)]
@@ -137,7 +140,7 @@ def _replica(cuts: Sequence[int], microbatches: int, nodes: Sequence[str]) -> Re
 
 
 def predict(plan: Plan, model: Model, profile: Profile, preset: Preset) -> float:
-    """Seconds of a step whose devices work one at a time."""
+    """Return the seconds of a step whose devices work one at a time."""
     rule = optimizer(preset.config.optimizer, preset.config.steps)
     costs = costs_of(
         plan,
@@ -153,7 +156,7 @@ def predict(plan: Plan, model: Model, profile: Profile, preset: Preset) -> float
 
 
 def in_turn(plan: Plan, costs: Costs) -> tuple[Plan, Costs]:
-    """All stages on one device, all messages through one trunk."""
+    """Put all stages on one device and all messages through one trunk."""
     names = {trunk for route in costs.routes.values() for trunk in route.trunks}
     rate = median(costs.trunks[name] for name in names)
     one_device = tuple(
@@ -180,14 +183,14 @@ def _through_one_trunk(route: Route) -> Route:
 
 
 class _InTurn:
-    """An observer that lets no action start before the last one has ended."""
+    """An observer that lets no action start before the previous one has ended."""
 
     def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
         jax.block_until_ready(made)
 
 
 class Run:
-    """A plan that runs for real."""
+    """A plan that the runtime executes for real."""
 
     def __init__(self, plan: Plan, model: Model, preset: Preset) -> None:
         nodes = {n: [d] for n, d in zip(NODES, jax.devices(), strict=True)}
@@ -209,7 +212,7 @@ def profiled(model: Model, preset: Preset, folder: Path) -> Profile:
     """Write a profile as `python -m hetjax.profile` does, and read it."""
     cluster, output = folder / "cluster.toml", folder / "profile.json"
     cluster.write_text(cluster_toml(CLUSTER))
-    output.unlink(missing_ok=True)  # what is there would not be measured again
+    output.unlink(missing_ok=True)  # an existing profile would not be measured again
     config = ProfileConfig(
         cluster=cluster,
         seq_len=model.max_seq_len,
@@ -227,7 +230,7 @@ def profiled(model: Model, preset: Preset, folder: Path) -> Profile:
 def compare(
     plan: Plan, model: Model, preset: Preset, rounds: int, folder: Path
 ) -> dict[str, Any]:
-    """Rounds of predicting and running, in turns."""
+    """Alternate predicting and running for `rounds` rounds, and compare."""
     run, pairs = Run(plan, model, preset), []
 
     def predicted() -> float:

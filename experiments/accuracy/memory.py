@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted memory of stages against what XLA reports for their compiled programs.
+"""Compares the predicted memory of stages with XLA's figures for compiled programs.
 
     python -m experiments.accuracy.memory [--shapes 0 10] [--output F]
     python -m experiments.accuracy.memory --merge F [F ...] [--output F]
 
-compiles the programs of every stage of every case, a (model, plan, remat) choice, on
-simulated CPU devices and prints JSON: per stage the predicted and the reported bytes,
-and a summary; the second joins what was run in pieces. A total is what lives through
-the step, plus as many microbatches in flight as 1F1B has, plus the workspace; the
-reported one differs in the workspace alone (temporary bytes of the largest program),
-since buffers are compared to the byte. A case is within the limits if its stages are.
+The first command compiles the programs of every stage of every case on simulated CPU
+devices. A case is a choice of model, plan and remat. The command prints JSON: per stage
+the predicted and the reported bytes, and a summary. The second command joins outputs of
+partial runs. A total is what lives through the step, plus as many microbatches in
+flight as 1F1B has, plus the workspace. The reported total differs in the workspace
+alone (temporary bytes of the largest program), because buffers are compared to the
+byte. A case is within the limits if its stages are.
 
-Cases in fp32 are what is judged: with whole backwards and, summed up apart, with
-backwards cut in two (I and W in place of B, F and I in place of FB). A few are in bf16,
-which XLA's CPU backend computes in fp32 copies, as no accelerator does: there the
-model, which knows of no such copies, is far under what is reported.
+The fp32 cases are judged: with whole backwards and, summed up apart, with split
+backwards (I and W in place of B, F and I in place of FB). A few cases are in bf16,
+which XLA's CPU backend computes in fp32 copies, as no accelerator does. The model has
+no such copies, so there it is far below the reported figure.
 
 Owns the cases and the comparison. Does not own the prediction (`hetjax/costs/`).
 """
@@ -49,10 +50,10 @@ REMATS: tuple[Remat, ...] = ("none", "selective", "full")
 MESHES = ((1, 1), (2, 1), (1, 2), (2, 2))  # tensor, data
 # hidden size, heads, vocabulary, sequence length, microbatch size. The model of XLA
 # was made on the first six with whole backwards. The last four were held out: 67 of
-# their 72 stages were within the limits at first sight; the other five taught it two
-# copies that XLA makes (of a scatter's updates, and of masks that are stacked over the
-# data ranks). Of backwards cut in two, 88 of 90 stages were at first sight, and nothing
-# was changed for the two others (full remat of one block, 10 and 12 % over).
+# their 72 stages were within the limits at first. The other five revealed two copies
+# that XLA makes (of a scatter's updates, and of masks that are stacked over the data
+# ranks). Of the 90 stages with split backwards, 88 were within the limits at first, and
+# nothing was changed for the other two (full remat of one block, 10 and 12 % over).
 SHAPES = (
     (64, 4, 512, 64, 2),
     (128, 4, 1024, 64, 4),
@@ -76,7 +77,7 @@ CUTS: tuple[tuple[LayerRange, ...], ...] = (
 class Case:
     """One model on one mesh under one remat choice, cut in three stages.
 
-    `split`: every backward is cut in two, as zero-bubble has it.
+    `split`: every backward is cut in two, as in zero-bubble.
     """
 
     family: str
@@ -96,10 +97,10 @@ class Case:
 
 
 def cases(first_shape: int, last_shape: int) -> Iterator[Case]:
-    """The cases of some shapes: every remat choice, two families, meshes in turn.
+    """Yield the cases of some shapes: every remat choice, two families, meshes in turn.
 
-    Every remat choice again for one of the families with the backward cut in two, and
-    one case in bf16.
+    Then yield each remat choice for one family with split backwards, and one case in
+    bf16.
     """
     for shape in range(first_shape, last_shape):
         whole = list(_whole_cases(shape))
@@ -127,7 +128,7 @@ def _whole_cases(shape: int) -> Iterator[Case]:
 
 
 def model_of(case: Case) -> Model:
-    """Lay out the case's model."""
+    """Build the case's model."""
     hidden_size, num_heads, vocab_size, seq_len, _ = case.shape
     sizes: dict[str, Any] = dict(
         name=case.family,
@@ -150,7 +151,7 @@ def model_of(case: Case) -> Model:
 
 
 def plan_of(case: Case) -> Plan:
-    """One replica of three stages on the same devices."""
+    """Return one replica of three stages on the same devices."""
     stages = tuple(
         Stage(
             node="n",
@@ -174,7 +175,7 @@ def plan_of(case: Case) -> Plan:
 
 
 def compared(case: Case) -> Iterator[dict[str, Any]]:
-    """Predicted and reported bytes of every stage of the case."""
+    """Yield predicted and reported bytes of every stage of the case."""
     model, plan = model_of(case), plan_of(case)
     optimizer = optax.adamw(1e-3)
     devices = {"n": jax.devices()}
@@ -252,7 +253,7 @@ def _shard(array: Any) -> Any:
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of abstract arrays on each device of their sharding."""
+    """Return the bytes of abstract arrays on each device of their sharding."""
     return sum(
         math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
         for a in jax.tree.leaves(tree)
@@ -290,7 +291,7 @@ def _analysis(program: Any) -> Any:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Count cases and stages, and what is within the limits."""
+    """Count cases and stages, and those within the limits."""
     errors = [row["error"] for row in rows]
     by_case: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -326,7 +327,7 @@ def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    """JSON with a line for every stage."""
+    """Return JSON with one line per stage."""
     head = json.dumps({k: v for k, v in found.items() if k != "stages"}, indent=1)
     rows = ",\n".join(f"  {json.dumps(row)}" for row in found["stages"])
     return f'{head[:-2]},\n "stages": [\n{rows}\n ]\n}}'

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in unlike precisions against float32: the losses of `tiny` on A100 + V100.
+"""Compares training in unlike precisions with float32: losses of `tiny` on A100 + V100.
 
     python -m experiments.accuracy.mixed_precision [--steps 300] [--global-batch 48]
         [--learning-rates 1e-3 3e-3] [--seeds 0 1] [--plans mixed float32]
         [--output FILE]
 
-Prints one JSON object. For every peak learning rate (the preset's unless others are
-given) and seed, runs of the preset on simulated devices see the same text in
-the same order: `mixed`, a pipeline over an A100 in bfloat16 and a V100 in float16, what
-each does best; `bfloat16_first`, the same plan with the V100 in float32; `float32`, the
-same plan in float32; `float32_other`, two replicas in float32, which add the same
-gradients in another order; `float32_nudged`, the plan in float32 at a learning rate
-that is greater by 2**-9, one rounding of bfloat16: what any difference of that size
-grows to by the last step. Of each it tells the mean training loss of the last 50
-steps, the validation loss after the last, and the steps that were skipped; then how far
-each is from `float32`. That of `float32_other` is what rounding in float32 does to
-training anyway. `most_apart` is the most of any seed. Runs that are in the output file
-already are not made again.
+Prints one JSON object. For every peak learning rate (by default the preset's) and seed,
+runs of the preset on simulated devices see the same text in the same order. `mixed` is
+a pipeline over an A100 in bfloat16 and a V100 in float16, each one's best precision.
+`bfloat16_first` is the same plan with the V100 in float32. `float32` is the same plan
+in float32. `float32_other` is two replicas in float32, which add the same gradients in
+another order. `float32_nudged` is the plan in float32 at a learning rate greater by
+2**-9, one rounding of bfloat16: it shows how far any difference of that size grows by
+the last step. For each run the output has the mean training loss of the last 50 steps,
+the validation loss after the last, and the number of skipped steps; then the distance
+of each run from `float32`. The distance of `float32_other` is the unavoidable effect of
+rounding in float32. `most_apart` is the maximum over seeds. Runs that are already in
+the output file are not repeated.
 """
 
 import argparse
@@ -59,7 +59,7 @@ LOSSES = ("loss", "validation_loss")
 
 
 def plans(global_batch: int) -> dict[str, Plan]:
-    """The plans by the names of their runs."""
+    """Return the plans by the names of their runs."""
     count = global_batch // MICROBATCH
     pipeline = Plan(
         model="tiny",
@@ -98,7 +98,7 @@ def _stage(node: str, layers: tuple[int, int], launch_ahead: int) -> Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What the runs that are compared with each other have in common."""
+    """What the compared runs have in common."""
 
     steps: int
     global_batch: int
@@ -112,7 +112,7 @@ def _nudged(training: Training, name: str) -> Training:
 
 
 def trained(training: Training, plan: Plan) -> dict[str, Any]:
-    """What becomes of a run of `tiny` by this plan."""
+    """Return the results of a run of `tiny` by this plan."""
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         config = _config(training, plan, Path(folder))
         run(config, TINY, model_preset("tiny"))
@@ -148,7 +148,7 @@ def _config(training: Training, plan: Plan, folder: Path) -> RunConfig:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run all that were asked for and print what they came to."""
+    """Run all requested trainings and print their results."""
     options = _parser().parse_args(words)
     output: Path | None = options.output
     command = " ".join([COMMAND, *(sys.argv[1:] if words is None else words)])
@@ -185,11 +185,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_Runs = dict[str, dict[str, Any]]  # what became of each, by name
+_Runs = dict[str, dict[str, Any]]  # results of each run, by name
 
 
 def _read(output: Path | None) -> dict[Training, _Runs]:
-    """What is in the output file already."""
+    """Return the results that the output file already has."""
     if output is None or not output.exists():
         return {}
     sizes = [field.name for field in fields(Training)]
@@ -209,7 +209,7 @@ def _told(command: str, found: dict[Training, _Runs]) -> str:
 
 
 def _apart(runs: _Runs) -> dict[str, dict[str, float]]:
-    """How far runs are above the one in float32, by loss."""
+    """Return how far each run's losses are above those of the float32 run."""
     if "float32" not in runs:
         return {}
     return {
@@ -220,7 +220,7 @@ def _apart(runs: _Runs) -> dict[str, dict[str, float]]:
 
 
 def _most(found: dict[Training, _Runs]) -> list[dict[str, Any]]:
-    """The most that any seed is from float32, by learning rate."""
+    """Return the maximum distance from float32 over seeds, by learning rate."""
     of_rate: dict[float, list[dict[str, dict[str, float]]]] = {}
     for training, runs in found.items():
         of_rate.setdefault(training.learning_rate, []).append(_apart(runs))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measured runs as plans, and what the product predicts for them.
+"""Turns the measured runs into plans, and predicts them as the product does.
 
 Owns the reading of the measured rows and the path of a user's prediction: the nodes as
 a cluster, Sailor's layer times as a profile or the catalogue alone, `costs_of`, the
-programs, the simulator and the memory model. Users can set whatever is set here: the
+programs, the simulator and the memory model. Everything set here, users can set: the
 network's rate and the form of attention. Does not own the folds (`folds.py`).
 """
 
@@ -36,7 +36,7 @@ DIMS = ("vocab_size", "hidden_size", "num_layers", "heads", "sequence_length")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroundTruth:
-    """What a prediction starts from: the model, and layer times if it has some."""
+    """The inputs of a prediction: the model, and measured layer times if any."""
 
     model: Model
     profile: Profile | None = None
@@ -114,8 +114,8 @@ def predicted(
 ) -> tuple[float, int]:
     """Return the seconds of one iteration and the peak bytes of the fullest device.
 
-    `network_gbit_per_s` is what the cluster file says of every node, None if it leaves
-    that to the device catalogue; `attention` is the form that a user asks for.
+    `network_gbit_per_s` is the cluster file's rate for every node; None takes the
+    device catalogue's. `attention` is the form that a user asks for.
     """
     names = dict.fromkeys(stage.node for _, _, stage in run.plan.stages())
     node = Node(
@@ -138,7 +138,7 @@ def predicted(
 
 
 def plan_of_row(row: Mapping[str, Any]) -> Plan:
-    """The row's layout as a 1F1B plan: one node of four devices per stage."""
+    """Return the row's layout as a 1F1B plan: one node of four devices per stage."""
     depth = row["pp"]
     cuts = list(pairwise(accumulate(row["layers_per_stage"], initial=0)))
     replicas = [

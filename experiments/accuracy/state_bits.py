@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with an optimizer's moments in 8 bits against float32: the losses of `tiny`.
+"""Compares training with 8-bit optimizer moments with float32: the losses of `tiny`.
 
     python -m experiments.accuracy.state_bits [--steps 200] [--seeds 0 1]
         [--rules adamw adamw_slow lion] [--output FILE]
 
 Prints one JSON object. For every rule and seed, runs of the preset see the same text in
-the same order: `float32` and `codes`, on one simulated device, with moments in 32 and
-in 8 bits; `codes_replicas`, in 8 bits on the preset's plan, three unlike replicas on
-five devices, which adds the same gradients in another order; and `nudged`, in 32 bits
-at a learning rate that is greater by 2**-9: what a difference of that size grows to by
-the last step. Rules: AdamW as the preset has it; `adamw_slow` with a beta2 of 0.999;
-Lion at a tenth of the rate. Of each run it tells the mean training loss of the last 50
-steps and the validation loss after the last, then how far they are from `float32`.
-`most_apart` is the most of any seed. Runs that are in the output file already are not
-made again.
+the same order. `float32` and `codes` run on one simulated device, with moments in 32
+and in 8 bits. `codes_replicas` runs in 8 bits on the preset's plan, three unlike
+replicas on five devices, which adds the same gradients in another order. `nudged` runs
+in 32 bits at a learning rate greater by 2**-9: it shows how far a difference of that
+size grows by the last step. The rules are AdamW as in the preset, `adamw_slow` with a
+beta2 of 0.999, and Lion at a tenth of the rate. For each run the output has the mean
+training loss of the last 50 steps and the validation loss after the last, then their
+distances from `float32`. `most_apart` is the maximum over seeds. Runs that are already
+in the output file are not repeated.
 
 Owns the cases and the comparison. Does not own the codes (`hetjax/stage/`).
 """
@@ -61,11 +61,11 @@ ONE_DEVICE = Plan(
     ),
 )
 
-_Runs = dict[str, dict[str, float]]  # what became of each, by name
+_Runs = dict[str, dict[str, float]]  # results of each run, by name
 
 
 def cases(rule: OptimizerConfig) -> dict[str, tuple[OptimizerConfig, Plan | None]]:
-    """The runs of a rule; those without a plan follow the preset's."""
+    """Return the runs of a rule; a run without a plan uses the preset's."""
     codes = replace(rule, state_bits=8)
     nudged = replace(rule, learning_rate=rule.learning_rate * NUDGE)
     return {
@@ -79,7 +79,7 @@ def cases(rule: OptimizerConfig) -> dict[str, tuple[OptimizerConfig, Plan | None
 def trained(
     steps: int, seed: int, rule: OptimizerConfig, plan: Plan | None
 ) -> dict[str, float]:
-    """What becomes of a run of `tiny`."""
+    """Return the losses of a run of `tiny`."""
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         config = _config(Path(folder), steps, seed, rule, plan)
         run(config, TINY, model_preset("tiny"))
@@ -108,7 +108,7 @@ def _config(
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run all that were asked for and print what they came to."""
+    """Run all requested cases and print their results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
@@ -137,7 +137,7 @@ def _told(command: str, steps: int, found: dict[str, dict[str, _Runs]]) -> str:
 
 
 def _most_apart(seeds: list[_Runs]) -> dict[str, dict[str, float]]:
-    """The most that any seed's runs are from float32, by name and loss."""
+    """Return the maximum distance from float32 over seeds, by run name and loss."""
     names = [name for name in seeds[0] if name != "float32"]
     return {
         name: {

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m experiments.attacks`: what the notes found, done again to what there is.
+"""`python -m experiments.attacks`: repeats the findings of the notes on today's code.
 
     python -m experiments.attacks [--only F3 F8] [--output FILE] [--folder FOLDER]
 
-Prints a line of JSON for each finding: what was done, what was to be expected, what
-happened, and what of that was wrong. With `--output` it also appends them to the file,
-and goes on with those that the file does not have. With `--folder` the runs stay there,
-to be looked at, and another call has what they have compiled. Exit code 1 if something
-is wrong.
+Prints a line of JSON for each finding: the attack, what was expected, what happened,
+and what of that was wrong. With `--output` it also appends the lines to the file, and
+skips findings that the file has. With `--folder` the runs stay there for inspection,
+and another call reuses their compiled programs. Exit code 1 if something is wrong.
 """
 
 import argparse
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="a line of JSON per finding")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     options = parser.parse_args(arguments)
-    # what is left of an attack that is given up is ended, too
+    # an interrupted attack ends its processes, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     known = {row["finding"] for row in rows_of(options.output)}
     is_wrong = False
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def attacked(attack: Attack, folder: Path) -> dict[str, Any]:
-    """Do it; one that could not be done is wrong, too."""
+    """Run an attack; one that could not be run is wrong, too."""
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
     folder.mkdir(parents=True)
     begin_s, commit = time.monotonic(), _commit()

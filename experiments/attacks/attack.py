@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attack is, and what comes of one.
+"""Defines an attack and its outcome.
 
-Owns the form of both. Does not own the attacks (`on_wire.py`, `on_files.py`,
-`on_workers.py`), nor the lines that are kept of them (`__main__.py`).
+Owns both types. Does not own the attacks (`on_wire.py`, `on_files.py`,
+`on_workers.py`), nor their result lines (`__main__.py`).
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What happened, in words, and whether that was to be expected.
+    """What happened, in words, and whether that was expected.
 
-    `wrong` is what was not, empty if the attack was withstood. `seconds` are of what
-    the finding was about, where it was about time.
+    `wrong` lists what was not expected; it is empty if the attack was withstood.
+    `seconds` measure what the finding was about, if that was a time.
     """
 
     happened: str
@@ -25,7 +25,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attack:
-    """One of the findings of the notes, done again; `act` does it in a folder."""
+    """One of the findings of the notes, repeated; `act` does it in a folder."""
 
     finding: str
     done: str
@@ -34,7 +34,7 @@ class Attack:
 
 
 def unless(**conditions: bool) -> tuple[str, ...]:
-    """The names of what does not hold, with blanks for underscores.
+    """Return the names of conditions that do not hold, with blanks for underscores.
 
     >>> unless(it_ends=True, it_says_why=False)
     ('not so: it says why',)

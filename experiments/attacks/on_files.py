@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on what a run reads and writes: files, disks, stores, its directory, clocks.
+"""Attacks what a run reads and writes: files, disks, stores, its directory, clocks.
 
-Each is done to a run in one process, a command of its own. Does not own the runs
-(`runs.py`).
+Each attack is on a run in one process, started by its own command. Does not own the
+runs (`runs.py`).
 """
 
 import json
@@ -36,7 +36,7 @@ from tests.training.pair import TWO_NODES, TWO_REPLICAS
 
 _ANSWER_S = 5.0  # for a call to the store that never answers
 _YEAR_S = 365 * 86400
-_ROOM_BYTES = 100  # that metrics.jsonl still has
+_ROOM_BYTES = 100  # that metrics.jsonl may still grow
 CRASH = "Traceback (most recent call last)"
 
 
@@ -69,7 +69,7 @@ def store_that_leads_out(folder: Path) -> Outcome:
 
 
 def names_of_nodes(folder: Path) -> Outcome:
-    """In a cluster file, and in the handshake of who calls a controller."""
+    """Use hostile names in a cluster file, and in handshakes with a controller."""
     codes = []
     for number, name in enumerate(("..", "a\\u0000b", "a" * 300)):
         run = run_in(folder, number)
@@ -84,7 +84,7 @@ def names_of_nodes(folder: Path) -> Outcome:
 
 
 def _refused(words: list[str]) -> int | None:
-    """The exit code of the command, which ends before anything is computed."""
+    """Return the exit code of the command, which ends before it computes anything."""
     from hetjax.train import main
 
     try:
@@ -111,7 +111,7 @@ def numbers_out_of_range(folder: Path) -> Outcome:
 
 
 def two_on_one_directory(folder: Path) -> Outcome:
-    """Another start of a worker; then another controller while the first one trains."""
+    """Call as another start of a worker; then start a second controller."""
     called, wrong_called = second_caller(folder)
     run = run_in(folder)
     run.attack("hang-Train")
@@ -133,7 +133,7 @@ def two_on_one_directory(folder: Path) -> Outcome:
 
 @contextmanager
 def deaf() -> Iterator[str]:
-    """The address of a server that takes connections and says nothing."""
+    """Yield the address of a server that accepts connections and never answers."""
     listener, callers = socket.create_server(("127.0.0.1", 0)), list[socket.socket]()
 
     def accept() -> None:
@@ -217,7 +217,7 @@ def _lines(text: bytes) -> list[bytes]:
 
 
 def clock_set_back(folder: Path) -> Outcome:
-    """A year, between the first start and the second; then it is right again."""
+    """Set the clock back a year for the second start; the third has it right again."""
     run, shifted = run_in(folder), folder / "shifted"
     shifted.mkdir()
     (shifted / "sitecustomize.py").write_text(

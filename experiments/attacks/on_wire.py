@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on what listens: names, lengths, replies, starts, frames, descriptors.
+"""Attacks listening sockets: names, lengths, replies, starts, frames, descriptors.
 
-Each is done to the sockets of a controller and of workers, over TCP. Does not own the
-relay that stands between two of them (`tests/comm/relay.py`).
+Each attack uses the sockets of a controller and of workers, over TCP. Does not own the
+relay between two of them (`tests/comm/relay.py`).
 """
 
 import os
@@ -50,7 +50,7 @@ def controller() -> Iterator[tuple[SocketConnections, bytes]]:
 def calling(
     to: SocketConnections, secret: bytes, name: str, hear: Hear, start: int = 0
 ) -> ControllerConnection:
-    """A worker that does this with what it is asked."""
+    """Return a worker that handles requests with `hear`."""
     own: list[ControllerConnection] = []
     found = ControllerConnection(
         to.address,
@@ -73,7 +73,7 @@ def babbling(own: ControllerConnection, number: int, request: AnyRequest) -> Non
 
 
 def is_asked(connections: SocketConnections, worker: str) -> bool:
-    """Whether it is there, and answers."""
+    """Whether the worker is connected and answers."""
     connections.wait_for([worker])
     return worker in connections.ask({worker: Compile()})
 
@@ -99,7 +99,7 @@ def hostile_names(folder: Path) -> Outcome:
 
 
 def impossible_messages(folder: Path) -> Outcome:
-    """A reply that is no JSON, and a frame of 2^62 bytes."""
+    """Send a reply that is no JSON, and a frame of 2^62 bytes."""
     reasons = []
     with controller() as (connections, secret):
         workers = [calling(connections, secret, "babbles", babbling)]
@@ -124,7 +124,7 @@ def _too_long(own: ControllerConnection, number: int, request: AnyRequest) -> No
 
 
 def second_caller(folder: Path) -> tuple[str, tuple[str, ...]]:
-    """Another start of a worker calls while the first is there, then an older one."""
+    """Call with a newer start of a worker while the first is there; then an older."""
     with controller() as (connections, secret):
         first = calling(connections, secret, "a", honest, start=1)
         before = is_asked(connections, "a")
@@ -148,7 +148,7 @@ def second_caller(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def injecting_relay(folder: Path) -> Outcome:
-    """Between two workers, who take codes as they do between machines."""
+    """Inject a frame between two workers that use codes as between machines."""
     with relayed(injected) as (one, two):
         for number in range(4):
             one.send("two", key(number), [np.full(5, number, np.uint8)])
@@ -173,11 +173,11 @@ def _joined(name: str, secret: bytes, two: Peers) -> bool:
 
 
 def full_door(folder: Path) -> Outcome:
-    """No descriptors are left when a caller comes; then fifty shake hands slowly."""
+    """Call while no descriptors are left; then make fifty slow handshakes."""
     secret = secrets.token_bytes(32)
     two, early = Peers("two", LOCAL, secret), socket.socket()
     with no_descriptors():
-        early.connect(endpoint(two.address))  # wakes the door, which cannot take it
+        early.connect(endpoint(two.address))  # the listener cannot accept it
         time.sleep(0.5)
     joins_later = _joined("late", secret, two)
     early.close()
@@ -210,7 +210,7 @@ def _calling(address: str) -> socket.socket:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Within it this process can open nothing more."""
+    """Let this process open nothing more in this context."""
     limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     most = max(map(int, os.listdir("/proc/self/fd"))) + 50
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
@@ -233,7 +233,7 @@ def _trickle(slow: list[socket.socket], over: threading.Event) -> None:
 
 
 def _open_until(slow: list[socket.socket], end_s: float) -> int:
-    """How many are still open then; returns as soon as none is."""
+    """Return how many are still open then; return at once when none is."""
     waiting = list(slow)
     for found in waiting:
         found.setblocking(False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on worker processes: they hang, are killed, and the run is told to stop.
+"""Attacks worker processes: they hang, are killed, and the run is asked to stop.
 
-Does not own how a worker is made to hang or die where it is (`victim.py`).
+Does not own how a worker is made to hang or die (`victim.py`).
 """
 
 import random
@@ -18,16 +18,17 @@ from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 from hetjax.training.recovery.notice_sources import GRACE_S
 
-# at the start, and by the step after which a worker hangs: two between steps at most
+# at the start, and by the step after which a worker hangs; at most two hangs between
+# steps
 _AT_THE_START = (schema.Build, schema.Compile)
 _HANGS = {
     2: (schema.Train, schema.PlaceState),
     4: (schema.SaveState, schema.CollectLeaves),
     6: (schema.AwaitSaved,),
 }
-_HUNG_S = 30.0  # in place of minutes and hours
+_HUNG_S = 30.0  # instead of minutes or hours
 _EVERY_STEP = ("--checkpoint.every", "1")
-_SLACK_S = 5.0  # of a machine with other work
+_SLACK_S = 5.0  # for other work on the machine
 _NUM_RUNS, _KILLS, _PAUSE_S = 2, 2, (0.5, 8.0)
 
 
@@ -84,7 +85,7 @@ def stop_while_recovering(folder: Path) -> Outcome:
     run, step = run_in(folder), 2
     with run.going(*_EVERY_STEP) as going:
         run.wait_until(going, run.has_done(step))
-        run.attack("hang-Build")  # who comes in its place hangs, and has an hour
+        run.attack("hang-Build")  # the replacement hangs, and has a limit of one hour
         run.kill("right")
         hung = run.attacks / "hang-Build"
         run.wait_until(going, lambda: not hung.exists())
@@ -104,7 +105,7 @@ def stop_while_recovering(folder: Path) -> Outcome:
 
 
 def exit_codes(folder: Path) -> Outcome:
-    """Of runs of which workers were killed at moments of chance."""
+    """Check exit codes of runs whose workers are killed at random moments."""
     codes, num_recoveries, are_same = list[int](), 0, True
     for number in range(_NUM_RUNS):
         run = run_in(folder, number)

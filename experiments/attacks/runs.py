@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs to attack: six steps of preset `tiny` on two nodes, a replica each.
+"""Defines runs to attack: six steps of preset `tiny` on two nodes, a replica each.
 
-Owns starting one as a process, watching how far it is, and what it has told. Does not
-own what is done to it.
+Owns starting a run as a process, watching its progress, and its output. Does not own
+the attacks.
 """
 
 import os
@@ -32,7 +32,7 @@ DONE, REFUSED, STOPPED = 0, 2, 4  # exit codes
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of its own in a folder; `top` is where all of them share their data."""
+    """A run in its own folder; all runs share their data below `top`."""
 
     folder: Path
     top: Path
@@ -48,7 +48,7 @@ class Run:
         return self.folder / "run"
 
     def attack(self, *names: str) -> None:
-        """Let these happen when their time comes."""
+        """Request these attacks, which happen at their triggers."""
         for name in names:
             (self.attacks / name).touch()
 
@@ -60,7 +60,7 @@ class Run:
     def going(
         self, *options: str, env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A start of it, which does not outlive the `with`."""
+        """Start the run; it does not outlive the `with`."""
         command = [sys.executable, "-m", MODULE, *self.words(*options)]
         flags = " ".join(jax_settings.quick_flags())
         quick = {"XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -74,7 +74,7 @@ class Run:
         }
         with self.said.open("ab") as said:
             pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=said)
-        # what it says goes through a pipe: limits on files are not for its words
+        # its output goes through a pipe, so that limits on file size do not apply to it
         run = subprocess.Popen(
             command, stdout=pipe.stdin, stderr=subprocess.STDOUT, env=shared
         )
@@ -89,14 +89,14 @@ class Run:
             pipe.wait()
 
     def ended(self, *options: str, env: Mapping[str, str] | None = None) -> int:
-        """Let it go on, without more ado, to its end; return the exit code."""
+        """Run to the end without further attacks; return the exit code."""
         with self.going(*options, env=env) as run:
             return run.wait(_LONGEST_S)
 
     def wait_until(
         self, run: subprocess.Popen[bytes], is_so: Callable[[], object]
     ) -> None:
-        """Return once it is so, or the run is over."""
+        """Return once `is_so()` holds or the run is over."""
         end_s = time.monotonic() + _LONGEST_S
         while run.poll() is None and not is_so():
             assert time.monotonic() < end_s, "the run neither ends nor goes on"
@@ -138,12 +138,12 @@ class Run:
 
 
 def run_in(folder: Path, number: int = 0) -> Run:
-    """One of the runs of an attack, whose folder this is."""
+    """Return one of the runs of an attack, which uses this folder."""
     return Run(folder=folder / str(number), top=folder.parent)
 
 
 def unharmed(folder: Path, *options: str) -> list[dict[str, Any]]:
-    """The numbers of a run that nobody attacks: one for each launcher."""
+    """Return the numbers of a run without attacks; one is kept for each launcher."""
     name = "-".join(["whole", *options]).replace("--", "")
     whole = Run(folder=folder.parent / name, top=folder.parent)
     if not whole.events("finished"):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is attacked from within: `hetjax train`, or one of its workers.
+"""Runs `hetjax train`, or one of its workers, with attacks from within.
 
     python -m experiments.attacks.victim [WORDS OF hetjax train]
 
-Without words it is a worker of such a run. In the folder HETJAX_ATTACK a file is an
-attack on the first process that comes upon it, which takes it away:
+Without words it is a worker of such a run. Each file in the folder HETJAX_ATTACK is an
+attack on the first process that reaches its trigger, which removes the file:
 
     hang-REQUEST, die-REQUEST   when a worker is asked for it (`runtime/rpc/schema.py`)
     poison-STEP, flip-STEP      after the update of the step: an infinite weight, or a
                                 flipped bit of one
 
-HETJAX_ATTACK_LIMIT_S is the most that a worker may take for what it is asked, and
-HETJAX_ATTACK_CALL_S for a call to a store, so that nobody waits for minutes.
+HETJAX_ATTACK_LIMIT_S limits the time of each worker request, and HETJAX_ATTACK_CALL_S
+that of a call to a store, so that no attack takes minutes.
 """
 
 import os
@@ -78,7 +78,7 @@ _HARMS: dict[str, Callable[[StageRuntime], object]] = {"poison": poison, "flip":
 
 
 def shorten_limits() -> None:
-    """Let no wait of the run take as long as it may."""
+    """Shorten the timeouts of the run."""
     if LIMIT_S in os.environ:
         most_s = float(os.environ[LIMIT_S])
         for kind, limit in LIMITS.items():

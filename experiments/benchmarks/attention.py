@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in blocks over attention that keeps all scores, on the CPU that is here.
+"""Compares attention in blocks with attention that keeps all scores, on this CPU.
 
     python -m experiments.benchmarks.attention > experiments/results/attention_cpu.json
 
 Prints one JSON object. A round calls forward and backward of both forms (`chunked`,
-then `xla`; in every second round the other way round), of 2,048 positions a call, in as
-many sequences as they make. `ratio` is the median over rounds of chunked / xla, by
-precision, heads (number x size, half as many of keys) and positions of a sequence;
-`step_s` has the medians themselves. The machine may do other things meanwhile, which
-meets both of a round.
+then `xla`; every second round in reverse order). A call has 2,048 positions, in as many
+sequences as they make. `ratio` is the median over rounds of chunked / xla, by
+precision, heads (number x size, half as many of keys) and positions of a sequence.
+`step_s` has the medians themselves. Other load on the machine affects both forms of a
+round.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Call = Callable[[], object]
 
 
 def calls(dtype: str, heads: str, length: int) -> dict[str, Call]:
-    """Forward and backward of each form, compiled, on the same arrays."""
+    """Return compiled forward and backward of each form, on the same arrays."""
     (num, size), rng = HEADS[heads], np.random.default_rng(0)
     q, k, v, dz = (
         jnp.asarray(rng.normal(size=(_POSITIONS // length, length, n, size)), dtype)
@@ -62,7 +62,7 @@ def calls(dtype: str, heads: str, length: int) -> dict[str, Call]:
 
 
 def alternating(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in every round."""
+    """Return the seconds of each call in every round."""
     times_s: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + _WARM_UP):
         for name in sorted(calls, reverse=number % 2 == 1):

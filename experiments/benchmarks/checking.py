@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to check the numbers of a step, in parts of the step.
+"""Measures the cost of checking a step's numbers, as a share of the step.
 
     python -m experiments.benchmarks.checking [--rounds 60] > FILE
 
 Prints one JSON object. Two replicas of one model train in this process. A round is
-three steps: one without checks, one that looks whether the new weights are finite, and
-one that compares digests besides. Their order changes from round to round; ratios are
-of medians. `cost_every_20` is what a run pays that compares at every twentieth step.
-`alone` has the programs by themselves, in parts of the median step without checks: on a
-machine that others use, too, they say more than differences of steps do.
+three steps: one without checks, one that checks whether the new weights are finite, and
+one that also compares digests. Their order changes from round to round; ratios are of
+medians. `cost_every_20` is the cost for a run that compares digests at every twentieth
+step. `alone` has the check programs by themselves, as shares of the median step without
+checks: on a shared machine this is more reliable than differences of steps.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _WARM_UP = 2  # rounds
 
 
 def runtime_of(num_blocks: int, hidden_size: int) -> StageRuntime:
-    """Two replicas of a Llama, a device each."""
+    """Return two replicas of a Llama on one device each."""
     model = llama_model(
         LlamaConfig(
             name="checked",
@@ -80,7 +80,7 @@ class Variants:
         self._finite = [(each, each.is_finite) for each in checks]
 
     def step_s(self, variant: str) -> float:
-        """Seconds of a step, until the devices are done with it."""
+        """Return the seconds of a step, until the devices have finished it."""
         for checks, is_finite in self._finite:
             found = is_finite if variant != "none" else _unchecked(checks)
             checks.__dict__["is_finite"] = found
@@ -100,7 +100,7 @@ def _unchecked(checks: Any) -> Callable[[Any], jax.Array]:
 
 
 def alone_s(runtime: StageRuntime, rounds: int) -> dict[str, float]:
-    """Median seconds of the checks of both replicas by themselves."""
+    """Return the median seconds of both replicas' checks by themselves."""
 
     def timed(check: Callable[[Any], Any]) -> float:
         start_s = time.perf_counter()

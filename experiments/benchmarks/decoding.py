@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second with keys and values kept, and host memory while weights are read.
+"""Measures tokens per second with cached keys and values, and host memory of loading.
 
     python -m experiments.benchmarks.decoding [--rounds 7] [--tokens 24]
 
-Speed: a Llama with the sizes of preset `tiny` but more positions goes on with texts of
-several lengths, once by `hetjax/serving/decoding.py`, once by the whole text (one
-program of its full length) for each token. Both alternate; medians of rounds.
+Speed: a Llama with the sizes of preset `tiny` but more positions continues texts of
+several lengths, once by `hetjax/serving/decoding.py`, once by running the whole text
+(one program of its full length) for each token. Both alternate; medians of rounds.
 
-Memory: a Llama of 150 million parameters in fp32 on disk is read for bf16 in a process
-of its own. `peak_bytes` is the most anonymous memory beyond that before reading; on a
-CPU the weights are part of it. Prints one JSON object.
+Memory: a Llama of 150 million parameters in fp32 on disk is loaded as bf16 in its own
+process. `peak_bytes` is the most anonymous memory above that before loading; on a CPU
+the weights are part of it. Prints one JSON object.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def drawn(path: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def whole(loaded: LoadedModel) -> Callable[[np.ndarray, int], np.ndarray]:
-    """logits_V after the token at a position, of the whole text in one program."""
+    """Return a function for logits_V after a position, by one program on all tokens."""
 
     @jax.jit
     def program(params: list[Any], tokens_BL: jax.Array, at: jax.Array) -> jax.Array:
@@ -78,7 +78,7 @@ def whole(loaded: LoadedModel) -> Callable[[np.ndarray, int], np.ndarray]:
 
 
 def kept_rate(loaded: LoadedModel, tokens_L: np.ndarray, num_tokens: int) -> float:
-    """Tokens per second after the first."""
+    """Return tokens per second after the first."""
     text = Continuation(loaded, len(tokens_L))
     text.prefill(tokens_L[:-num_tokens].tolist())
     start_s = time.perf_counter()
@@ -118,14 +118,14 @@ def speed(positions: int, rounds: int, num_tokens: int) -> dict[str, Any]:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's."""
+    """Return the anonymous memory of this process, which no file backs."""
     status = Path("/proc/self/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("RssAnon")]
     return int(line.split()[1]) * 1024
 
 
 def reading(folder: Path) -> None:
-    """The other process: prints bytes of weights, and the most that it held."""
+    """Be the other process: print the bytes of weights and the peak memory."""
     model, weights = (
         load_named(str(folder)),
         FolderWeights(folder, np.dtype("bfloat16")),

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step time of a four-stage pipeline over the same work as one jit on one device.
+"""Compares a four-stage pipeline's step with the same work as one jit on one device.
 
     python -m experiments.benchmarks.driver_overhead [--steps 20] [--microbatches 8]
 
 Prints one JSON object. `ratio` is the median over pairs of steps (pipeline, one jit;
 alternating in one process) of pipeline time / one-jit time: same model, microbatches,
-fp32 accumulation, clipping and AdamW. The pipeline is driven as a run drives it: by a
+fp32 accumulation, clipping and AdamW. The pipeline is driven as in a run: by a
 controller whose one worker is in this process.
 
 What the number can show: simulated devices share the machine's cores, so a pipeline
-cannot be faster than one device by working in parallel; whatever it takes above 1 is
-what the driver adds (dispatch, residuals written out and read back, transfers, more
-and smaller programs), less what two programs at once gain on idle cores. What it
-cannot show: bubbles, link times and overlap on real devices, nor the dispatch cost of
-an accelerator's runtime. `enqueue_us_per_action` is Python and JAX dispatch time alone.
+cannot be faster than one device by working in parallel. Any excess above 1 is what the
+driver adds (dispatch, residuals written out and read back, transfers, more and smaller
+programs), less what two programs at once gain on idle cores. What it cannot show:
+bubbles, link times and overlap on real devices, nor the dispatch cost of an
+accelerator's runtime. `enqueue_us_per_action` is Python and JAX dispatch time alone.
 """
 
 import argparse

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes per second of each step of a gradient's way between two processes.
+"""Measures bytes per second of each step on a gradient's path between two processes.
 
     python -m experiments.benchmarks.host_path [--rounds 15] [--mib 64] [--platform cpu]
 
-A group of `--mib` goes the way of `hetjax/comm/reduction.py`, step by step:
+A group of `--mib` takes the path of `hetjax/comm/reduction.py`, step by step:
 
-* `to_host`: rows on the device, as the host reads them (on a CPU that is no copy);
+* `to_host`: rows on the device, as the host reads them (on a CPU this copies nothing);
 * `socket`: from the mailbox of another process into our own;
-* `sum`: our rows and those that came, by all cores; `sum_bfloat16` and `round` are
+* `sum`: our rows and the received ones, by all cores; `sum_bfloat16` and `round` are
   what `--gradient-wire bfloat16` adds and sends;
-* `to_device`: the sum, on the device again.
+* `to_device`: the sum, back on the device.
 
-Beside them `copy`: the bytes that a sum reads (twice the group's) are copied by as many
-threads; `copy_alone`: by one; `loopback`: the group's bytes over a bare socket. All
-alternate, in memory that is there; medians of rounds. Prints one JSON object: ms, GiB/s
-of the group's fp32 bytes, ms of all our cores together (`cpu_ms`: other programs do not
-change them), and shares, each the median of what rounds show.
+The references are `copy`: the bytes that a sum reads (twice the group's), copied by as
+many threads; `copy_alone`: by one thread; `loopback`: the group's bytes over a bare
+socket. All alternate, in memory that was touched before; medians of rounds. Prints one
+JSON object: ms, GiB/s of the group's fp32 bytes, ms of all our cores together
+(`cpu_ms`, independent of other programs), and shares, each the median over rounds.
 """
 
 import argparse
@@ -44,7 +44,7 @@ MIB = 1 << 20
 _SECRET = bytes(32)  # both ends are ours, on loopback
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _COMMAND = "python -m experiments.benchmarks.host_path"
-_BARE, _LINK, _END = b"bl."  # what the other process is asked for
+_BARE, _LINK, _END = b"bl."  # requests to the other process
 
 
 def key(number: int) -> Key:
@@ -52,7 +52,7 @@ def key(number: int) -> Key:
 
 
 def sending(control: str, link: str, size: int) -> None:
-    """The other process: sends what is asked for, a byte each, over `control`."""
+    """Be the other process: send what `control` requests, one byte per request."""
     host, _, port = control.rpartition(":")
     asked = socket.create_connection((host, int(port)))
     peers = Peers("a", "127.0.0.1:0", _SECRET)
@@ -70,7 +70,7 @@ def sending(control: str, link: str, size: int) -> None:
 def steps(
     asked: socket.socket, peers: Peers, size: int
 ) -> dict[str, Callable[[int], object]]:
-    """What each step does in the round of that number."""
+    """Return a function of the round's number for each step."""
     rng = np.random.default_rng(0)
     ours, came = (rng.standard_normal(size // 4).astype(np.float32) for _ in range(2))
     narrow = ours.astype(_BF16), came.astype(_BF16)
@@ -142,7 +142,7 @@ def measured(rounds: int, size: int) -> dict[str, Any]:
 
 
 def share(times: Mapping[str, Sequence[float]], name: str, of: str) -> float:
-    """How fast it is, of what the other one is."""
+    """Return how fast `name` is, as a share of the speed of `of`."""
     pairs = zip(times[name], times[of], strict=True)
     return round(median(other / own for own, other in pairs), 3)
 

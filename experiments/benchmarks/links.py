@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes per second of links between two processes, beside a plain socket copy.
+"""Measures bytes per second of links between two processes, beside plain sockets.
 
     python -m experiments.benchmarks.links [--rounds 9] [--unix DIRECTORY]
 
-`plain`: one process writes a buffer to a socket with `sendall`, the other reads every
-message into a buffer of its own, all made and touched before. `plain_arrays`: the same,
-but each message is read into fresh memory that is handed to JAX as an array on a CPU
-device. `link`: the same bytes as messages, delivered to the mailbox and handed to JAX
-likewise, as `wire.py` does it. `coded`: a link whose frames carry codes, as between
-machines. All alternate in one run over loopback (or Unix sockets); medians of rounds,
-each of as many messages as make 128 MiB. Prints one JSON object; `share` is link over
-plain, `share_of_arrays` link over plain_arrays, `share_coded` coded over link.
+`plain`: one process writes a buffer to a socket with `sendall`, the other reads each
+message into its own buffer; all buffers are made and touched before. `plain_arrays`:
+the same, but each message is read into fresh memory, which JAX takes over as an array
+on a CPU device. `link`: the same bytes as messages, delivered to the mailbox and handed
+to JAX in the same way, as `wire.py` does it. `coded`: a link whose frames carry codes,
+as between machines. All alternate in one run over loopback (or Unix sockets). Figures
+are medians of rounds, each with enough messages for 128 MiB. Prints one JSON object;
+`share` is link over plain, `share_of_arrays` link over plain_arrays, `share_coded`
+coded over link.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def _buffers(found: socket.socket) -> None:
 def sending(
     plain: str, links: Sequence[str], rounds: int, directory: str | None
 ) -> None:
-    """The other process: sends what is asked for, as the receiver says go."""
+    """Be the other process: send on each request of the receiver."""
     unix = plain.startswith("unix:")
     sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     host, _, port = plain.rpartition(":")
@@ -79,7 +80,7 @@ def _peers(name: str, directory: str | None, coded: bool) -> Peers:
 
 
 def receiving(rounds: int, directory: str | None) -> list[dict[str, float]]:
-    """Measure; this process says when, and what counts is when all is here."""
+    """Measure. This process requests each round and times it until all has arrived."""
     listener, plain = listen(_own("plain", directory))
     both = [_peers("b", directory, coded) for coded in (False, True)]
     command = [sys.executable, "-m", "experiments.benchmarks.links"]
@@ -154,7 +155,7 @@ def _fill(sock: socket.socket, into: memoryview) -> None:
 
 
 def _hand_over(data: np.ndarray) -> None:
-    """As `Wire.receive` does."""
+    """Hand the bytes to JAX as `Wire.receive` does."""
     x = data.view(np.float32)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     expected = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs a run to hand a line of its journals over to observers.
+"""Measures a run's cost of handing a journal line to observers.
 
     python -m experiments.benchmarks.observers [--lines 20000] > FILE
 
-Prints one JSON object: CPU microseconds of the calling thread for a line, by what looks
-on, as median, 99th percentile, mean and most. `idle` observers do nothing, `slow` ones
-come back from their first record only at the end, so that all lines but the first
-thousand are dropped, `tensorboard` writes. There is a pause between lines, as between
-steps; without one a thread that works takes the interpreter, which is waiting, not CPU.
+Prints one JSON object: CPU microseconds of the calling thread per line, by kind of
+observer, as median, 99th percentile, mean and maximum. `idle` observers do nothing.
+`slow` ones return from their first record only at the end, so all lines but the first
+thousand are dropped. `tensorboard` writes. There is a pause between lines, as between
+steps. Without a pause, a busy thread would hold the interpreter, which costs waiting,
+not CPU.
 """
 
 import argparse
@@ -43,7 +44,7 @@ class Idle(Observer):
 
 
 class Slow(Observer):
-    """Comes back when it is let go."""
+    """Returns from its first record only once `may_go` is set."""
 
     def __init__(self) -> None:
         self.may_go = threading.Event()
@@ -53,7 +54,7 @@ class Slow(Observer):
 
 
 def cpu_us(given: list[GivenObserver], num_lines: int) -> list[float]:
-    """CPU microseconds of handing over each line."""
+    """Return the CPU microseconds of handing over each line."""
     found: list[float] = []
     said: list[str] = []
     with TemporaryDirectory() as folder, Dispatcher(observer_sources(given)) as run:

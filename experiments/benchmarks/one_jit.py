@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The yardstick of the benchmarks: a training step as one jitted function, one device.
+"""Defines the benchmarks' yardstick: a training step as one jitted function.
 
-Same model, microbatches, fp32 accumulation, clipping and optimizer as a plan, but no
-stages, no driver, no transfers. Not the tests' oracle, which is written apart.
+Model, microbatches, fp32 accumulation, clipping and optimizer are a plan's, on one
+device, without stages, driver or transfers. It is not the tests' oracle, which is
+written separately.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ from hetjax.stage import function as mathematics
 def even_pipeline(
     model: Model, num_stages: int, microbatches: int, size: int, remat: Remat = "none"
 ) -> Plan:
-    """One replica of equal stages, one device of node "node" each."""
+    """Return one replica of equal stages, one device of node "node" each."""
     bounds = np.linspace(0, len(model.layers), num_stages + 1).round().astype(int)
     stages = tuple(
         Stage(
@@ -54,7 +55,7 @@ def one_jit(
     clip_norm: float,
     dtype: str = "float32",
 ) -> tuple[tuple[Any, Any], Any]:
-    """(state, step): step(params, opt_state, *batch) -> (params, opt_state, loss)."""
+    """Return state and step(params, opt_state, *batch) -> (params, opt_state, loss)."""
     whole = StageRuntime(plan, model, {"node": [device]}, optimizer, dtype=dtype)
     whole.initialise(0)
     (held,) = whole.stages.values()
@@ -87,7 +88,7 @@ def one_jit(
 
 
 def random_batch(plan: Plan, vocab_size: int) -> Batch:
-    """Tokens without meaning, the same at every call."""
+    """Return random tokens, the same at every call."""
     rng = np.random.default_rng(0)
     shape = (plan.global_batch, plan.seq_len)
     inputs, targets = (rng.integers(0, vocab_size, shape) for _ in range(2))

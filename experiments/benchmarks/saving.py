@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint costs: its bytes per second, and the steps beside it.
+"""Measures the cost of a checkpoint: its bytes per second, and the slowdown of steps.
 
     python -m experiments.benchmarks.saving [--only throughput] [--directory DISK]
 
 `throughput`: a writer saves the state of a model, about 1 GiB of float32, and commits
-it (checksums, fsync, manifest). `plain`: the very bytes of the files that it left, in
-as many files of one folder, by four threads, each file fsynced. Both alternate on one
-file system, each into a new folder, with nothing else left to be written back. Nothing
-is removed before the end (2 GiB per round): ext4 makes files slowly for a minute after
-thousands were removed. `share` is the median over rounds of plain / the writer's time.
+it (checksums, fsync, manifest). `plain`: the same bytes in as many files of one folder,
+written by four threads, each file fsynced. Both alternate on one file system, each into
+a new folder, with nothing else left to write back. Nothing is removed before the end (2
+GiB per round): ext4 makes files slowly for a minute after thousands were removed.
+`share` is the median over rounds of plain / the writer's time.
 
-`overhead`: mean time of 20 steps after a checkpoint was started over that of 20 steps
-without, alternating in one process; the state is on its disk before a window ends.
+`overhead`: mean time of 20 steps after the start of a checkpoint over that of 20 steps
+without, alternating in one process; the state is on disk before a window ends.
 `overhead` is the median over pairs, less one; `overhead_of_means` compares the means of
-all windows. It is larger the shorter a step is: what a checkpoint costs is the same.
-Prints one JSON object.
+all windows. A checkpoint's cost is constant, so the overhead is larger for shorter
+steps. Prints one JSON object.
 """
 
 import argparse
@@ -49,7 +49,7 @@ State = list[tuple[Entry, np.ndarray]]
 
 
 def large() -> Model:
-    """90 million parameters: 1 GiB with the two moments of AdamW."""
+    """Return a model of 90 million parameters: 1 GiB with AdamW's two moments."""
     return llama_model(
         LlamaConfig(
             name="large",
@@ -65,7 +65,7 @@ def large() -> Model:
 
 
 def small() -> Model:
-    """8 million parameters, that a CPU core or two train."""
+    """Return a model of 8 million parameters, which one or two CPU cores can train."""
     return llama_model(
         LlamaConfig(
             name="small",
@@ -86,7 +86,7 @@ def runtime(model: Model, microbatches: int = 1) -> StageRuntime:
 
 
 def random_state(model: Model) -> State:
-    """Values for all that a run of the model saves, without running it."""
+    """Return random values for all that a run of the model saves, without a run."""
     rng = np.random.default_rng(0)
     return [
         (entry, rng.standard_normal(entry.shape, np.float32).astype(entry.dtype))
@@ -116,7 +116,7 @@ def throughput(directory: Path, rounds: int) -> dict[str, Any]:
 
 
 def saved_files(directory: Path, state: State) -> list[bytes]:
-    """The contents of the files of a checkpoint; also warms up what saves."""
+    """Save a checkpoint, which also warms up; return the contents of its files."""
     save(directory, state)
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return [path.read_bytes() for path in paths]
@@ -175,7 +175,8 @@ def _ratio_of_means(times: Sequence[tuple[float, float]]) -> float:
 
 
 def window(run: StageRuntime, writer: CheckpointWriter | None, number: int) -> float:
-    """Mean seconds per step; with a writer a checkpoint comes first, as in the loop."""
+    """Return mean seconds per step. With a writer, a checkpoint starts first, as in a
+    run."""
     batch = random_batch(run.plan, run.model.vocab_size)
     first = number * WINDOW_STEPS
     last = None

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the simulator takes for a plan of 64 stages and 512 microbatches.
+"""Measures the simulator's time for a plan of 64 stages and 512 microbatches.
 
     python -m experiments.benchmarks.simulator_speed [--stages 64] [--microbatches 512]
 
 Prints one JSON object: seconds of processor time (one core, best and median of five)
-for simulating the lowered programs, once with a link for every hop and once with every
-stage on a node whose network card its four streams share, and for lowering them first.
+for simulating the lowered programs, and for lowering them first. The simulation runs
+once with a link for every hop, and once with every stage on a node whose network card
+its four streams share.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run takes to its first step: the first start on a machine, and the next.
+"""Measures a run's time to its first step, at the first start and at the next.
 
     python -m experiments.benchmarks.start_up [--rounds 1] [--of DIR ...]
 
-A first start has neither corpus nor tokenizer nor compiled programs; the second goes on
-with the same run. Prints a line of JSON for each start: seconds from the command to the
-end of each phase and seconds of CPU until then, and how busy the machine was. With
-several folders `--of`, checkouts to compare, they take turns.
+A first start has neither corpus nor tokenizer nor compiled programs; the second resumes
+the same run. Prints a line of JSON for each start: seconds from the command to the end
+of each phase, CPU seconds until then, and the machine's load. Several folders `--of`
+are checkouts to compare; they take turns.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# the lines of a run that end a phase
+# the lines of a run's output that end a phase
 _ENDS = {
     "data and plan": re.compile(r"model: "),
     "compiled": re.compile(r"compiled (\d+)/\1 programs"),
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def starts(preset: str, checkout: Path) -> Iterator[dict[str, object]]:
-    """Start a new run, and go on with it."""
+    """Start a new run, then resume it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-u", "-m", "hetjax.train", preset]
         command += ["--run-dir", f"{folder}/run", "--data.cache-dir", f"{folder}/cache"]
@@ -53,7 +53,7 @@ def starts(preset: str, checkout: Path) -> Iterator[dict[str, object]]:
 
 
 def seconds(command: list[str], checkout: Path) -> dict[str, object]:
-    """Run the command to its end, and tell when its phases were over."""
+    """Run the command to its end; return when its phases ended."""
     ends: dict[str, object] = {}
     begin_s = time.monotonic()
     with subprocess.Popen(
@@ -74,7 +74,7 @@ def seconds(command: list[str], checkout: Path) -> dict[str, object]:
 
 
 def _cpu_s(process: int) -> float:
-    """What it has used so far, and those that it has started and that have ended."""
+    """Return CPU seconds of the process and of its children that have ended."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     ticks = sum(map(int, fields[11:15]))  # its own and its children's, see proc(5)
     return round(ticks / os.sysconf("SC_CLK_TCK"), 2)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store costs the machine that trains: CPU seconds per GiB, up and down.
+"""Measures a store's cost on the training machine: CPU seconds per GiB, up and down.
 
     python -m experiments.benchmarks.stores [--rounds 5] [--file-mib 4 64]
 
-A process of its own serves the fakes of the tests, `gs` and `s3`. This one opens both
-stores as a run does and, in turn, uploads and downloads 256 MiB of random bytes in
-files of one size, four at a time. CPU seconds are those of this process, with all its
-threads and the system's part, checksums and writing to the disk included; wall times
-would measure the fakes. Medians over the rounds, the first one left out. `ratio` is
-S3's over that of GCS. `s3` sends as to AWS itself, whose requests carry a CRC-64;
-`s3_signed` as to other servers, whose requests are signed with a SHA-256. Neither is
-encrypted here. Prints one JSON object.
+Another process serves the tests' fakes of `gs` and `s3`. This process opens both stores
+as a run does and, in turn, uploads and downloads 256 MiB of random bytes in files of
+one size, four at a time. CPU seconds are those of this process: all its threads and its
+system time, with checksums and disk writes. Wall times would measure the fakes. Figures
+are medians over the rounds, without the first. `ratio` is S3's figure over that of GCS.
+`s3` sends as to AWS itself, whose requests carry a CRC-64; `s3_signed` as to other
+servers, whose requests are signed with a SHA-256. Neither is encrypted here. Prints one
+JSON object.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def main() -> None:
 def compare(
     stores: dict[str, Store], file_mib: int, rounds: int, clear: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
-    """CPU seconds per GiB of each store, and their ratio."""
+    """Return CPU seconds per GiB of each store, and their ratio."""
     with tempfile.TemporaryDirectory() as folder:
         files = _files(Path(folder) / "sent", file_mib)
         spent: dict[str, list[tuple[float, float]]] = {name: [] for name in stores}
@@ -130,7 +130,7 @@ def _round(
 
 
 def _cpu_s(act: Callable[[Path], None], files: dict[Path, FileRecord]) -> float:
-    time.sleep(0.1)  # threads of before have ended
+    time.sleep(0.1)  # until threads of earlier work have ended
     start_s = _spent_s()
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         list(pool.map(act, files))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast text becomes tokens on disk, and what that takes of memory.
+"""Measures how fast text becomes tokens on disk, and how much memory that takes.
 
-The rate is that of the library alone, on texts that are in memory already and in
-batches as `datasets` makes them, and that of our way from a file to a file,
-alternating. Memory is the largest resident set of a process that builds a data set of a
-small text, and of a large one.
+Two rates alternate: the library alone, on texts already in memory and in batches as
+`datasets` makes them; and our path from a file to a file. Memory is the largest
+resident set of a process that builds a data set of a small text, and of a large one.
 
     python -m experiments.benchmarks.tokenising --output FILE [--gigabytes 1]
 """
@@ -36,9 +35,9 @@ _BATCH = 1000  # documents
 
 
 def write_text(path: Path, num_bytes: int) -> None:
-    """Write documents of the offline corpus, in random orders, as often as it takes.
+    """Write documents of the offline corpus, in random orders, repeated as needed.
 
-    Each begins with a number of its own: no two are alike.
+    Each begins with its own number, so no two are equal.
     """
     documents = [text for text in corpus.offline_documents() if text.strip()]
     rng, written, number = random.Random(0), 0, 0
@@ -54,7 +53,7 @@ def write_text(path: Path, num_bytes: int) -> None:
 
 
 def rates(path: Path, num_turns: int) -> dict[str, float]:
-    """MB of text per second, alone and by our way, medians of turns."""
+    """Return MB of text per second, by the library alone and by our path."""
     documents = [str(row) for row in corpus.files(path).rows()]
     num_bytes = sum(len(text.encode()) for text in documents)
     sampled = tokenizer.sample(documents, _SAMPLE_CHARS)
@@ -81,7 +80,7 @@ def _alone_s(ids: Tokenizer, documents: list[str]) -> float:
 
 
 def _ours_s(ids: Tokenizer, path: Path) -> float:
-    """Reading and decoding the file, and writing tokens, included."""
+    """Return the seconds of our path, which also reads the file and writes tokens."""
 
     def documents() -> Iterator[str]:
         return (str(row) for row in corpus.files(path).rows())
@@ -93,13 +92,13 @@ def _ours_s(ids: Tokenizer, path: Path) -> float:
 
 
 def largest_mb(path: Path) -> float:
-    """The largest resident set of another process that builds the data set."""
+    """Return the largest resident set of another process that builds the data set."""
     command = [sys.executable, "-m", __spec__.name, "--build", str(path)]
     return json.loads(subprocess.check_output(command))["largest_mb"]
 
 
 def build(path: Path) -> None:
-    """Build a data set of the text; print what memory it took."""
+    """Build a data set of the text; print the memory that it took."""
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         made = prepare(Path(cache), Ingredients(path=path), VOCAB_SIZE)
         num_tokens = made.num_tokens
@@ -107,7 +106,7 @@ def build(path: Path) -> None:
 
 
 def _largest_bytes() -> int:
-    """Of this program: `getrusage` counts what forked the process, too."""
+    """Return this program's peak; `getrusage` would include the forking process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
@@ -116,7 +115,7 @@ def _largest_bytes() -> int:
 def measured(
     gigabytes: float, num_turns: int, tell: Callable[[dict[str, object]], None]
 ) -> None:
-    """Tell what is known so far, after each part: they take minutes to hours."""
+    """Report the results so far after each part: parts take minutes to hours."""
     found: dict[str, object] = {"machine": machine("tokenizers")}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.jsonl")

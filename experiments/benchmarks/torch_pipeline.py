@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer's pipeline: PyTorch's 1F1B on two processes against PyTorch on one process.
+"""Compares PyTorch's 1F1B pipeline on two processes with PyTorch on one process.
 
     python -m experiments.benchmarks.torch_pipeline [--rounds 3] [--steps 5]
 
 Prints one JSON object. Two processes of one thread each live through all rounds. In
 each round process 0 first trains the whole model alone (microbatches one by one,
-gradients added up; process 1 sleeps in a barrier), then both train it as two stages cut
-for equal work: `torch.distributed.pipelining.Schedule1F1B`, gloo over loopback. Same
-seed, batch, fp32 and AdamW both ways. A step is timed from a barrier to the end of its
-update, on the process that ends last; a rate is tokens / the median of a round's steps.
-`efficiency` is the median over rounds of pipelined rate / (2 x one-process rate);
-`bubble_allows` is M / (M + 1) for M microbatches. `losses_first_last` must agree
-between both ways: it shows that they train the same model.
+gradients added up; process 1 sleeps in a barrier). Then both train it as two stages cut
+for equal work: `torch.distributed.pipelining.Schedule1F1B`, gloo over loopback. Seed,
+batch, fp32 and AdamW are the same both ways. A step is timed from a barrier to the end
+of its update, on the process that ends last; a rate is tokens / the median of a round's
+steps. `efficiency` is the median over rounds of pipelined rate / (2 x one-process
+rate); `bubble_allows` is M / (M + 1) for M microbatches. `losses_first_last` must agree
+between both ways, which shows that they train the same model.
 
 Needs PyTorch (`pip install torch`, the CPU build is enough) and two free cores. Cores
 that slow each other down, by shared caches, memory or load, lower `efficiency` too.
 
-Does not own our side of the comparison, and imports no JAX, so that it also runs in a
-virtual environment that holds PyTorch alone.
+Does not own our side of the comparison. Imports no JAX, so it also runs in a virtual
+environment that has PyTorch alone.
 
 Letters: B sequences of a microbatch, G sequences of a step, L tokens of a sequence,
 D width, F inner width (4 D), H heads, K width of a head, V vocabulary.
@@ -142,7 +142,7 @@ class Block(nn.Module):
 
 
 def all_layers(setting: Setting) -> list[Any]:
-    """Layer 0 is the embedding, the last the untied head with the final norm."""
+    """Return all layers: first the embedding, last the untied head with its norm."""
     torch.manual_seed(0)
     blocks = [Block(setting.width) for _ in range(setting.layers)]
     norm = nn.LayerNorm(setting.width)
@@ -151,7 +151,7 @@ def all_layers(setting: Setting) -> list[Any]:
 
 
 def equal_cut(setting: Setting) -> int:
-    """First layer of the second stage, for the least FLOPs in the larger stage.
+    """Return the second stage's first layer that minimises the larger stage's FLOPs.
 
     Per token and pass: a block 24 D^2 + 2 L D (causal), the head 2 D V.
     """
@@ -165,7 +165,7 @@ def equal_cut(setting: Setting) -> int:
 
 
 def random_batch(setting: Setting) -> tuple[Any, Any]:
-    """Tokens and targets without meaning, the same on every process."""
+    """Return random tokens and targets, the same on every process."""
     generator = torch.Generator().manual_seed(1)
     shape = (2, setting.microbatches * setting.microbatch_size, setting.seq_len)
     tokens_GL, targets_GL = torch.randint(setting.vocab, shape, generator=generator)
@@ -181,7 +181,7 @@ def adamw(model: Any) -> Any:
 
 
 def one_process_step(setting: Setting) -> Callable[[], float]:
-    """A step of the whole model on this process; it returns the mean loss."""
+    """Return a step of the whole model on this process; it returns the mean loss."""
     model = nn.Sequential(*all_layers(setting))
     optimizer = adamw(model)
     batch = [x_GL.split(setting.microbatch_size) for x_GL in random_batch(setting)]
@@ -200,7 +200,8 @@ def one_process_step(setting: Setting) -> Callable[[], float]:
 
 
 def pipelined_step(setting: Setting, rank: int) -> Callable[[], float]:
-    """A step of this process's stage; it returns the mean loss, 0 but on the last."""
+    """Return a step of this process's stage. The step returns the mean loss on the last
+    stage, 0 elsewhere."""
     cut = equal_cut(setting)
     held = slice(cut) if rank == 0 else slice(cut, None)
     model = nn.Sequential(*all_layers(setting)[held])
@@ -223,9 +224,9 @@ def pipelined_step(setting: Setting, rank: int) -> Callable[[], float]:
 
 
 def timed(step: Callable[[], float]) -> tuple[float, float]:
-    """Seconds from a barrier to the end of the step where it ends last, and the loss.
+    """Return the loss, and the seconds from a barrier to the end of the slower step.
 
-    Both processes call it at once; the one that has nothing to do passes `idle`.
+    Both processes call this at once; one without work passes `idle`.
     """
     dist.barrier()
     start_s = time.perf_counter()
@@ -265,7 +266,7 @@ def measure(setting: Setting, rank: int) -> dict[str, Any]:
 
 
 def work(rank: int, setting: Setting, folder: str) -> None:
-    """Be process `rank`; process 0 leaves the figures in the folder."""
+    """Run process `rank`; process 0 leaves the figures in the folder."""
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     dist.init_process_group(
@@ -283,7 +284,7 @@ def work(rank: int, setting: Setting, folder: str) -> None:
 
 def run(setting: Setting) -> dict[str, Any]:
     """Start both processes, wait for them, and describe what was run."""
-    # gloo listens on the address of the host's name unless told the interface
+    # by default gloo listens on the address of the host's name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:

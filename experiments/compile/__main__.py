@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile what stages run for accelerators that are not here.
+"""Compiles the programs of stages for accelerators that are not here.
 
     python -m experiments.compile --output FILE [--targets v5e H100 ...] [--limit N]
         [--programs update pack ...] [--again failed | older]
     python -m experiments.compile --table FILE
 
-The first needs the targets' compilers (`pip install 'jax[tpu]'`, `'jax[cuda12]'`), but
-no device. It appends a line of JSON per program to the file and leaves out what the
-file has, so that it can be stopped and started again, and run once per environment
-where compilers live apart. With --again programs are compiled once more that failed, or
-that are older than the package as it is now; of a program's rows the last counts. The
-second command prints the file as Markdown.
+The first command needs the targets' compilers (`pip install 'jax[tpu]'`,
+`'jax[cuda12]'`), but no device. It appends a line of JSON per program to the file, and
+skips programs that the file has. So it can be stopped and started again, and run once
+per environment if compilers need separate ones. With --again it compiles programs again
+that failed, or whose rows are older than the package is now; of a program's rows the
+last counts. The second command prints the file as Markdown.
 
-Owns the run: a process per target, since a compiler that crashes takes its process
+Owns the run: a process per target, because a compiler that crashes takes its process
 with it, and a time limit for each program.
 """
 
@@ -38,9 +38,9 @@ Serve = Callable[[Connection, str], None]
 
 
 class Compiler:
-    """A process that compiles for one target, and the next one if it dies.
+    """A process that compiles for one target; a new one replaces it if it dies.
 
-    What it runs answers the cells that come over a connection (`compiling.serve`).
+    It runs `serve`, which answers the cells that come over a connection.
     """
 
     def __init__(self, target: str, serve: Serve = serve) -> None:
@@ -55,7 +55,7 @@ class Compiler:
         theirs.close()
 
     def compile(self, cell: Any) -> dict[str, Any]:
-        """Return the cell's record, or why there is none."""
+        """Return the cell's record, or the reason why there is none."""
         try:
             self._connection.send(cell)
             if self._connection.poll(LIMIT_S):
@@ -75,13 +75,13 @@ class Compiler:
 
 
 def identity(row: dict[str, Any]) -> str:
-    """Return what tells a cell from others, of a row or of a cell as a dict."""
+    """Return the key of a cell, given its row or the cell as a dict."""
     names = ("target", "program", "model", "mesh", "remat", "place", "part")
     return json.dumps([row[name] for name in names])
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, of each cell the last."""
+    """Return the rows of a file, the last for each cell."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -92,7 +92,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def wanted(
     path: Path, targets: Sequence[str], programs: Sequence[str], again: Again | None
 ) -> Iterator[Cell]:
-    """Yield the cells that the file does not have, or that have to be made again."""
+    """Yield the cells that the file lacks, or that `again` selects."""
     done = {identity(row) for row in rows_of(path) if not _is_left(row, again)}
     for cell in covering():
         if cell.target in targets and cell.program in programs:

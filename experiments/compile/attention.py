@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention takes on a CPU and on accelerators that are not here, form by form.
+"""Measures attention's memory, form by form, on a CPU and on accelerators not here.
 
     python -m experiments.compile.attention --output FILE [--targets H100 v5e ...]
     python -m experiments.compile.attention --table FILE
 
 One sequence of Llama-3-8B's heads (32 of 128, 8 of keys), forward and backward in one
 program, on one device: the compiler's temporary bytes besides operands and results.
-The first command appends a line of JSON per program and leaves out what the file has;
-a process per target. The second prints the file as Markdown.
+The first command appends a line of JSON per program and skips programs that the file
+has; each target has its own process. The second prints the file as Markdown.
 """
 
 import argparse
@@ -36,13 +36,13 @@ _KERNEL = re.compile(r'custom_call_target="(?:__cudnn|tpu_custom_call)[^"]*"')
 
 
 def forms(target: str) -> tuple[AttentionForm, ...]:
-    """The forms that the target has, what it takes by default first."""
+    """Return the forms that the target has, its default first."""
     best = DEVICES[target].attention
     return (best,) if best == "chunked" else (best, "chunked")
 
 
 def record(target: str, form: AttentionForm, length: int) -> dict[str, Any]:
-    """Compile one program and return what is seen of it."""
+    """Compile one program and return its figures."""
     start_jax()
     on = SingleDeviceSharding(DEVICES[target].devices()[0])
     heads = NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS, NUM_HEADS

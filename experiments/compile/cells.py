@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled: a pairwise covering of devices, models, meshes and programs.
+"""Defines what is compiled: a pairwise covering of devices, models, meshes, programs.
 
-Every two choices that can stand together do so in at least one cell. Owns the choices,
-which of them can stand together, and the covering. Does not own how a cell becomes a
+Every two choices that are compatible occur together in at least one cell. Owns the
+choices, their compatibility, and the covering. Does not own how a cell becomes a
 program (`stages.py`).
 """
 
@@ -36,11 +36,11 @@ Program = Literal[
 ]
 Place = Literal["first", "inner", "last"]
 C = TypeVar("C")  # a frozen dataclass of choices
-# two whole blocks, half of one, or two given sequences of several documents
+# two whole blocks, half of a block, or two blocks on sequences of several documents
 Part = Literal["blocks", "attention", "mlp", "packed blocks"]
 
 MODELS = ("llama-1b", "llama3-8b", "gpt3-2.6b", "mixtral-8x7b", "gemma3-12b")
-MESHES = tuple(  # (tensor, data); the covering fills up with the first
+MESHES = tuple(  # (tensor, data); the covering prefers earlier ones
     (tensor, data)
     for data, tensor in product((2, 1), (4, 2, 1, 8))
     if tensor * data <= MOST_DEVICES
@@ -96,13 +96,13 @@ class Cell:
 
     @property
     def runs(self) -> bool:
-        """Whether a run has such a program, and no other cell has the same one."""
+        """Whether a run has such a program, and no other cell has the same program."""
         if self.program not in PASSES and self.remat != "selective":
             return False  # nothing is kept for a backward
         if (self.place, self.part) in (("first", "mlp"), ("last", "attention")):
             return False  # embedding, attention, mlp, ..., mlp, head
         if self.packed and self.program not in (*PASSES, "evaluate"):
-            return False  # knows of no documents
+            return False  # these programs do not see documents
         if self.program == "pack":
             return self.data > 1
         if self.program in ("fused", "logits"):
@@ -111,7 +111,7 @@ class Cell:
 
     @property
     def is_later(self) -> bool:
-        """Whether it has a choice that came to the others later."""
+        """Whether one of its choices was added later than the others."""
         return self.packed or not _LATER.isdisjoint((self.program, self.model))
 
 
@@ -136,10 +136,10 @@ def all_cells() -> Iterator[Cell]:
 
 
 def covering() -> list[Cell]:
-    """Return cells of the gate that have every pair of choices that some cell has.
+    """Return cells that have every pair of choices that some cell has.
 
-    What came later is covered after the rest, which stays as it was: TPUs' compilers
-    take minutes for some cells.
+    Choices that were added later are covered after the rest, so that the earlier
+    covering stays the same: TPUs' compilers take minutes for some cells.
     """
     cells = list(all_cells())
     first = covered(cell for cell in cells if not cell.is_later)
@@ -147,11 +147,11 @@ def covering() -> list[Cell]:
 
 
 def covered(cells: Iterable[C], having: Sequence[C] = ()) -> list[C]:
-    """Return some of the cells that have every pair of choices that one of all has, but
-    for the pairs of those that there are already.
+    """Return a subset of the cells that has every pair of choices of all cells, except
+    the pairs that `having` already covers.
 
-    Greedy: the cell that adds most pairs comes next, of equals the first; so a part of
-    the list from its start covers more than any other part as long.
+    Greedy: the cell that adds most pairs comes next, the first one on a tie. So
+    the first cells of the list cover most pairs.
     """
     cells = [*having, *cells]
     pairs, num_pairs = _pairs(cells)
@@ -165,7 +165,7 @@ def covered(cells: Iterable[C], having: Sequence[C] = ()) -> list[C]:
 
 
 def _pairs(cells: Sequence[Any]) -> tuple[np.ndarray, int]:
-    """The pairs of choices of each cell by number, and how many there are."""
+    """Return the numbers of each cell's pairs of choices, and how many pairs exist."""
     names = [field.name for field in fields(cells[0])]
     numbers: dict[object, int] = {}
     found = [

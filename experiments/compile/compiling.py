@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles cells and holds what comes out against what the stage needs.
+"""Compiles cells and checks the programs against the stage's needs.
 
-Owns the checks and what is written down of a cell. Does not own the order of cells or
-what happens when a compiler dies (`__main__.py`).
+Owns the checks and the record of a cell. Does not own the order of cells, nor the
+reaction to a dying compiler (`__main__.py`).
 """
 
 import hashlib
@@ -47,12 +47,12 @@ from hetjax.costs.stage_memory import stage_memory
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.stage.arrays import device_bytes
 
-_SIXTEEN_BITS = {"float16": "f16", "bfloat16": "bf16"}  # as XLA calls them
-_OUT_OF_MEMORY = "Ran out of memory"  # a TPU's compiler; those of GPUs never say so
+_SIXTEEN_BITS = {"float16": "f16", "bfloat16": "bf16"}  # XLA's names
+_OUT_OF_MEMORY = "Ran out of memory"  # from a TPU's compiler; GPU compilers never do
 
 
 def serve(connection: Connection, target: str) -> None:
-    """Answer every cell of the target with its record, until there is None."""
+    """Answer every cell of the target with its record, until None arrives."""
     os.nice(19)
     start_jax()
     devices = TARGETS[target].devices()
@@ -61,7 +61,7 @@ def serve(connection: Connection, target: str) -> None:
 
 
 def start_jax() -> None:
-    """Set JAX as the product has it; equal programs are then compiled once."""
+    """Configure JAX as the product does; equal programs are then compiled once."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -69,7 +69,7 @@ def start_jax() -> None:
 
 
 def compile_equal_programs_once() -> None:
-    """Let JAX compile a program once for the devices of this process."""
+    """Make JAX compile equal programs only once in this process."""
     compile_now, known = jax.stages.Lowered.compile, {}
 
     def compile_once(self: Any, compiler_options: Any = None, **others: Any) -> Any:
@@ -84,7 +84,7 @@ def compile_equal_programs_once() -> None:
 
 
 def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Compile the cell; return what is seen, and under `failures` what is wrong."""
+    """Compile the cell; return its figures, and its faults under `failures`."""
     started = time.perf_counter()
     own = devices[: cell.tensor * cell.data]
     dtype, attention = TARGETS[cell.target].dtype, attention_of(cell, own)
@@ -92,7 +92,7 @@ def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     found: dict[str, Any] = {"dtype": dtype, "attention": attention}
     try:
         programs = compiled_programs(cell, state)
-    except Exception as error:  # whatever a compiler refuses is what we came to see
+    except Exception as error:  # any refusal of a compiler is a result
         found |= refused(cell, state, own[0], first_line(error))
     else:
         found |= seen(cell, state, programs)
@@ -100,10 +100,10 @@ def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def refused(cell: Cell, state: StageState, device: Device, said: str) -> dict[str, Any]:
-    """Return what follows from the compiler's words for such a device.
+    """Return the record of a cell whose compilation failed with the message `said`.
 
-    A stage that is beyond the device by our own model, by what it holds alone, is not
-    to compile: no plan has it. Then `beyond` has the bytes of both.
+    A stage need not compile if its static bytes alone, by our own model, exceed the
+    device's memory: no plan has it. Then `beyond` has both figures.
     """
     held = _ours(cell, state).static_bytes
     there = int(2**30 * catalogue()[device_name(device)].memory_gib)
@@ -113,7 +113,7 @@ def refused(cell: Cell, state: StageState, device: Device, said: str) -> dict[st
 
 
 def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
-    """Hold compiled programs of the cell against its stage."""
+    """Check the cell's compiled programs against its stage."""
     texts = [program.as_text() for program in programs]
     donated = sum(a.donated for p in programs for a in jax.tree.leaves(p.args_info))
     aliased = sum(len(aliased_parameters(text)) for text in texts)
@@ -151,8 +151,8 @@ def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
 def wrong_types(
     cell: Cell, state: StageState, texts: list[str], multiplied: Counter[str]
 ) -> Iterator[str]:
-    """Yield what is wrong with types in programs of a stage of 16 bits: numbers of
-    another such type, and passes none of whose products are of the stage's own."""
+    """Yield type faults in programs of a 16-bit stage: numbers of the other 16-bit
+    type, and passes without any product in the stage's own type."""
     own = _SIXTEEN_BITS.get(state.programs.dtype.name)
     for other in _SIXTEEN_BITS.values():
         if own not in (None, other) and any(has_type(text, other) for text in texts):
@@ -162,10 +162,10 @@ def wrong_types(
 
 
 def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]:
-    """The compiler's bytes for the largest of the programs, and our own for the stage.
+    """Return the compiler's bytes for the largest program, and ours for the stage.
 
-    `workspace_bytes` is the stage's: of the larger of F and B, of FB, or of F, I and W.
-    What is compared with it is in `temp_bytes`: that of the passes compiled here.
+    `predicted_workspace_bytes` is the stage's: of the larger of F and B, of FB, or of
+    F, I and W. Compare it with `pass_temp_bytes`: that of the passes compiled here.
     """
     ours = _ours(cell, state)
     largest = max(programs, key=temp_bytes)
@@ -187,7 +187,7 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
 
 
 def _ours(cell: Cell, state: StageState) -> StageMemory:
-    """The memory of the cell's stage by our model."""
+    """Return the memory of the cell's stage by our model."""
     form = state.programs.function.attention
     assert form is not None, "every stage of the gate says its form"
     model, plan, key = model_and_plan(cell, form)
@@ -203,7 +203,7 @@ def _ours(cell: Cell, state: StageState) -> StageMemory:
 
 
 def _passes(cell: Cell, state: StageState) -> list[Any]:
-    """The passes that decide the stage's workspace, if all of them are compiled."""
+    """Return the passes that decide the stage's workspace, if all are compiled."""
     programs = state.programs
     match cell.program:
         case "backward":
@@ -221,7 +221,7 @@ def temp_bytes(program: Any) -> int:
 
 
 def argument_bytes(program: Any) -> int:
-    """What the arguments that are read take on each device without padding."""
+    """Return the bytes per device of the arguments that are read, without padding."""
     given, tree = jax.tree.flatten(program.args_info)
     layouts = tree.flatten_up_to(program.input_shardings)
     return device_bytes(
@@ -239,14 +239,14 @@ def first_line(error: Exception) -> str:
 
 @cache
 def versions(target: str) -> dict[str, str | None]:
-    """What compiled, JAX and the target's compiler, and the commit of what it was."""
+    """Return the versions of JAX and the target's compiler, and our commit."""
     compiler = installed(TARGETS[target])
     return {"jax": jax.__version__, "compiler": compiler, "commit": commit()}
 
 
 @cache
 def commit() -> str:
-    """The last commit that changed the package; with a + if files are other than it."""
+    """Return the package's last commit, with a + if its files differ from it."""
     package = Path(hetjax.__file__).parent
 
     def git(*words: str) -> str:

@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives that a stage's program needs, by reasoning about the stage alone.
+"""Derives the collectives that a stage's program needs, from the stage alone.
 
 Over the tensor axis (Megatron-LM's cut): a product over a cut dim leaves each device
-with a part of a sum, so attention and MLP end in one all-reduce, and their input's
-gradient in another. Routed experts' input gradient takes one more, of the weights with
-which tokens come back. A lookup in a cut table is one, and no gradient of it; the loss
+with a part of a sum. So attention and MLP end in one all-reduce, and their input's
+gradient in another. Routed experts' input gradient takes one more, for the weights that
+combine the tokens. A lookup in a cut table takes one, and its gradient none. The loss
 over a cut vocabulary takes a maximum, a sum and the target's logit, and its input's
-gradient one. With remat "full" the backward makes a unit again but for its last
-product. Gradients of weights need none, but those of a norm of queries or keys: all
-heads share its scale. A halved backward may sum them in either half.
+gradient one. With remat "full" the backward recomputes a unit except for its last
+product. Gradients of weights need none, except those of a norm of queries or keys,
+because all heads share its scale. A halved backward may sum them in either half.
 
-Over the data axis passes are independent, but for the loss, which is one number. PACK
-sums every leaf over it (an all-reduce or a reduce-scatter); the copies of masters that
-are cut over it are gathered. The rows of a sum lie as masters do that both axes cut;
-those of a master that data does not cut are gathered, and those of one that tensor does
-not cut are first permuted: rows are numbered tensor by tensor. Logits of one position,
-which one data rank has, are summed with nothing, and so are at most two means of its
-last norm; those of a cut vocabulary are gathered. Checks meet once.
+Over the data axis passes are independent, except for the loss, which is one number.
+PACK sums every leaf over it (an all-reduce or a reduce-scatter). The copies of masters
+that are cut over data are gathered. The rows of a sum lie as masters do that both axes
+cut. The rows of a master that data does not cut are gathered. Those of a master that
+tensor does not cut are first permuted, because rows are numbered tensor by tensor. The
+logits of one position, which one data rank has, are summed with zeros over data, and so
+are at most two means of its last norm. Logits of a cut vocabulary are gathered. Checks
+take one all-reduce.
 
 A device keeps only its rows of a sum over the data axis. A TPU's compiler sums them in
-whole chunks, of so many rows as its memory takes; where a device's rows are no multiple
-of these, its neighbour sums some of them and sends them on: a permute for a leaf, of a
-small part of it (`most_permuted`). The other way is that all devices get all of the
-sum, which is twice the bytes. GPUs cut a sum anywhere.
+whole chunks, of as many rows as fit in its memory. Where a device's rows are no
+multiple of a chunk, its neighbour sums some of them and sends them on: a permute for a
+leaf, of a small part of it (`most_permuted`). The alternative is that all devices get
+the whole sum, which is twice the bytes. GPUs cut a sum anywhere.
 
-These are the most that there may be: a compiler may join several. Owns this reasoning.
+These are upper bounds: a compiler may join several collectives. Owns this reasoning.
 Does not own the counting (`hlo.py`).
 """
 
@@ -39,7 +40,7 @@ from hetjax.models.attention.attention import AttentionConfig
 from hetjax.models.model import ModuleSpec
 from hetjax.runtime.execution.stage_state import StageState
 
-REDUCES = frozenset({"all-reduce", "reduce-scatter"})  # one is as good as the other
+REDUCES = frozenset({"all-reduce", "reduce-scatter"})  # either is acceptable
 
 _FORWARD = {
     "Embedding": 1,
@@ -72,7 +73,7 @@ def most_collectives(cell: Cell, state: StageState) -> Counter[str]:
 
 
 def beyond(found: Counter[str], most: Counter[str]) -> Counter[str]:
-    """Return the collectives that are more than there may be."""
+    """Return the collectives in excess of those allowed."""
     joined: Counter[str] = Counter()
     for name, times in found.items():
         joined["all-reduce" if name in REDUCES else name] += times
@@ -108,8 +109,8 @@ def _norms_heads(module: ModuleSpec) -> bool:
 
 
 def most_permuted(cell: Cell, state: StageState) -> float:
-    """Return how many numbers the permutes of a device may send in PACK: a tenth of its
-    rows. Those of other programs are counted alone."""
+    """Return how many numbers a device's permutes may send in PACK: a tenth of its
+    rows. For other programs only the number of permutes is limited."""
     if cell.program != "pack":
         return math.inf
     groups = zip(state.updates.groups, state.updates.gradients, strict=True)

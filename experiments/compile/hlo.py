@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text of a compiled program says: collectives, aliases, arrays, products.
+"""Reads a compiled program's text: collectives, aliases, arrays, products.
 
-Owns the reading of XLA's text. Does not own what should be found there.
+Owns the reading of XLA's text. Does not own what the text should contain.
 """
 
 import math
@@ -40,7 +40,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]+)\]")
 def collectives(text: str) -> Counter[str]:
     """Count the collectives by name; one in the body of a loop counts once.
 
-    What is started and awaited apart counts where it starts, and what is done in
+    An asynchronous collective counts where it starts. A collective that is done in
     steps, which share a channel, counts once.
     """
     seen = {(name, channel or line) for name, channel, line in _collectives(text)}
@@ -56,10 +56,11 @@ def permuted_numbers(text: str) -> int:
 
 
 def hidden_collectives(text: str) -> int:
-    """Count the collectives beside which something is computed.
+    """Count the collectives that overlap with computation.
 
-    Either between its start and its end, in the order in which they run, or in the
-    fusions that a TPU's compiler makes of its steps and of other work.
+    The computation is either between the collective's start and end, in the order of
+    execution, or in the fusions that a TPU's compiler makes of its steps and of other
+    work.
     """
     fusions = _STEPS.findall(text)
     channels = {c for body in fusions for _, c, _ in _collectives(body)}
@@ -67,7 +68,7 @@ def hidden_collectives(text: str) -> int:
 
 
 def _collectives(text: str) -> Iterator[tuple[str, str, str]]:
-    """The name of every collective, its channel ("" if it has none), and its line."""
+    """Yield every collective's name, its channel ("" if it has none), and its line."""
     for line in text.splitlines():
         if instruction := _INSTRUCTION.match(line):
             name = instruction[2].removesuffix("-start")
@@ -76,7 +77,7 @@ def _collectives(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _work_between(text: str) -> Iterator[int]:
-    """How many kernels run between start and end of each collective."""
+    """Yield how many kernels run between start and end of each collective."""
     running: dict[str, int] = {}
     for line in text.splitlines():
         instruction = _NAMED.match(line)
@@ -93,14 +94,14 @@ def _work_between(text: str) -> Iterator[int]:
 
 
 def has_type(text: str, dtype: str) -> bool:
-    """Whether some array is of the type, by XLA's name (f16)."""
+    """Return whether some array is of the type, by XLA's name (f16)."""
     return re.search(rf"\b{dtype}\[", text) is not None
 
 
 def products(text: str) -> Counter[str]:
     """Count the products of matrices by the types of their factors, such as f16.
 
-    Those of the compiler's own kernels, and calls of cuBLAS and cuDNN.
+    Counts products in the compiler's own kernels, and calls of cuBLAS and cuDNN.
     """
     found: Counter[str] = Counter()
     types: dict[str, str] = {}
@@ -119,7 +120,7 @@ def products(text: str) -> Counter[str]:
 
 
 def aliased_parameters(text: str) -> set[int]:
-    """Return the numbers of the parameters whose memory an output takes."""
+    """Return the numbers of the parameters whose memory an output reuses."""
     head = text.partition("entry_computation_layout")[0]
     return {int(number) for number in _ALIAS.findall(head)}
 
@@ -127,7 +128,7 @@ def aliased_parameters(text: str) -> set[int]:
 def square_arrays(text: str, size: int) -> set[str]:
     """Return the arrays with two dims that are multiples of `size`, such as f32[8,8].
 
-    Those inside a fusion are left out: they are never stored.
+    Arrays inside a fusion are left out: they are never stored.
     """
     return {
         f"{dtype}[{dims}]"
@@ -138,7 +139,7 @@ def square_arrays(text: str, size: int) -> set[str]:
 
 
 def _stored(text: str) -> Iterator[str]:
-    """The types of what instructions give, those inside fusions left out."""
+    """Yield the result types of instructions outside fusions."""
     fused, inside = set(_FUSED.findall(text)), False
     for line in text.splitlines():
         if computation := _COMPUTATION.match(line):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of products where there is no device to try them on.
+"""Selects kernels of products when there is no device to try them on.
 
-On a GPU XLA compiles many kernels of its own for every product, and cuBLAS's, leaves
-out what does not compile, and takes the quickest. Without one it takes its first guess
-unseen, and where that does not compile it refuses the whole program. So it does with
-products that sum over heads of 80, of several sequences: the guess sums in parts of
-more than 16 numbers, and of these none divides 80. What is refused for that reason
-alone is compiled once more, in parts of 16, or else with cuBLAS's kernels.
+On a GPU, XLA compiles many of its own kernels for every product, and cuBLAS's kernels.
+It skips those that do not compile, and takes the fastest. Without a GPU, XLA takes its
+first guess untested. If the guess does not compile, XLA refuses the whole program. This
+happens with products that sum over heads of 80, of several sequences: the guess sums in
+parts of more than 16 numbers, and no such part divides 80. A program that is refused
+for this reason alone is compiled again in parts of 16, or else with cuBLAS's kernels.
 
 Owns these other choices. Does not own what is made of a program (`compiling.py`).
 """
@@ -23,7 +23,7 @@ SMALL_PARTS = {
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 _REFUSED = "Couldn't find output tile sizes"
 
-# They live as long as the process, so that none is taken for a later one.
+# Keeps the programs alive, so that no later program gets the id of an earlier one.
 _OTHER_CHOICES: dict[int, Any] = {}
 
 
@@ -32,9 +32,9 @@ def compiled(
     options: dict[str, Any] | None,
     others: Sequence[dict[str, Any]] = (SMALL_PARTS, CUBLAS),
 ) -> Any:
-    """Compile with these options, and with others besides where a guess is refused.
+    """Compile with these options; if a guess is refused, add the other choices in turn.
 
-    Whatever else the compiler says is the program's own fault, and raised.
+    Raises the compiler's error if it has any other reason.
     """
     try:
         return compile_with(options)
@@ -47,5 +47,5 @@ def compiled(
 
 
 def is_other_choice(program: Any) -> bool:
-    """Whether the first guess was refused."""
+    """Return whether the first guess was refused."""
     return id(program) in _OTHER_CHOICES

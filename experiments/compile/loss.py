@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of the loss over a large vocabulary, compiled for devices not here.
+"""Measures the memory of the loss over a large vocabulary, for devices not here.
 
     python -m experiments.compile.loss --output FILE [--targets v5e H100 cpu ...]
     python -m experiments.compile.loss --table FILE
 
 Loss and gradients of 8,192 positions x 128,256 words x a width of 4,096 (Llama-3 8B),
 in blocks and with all logits kept, the table whole or cut over two devices. The first
-appends a line of JSON per program to the file and leaves out what it has; the second
-prints the file as Markdown. `temp_bytes` is what the compiler needs on each device
-beside inputs and outputs: the residual stream, the table, and their gradients.
+command appends a line of JSON per program to the file, and skips programs that the file
+has. The second prints the file as Markdown. `temp_bytes` is what the compiler needs on
+each device beside inputs and outputs: the residual stream, the table, and their
+gradients.
 """
 
 import argparse
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 
 def row(target: str, form: str, tensor: int) -> Row:
-    """Compile loss and gradients with the table cut over so many devices."""
+    """Compile loss and gradients with the table cut over `tensor` devices."""
     devices = jax.devices("cpu") if target in CPU else TARGETS[target].devices()
     dtype = CPU[target] if target in CPU else TARGETS[target].dtype
     mesh = Mesh(np.array(devices[:tensor]), ("tensor",))
@@ -49,7 +50,7 @@ def row(target: str, form: str, tensor: int) -> Row:
         jax.ShapeDtypeStruct((1, POSITIONS), jnp.int32, sharding=whole),
     )
     cross_entropy.WHOLE_BYTES = FORMS[form]
-    # a function of its own: JAX would give what it has traced of the other form
+    # a new function: JAX would reuse its trace of the other form
     step = jax.jit(
         lambda *given: jax.value_and_grad(_loss, argnums=(0, 1))(*given),
         out_shardings=(whole, (whole, cut)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of a cell as the runtime itself makes them.
+"""Builds the programs of a cell as the runtime itself does.
 
 Owns the plan that has the cell's stage. The stage and its programs are the product's
 own (`hetjax/runtime/execution/`), on devices that are not here.
@@ -32,12 +32,12 @@ from hetjax.plans.plan import (
 from hetjax.runtime.execution.stage_state import StageState
 from hetjax.runtime.execution.stages import Stages
 
-# 11 divides no size of the models, nor of any part or sum of theirs, so that a multiple
-# of this is a dim of positions and nothing else; kernels' blocks of 256 fit in
+# 11 divides no size of the models, nor any part or sum of sizes. So a multiple of
+# SEQ_LEN is always a dim of positions. Kernels' blocks of 256 divide it.
 SEQ_LEN = 11 * 256
 OPTIMIZER = optax.adamw(1e-3)
 
-# blocks of the model, its stages in layers, and which of them is meant
+# number of blocks, layers of each stage, and the index of the cell's stage
 _CUTS: dict[tuple[str, str], tuple[int, tuple[LayerRange, ...], int]] = {
     ("blocks", "first"): (4, ((0, 3), (3, 6)), 0),
     ("blocks", "inner"): (4, ((0, 2), (2, 4), (4, 6)), 1),
@@ -49,8 +49,8 @@ _CUTS: dict[tuple[str, str], tuple[int, tuple[LayerRange, ...], int]] = {
 }
 
 
-# Nodes of a plan's replicas. Digests are of what several stages hold: of weights where
-# their devices are alike, else of gradients.
+# Nodes of a plan's replicas. Digests exist for what several stages hold: for weights if
+# their devices are alike, else for gradients.
 _NODES: dict[str, tuple[str, ...]] = {
     "weight digests": ("devices", "alike"),
     "gradient digests": ("devices", "unlike"),
@@ -61,7 +61,7 @@ KINDS = {"devices": "one", "alike": "one", "unlike": "another"}
 def model_and_plan(
     cell: Cell, attention: AttentionForm = "chunked"
 ) -> tuple[Model, Plan, StageKey]:
-    """Return a few blocks of the model, a plan of it, and the stage that is meant."""
+    """Return a few blocks of the model, a plan of it, and the cell's stage key."""
     part = "blocks" if cell.packed else cell.part
     num_blocks, cuts, index = _CUTS[part, cell.place]
     name = cell.model if part == "blocks" else cell.model + HALVES
@@ -110,7 +110,7 @@ def stage_state(
     dtype: str,
     attention: AttentionForm = "chunked",
 ) -> StageState:
-    """Return the cell's stage on these devices, nothing of it compiled."""
+    """Return the cell's stage on these devices, with no program compiled."""
     model, plan, key = model_and_plan(cell, attention)
     stages = Stages(
         plan, model, {"devices": devices}, OPTIMIZER, dtype=dtype, kinds=KINDS
@@ -119,7 +119,7 @@ def stage_state(
 
 
 def compiled_programs(cell: Cell, state: StageState) -> list[Any]:
-    """Compile what the cell names: one program, or one for each stack or group."""
+    """Compile the cell's program, or its programs for each stack or group."""
     programs, updates, checks = state.programs, state.updates, state.checks
     match cell.program:
         case "forward":

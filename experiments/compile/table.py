@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was compiled, as Markdown: faults by program, what they are, types, and memory.
+"""Formats compiled rows as Markdown: faults, their reasons, types, and memory.
 
 Owns the words of the tables. Does not own the rows (`compiling.py`).
 """
@@ -14,7 +14,7 @@ from experiments.compile.targets import TARGETS
 
 Row = dict[str, Any]
 
-_FAULTS = {  # the beginning of what a row says of a failure -> the word for it
+_FAULTS = {  # the beginning of a row's failure -> its word in the table
     "does not compile": "no compile",
     "not compiled within": "too slow",
     "the compiler died": "crash",
@@ -60,7 +60,7 @@ def _commits(rows: Sequence[Row]) -> str:
 
 
 def _products(rows: Sequence[Row]) -> str:
-    """Products of matrices in passes, by the types of their factors."""
+    """Return the table of products in passes, by the types of their factors."""
     lines = []
     for target in TARGETS:
         found: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def _products(rows: Sequence[Row]) -> str:
 
 
 def _hidden(rows: Sequence[Row]) -> str:
-    """Collectives of passes, and those beside which something is computed."""
+    """Return the table of passes' collectives, and of those that overlap with work."""
     lines = []
     for target in TARGETS:
         own = [
@@ -93,7 +93,7 @@ def _hidden(rows: Sequence[Row]) -> str:
 
 
 def _matrix(rows: Sequence[Row]) -> str:
-    """Targets down, programs across: `ok`, what is wrong, or nothing."""
+    """Return the table of targets by programs: `ok`, the faults, or nothing."""
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         found[row["target"], row["program"]].append(row)
@@ -105,7 +105,7 @@ def _matrix(rows: Sequence[Row]) -> str:
 
 
 def _word(rows: Sequence[Row]) -> str:
-    """What is wrong with any of the rows; if nothing is, whether all fit the card."""
+    """Return the rows' faults; if there are none, whether all fit the card."""
     faults = dict.fromkeys(_fault(fault) for row in rows for fault in row["failures"])
     fits = ["beyond the card" if "beyond" in row else "ok" for row in rows]
     return ", ".join(faults or sorted(set(fits), reverse=True))
@@ -117,7 +117,7 @@ def _fault(failure: str) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> str:
-    """What is wrong, how often, and where."""
+    """Return the table of reasons, with their number and their targets."""
     targets: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         for failure in row["failures"]:
@@ -130,14 +130,14 @@ def _reasons(rows: Sequence[Row]) -> str:
 
 
 def _reason(failure: str) -> str:
-    """A failure without what differs from program to program."""
+    """Return a failure without the details that differ from program to program."""
     if failure.startswith("S x S"):
         return "scores or a mask of all pairs of positions are stored"
     return failure.replace("|", "/").replace("\n", " ")
 
 
 def _choices(rows: Sequence[Row]) -> str:
-    """Programs without fault of all that have the choice."""
+    """Return the table of choices, with programs without fault over all programs."""
     lines = []
     for name in ("model", "mesh", "remat", "place", "part"):
         given, passed = Counter(), Counter()
@@ -159,7 +159,7 @@ def _choice(name: str, value: Any) -> str:
 
 
 def _memory(rows: Sequence[Row]) -> str:
-    """How far our total is from the compiler's, by target and by program."""
+    """Return the table of our total's error against the compiler's, by group."""
     lines = [
         *_errors(rows, lambda row: row["target"]),
         *_errors(rows, lambda row: row["program"]),
@@ -185,10 +185,10 @@ def _errors(rows: Sequence[Row], of: Callable[[Row], str]) -> Iterator[list[str]
 
 
 def memory_error(row: Row) -> float | None:
-    """Return our total over the compiler's, less one; None where not all is known.
+    """Return our total over the compiler's, less one; None if some figures are missing.
 
     The total is what lives through a step, one microbatch in flight, and the workspace
-    of the stage's passes. The compiler's has its own workspace and its padding.
+    of the stage's passes. The compiler's total has its own workspace and its padding.
     """
     memory = row.get("memory")
     if not memory or row["program"] not in ("backward", "fused", "weight gradient"):

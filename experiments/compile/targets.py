@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that programs are compiled for, none of which has to be here.
+"""Describes the devices that programs are compiled for; none has to be here.
 
-Owns what the compilers are told of a kind of device. Sizes of GPUs are what CUDA
+Owns the compilers' description of each kind of device. Sizes of GPUs are what CUDA
 reports of the card (`cudaDeviceProp`), those of TPUs are the compiler's own. Does not
 own what is compiled.
 """
@@ -34,7 +34,7 @@ class Tpu:
 
     def devices(self) -> list[jax.Device]:
         """Return devices to compile for."""
-        os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # nobody has to say where we are
+        os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # asks no metadata server
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no device can be taken twice
         found = topologies.get_topology_desc(self.topology, platform="tpu")
         return found.devices[:MOST_DEVICES]
@@ -42,9 +42,9 @@ class Tpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A card; `capability` is its compute capability, bytes and Hz are per card.
+    """A card. `capability` is its compute capability; bytes and Hz are per card.
 
-    `block_bytes` and `core_bytes` are the shared memory that a block may ask for and
+    `block_bytes` and `core_bytes` are the shared memory that a block may request and
     that a multiprocessor has.
     """
 
@@ -65,16 +65,16 @@ class Gpu:
 
     @property
     def dtype(self) -> Precision:
-        """What its matrix units multiply best of the 16-bit formats."""
+        """The 16-bit format that its matrix units multiply best."""
         return "bfloat16" if self.capability >= (8, 0) else "float16"
 
     @property
     def attention(self) -> AttentionForm:
-        """What computes it best there."""
+        """The form of attention that is best there."""
         return "cudnn" if self.capability >= (8, 0) else "chunked"
 
     def devices(self) -> list[jax.Device]:
-        """Return devices to compile for: one host with as many of the card."""
+        """Return devices to compile for: one host with `MOST_DEVICES` of the card."""
         found = topologies.get_topology_desc(
             self.card,
             platform="cuda",
@@ -116,7 +116,7 @@ device_description_str: "{self.card}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """The CPU that is here, which is none of `TARGETS`."""
+    """The CPU of this machine, which is not in `TARGETS`."""
 
     name: str = "cpu"
     dtype: Precision = "float32"
@@ -255,7 +255,7 @@ TARGETS: dict[str, Tpu | Gpu] = {
 
 
 def installed(target: Target) -> str | None:
-    """Return the version of the target's compiler, None where it is not installed."""
+    """Return the version of the target's compiler; None if it is not installed."""
     try:
         return version(target.compiler)
     except PackageNotFoundError:
@@ -263,7 +263,7 @@ def installed(target: Target) -> str | None:
 
 
 def compiler_of(target: str) -> Compiler:
-    """Return which of the compilers that our model of memory tells apart makes programs
-    for a target, or for the CPU."""
+    """Return the compiler, among those that our memory model distinguishes, for a
+    target or for the CPU."""
     tpu = isinstance(TARGETS.get(target), Tpu)
     return catalogue.compiler_of(f"TPU-{target}" if tpu else target)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our memory of stages against what the compilers of three backends say.
+"""Compares our memory of stages with the figures of three backends' compilers.
 
     python -m experiments.compiled_memory --output FILE --backend gpu [--limit N]
     python -m experiments.compiled_memory --output FILE --backend gpu --draw SEED
     python -m experiments.compiled_memory --judge FILE [FILE ...] --report REPORT
     python -m experiments.compiled_memory --table REPORT
 
-The first compiles stages for devices that need not be here (as `experiments.compile`)
-and appends a line of JSON for each; it leaves out what the file has. They are a
-pairwise covering of all choices; with a seed they are drawn by lot, so that a model
-can be held against stages that nobody looked at when it was made. The third asks the
-model anew for every line, fits one margin per backend, leaving out one kind of device
-at a time, and writes what comes of it, for each file too. The last prints that as
-Markdown.
+The first command compiles stages for devices that need not be here (as
+`experiments.compile`) and appends a line of JSON for each; it skips stages that the
+file has. The stages are a pairwise covering of all choices. With a seed they are drawn
+at random, so that a model can be compared with stages that were not used to make it.
+The third command evaluates the model anew for every line and fits one margin per
+backend, leaving out one kind of device at a time. It writes a report, for each file
+too. The last command prints the report as Markdown.
 
 A total is what lives through the step, as many microbatches in flight as 1F1B has, and
-the workspace; it is the workspace alone that is estimated. Margins that were fitted are
-put into `hetjax/costs/workspace.py` by hand.
+the workspace; only the workspace is estimated. Fitted margins are copied into
+`hetjax/costs/workspace.py` by hand.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages whose memory is held against compilers, and what to compile of them.
+"""Defines the stages whose memory is compared with compilers, and what to compile.
 
-Owns the choices, for each kind of compiler a pairwise covering of them and draws by
-lot, and the plan that has a cell's stage. Does not own devices
+Owns the choices, a pairwise covering and random draws of them for each kind of
+compiler, and the plan that has a cell's stage. Does not own devices
 (`experiments/compile/targets.py`).
 """
 
@@ -32,15 +32,15 @@ NUM_STAGES = 3
 PLACES: tuple[Place, ...] = ("first", "inner", "last")
 NUM_BLOCKS = (2, 5)
 SEQ_LENS = (1024, 2048, 4096)
-_SHORT = 2048  # positions of which scores may be stored
+_SHORT = 2048  # the most positions for which all scores may be stored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCell:
     """One stage on one kind of device; `split`: its backward is cut in I and W.
 
-    `num_blocks` are the stage's own, `num_sequences` those of a data rank's share of a
-    microbatch.
+    `num_blocks` counts the stage's own blocks, `num_sequences` the sequences of a data
+    rank's share of a microbatch.
     """
 
     target: str
@@ -56,7 +56,7 @@ class MemoryCell:
 
     @property
     def dtype(self) -> Precision:
-        """CPUs compute 16-bit formats in copies of 32 bits, as no accelerator does."""
+        """The stage's precision: CPUs would compute 16-bit formats in 32-bit copies."""
         return "float32" if self.target == HOST else TARGETS[self.target].dtype
 
     @property
@@ -77,8 +77,8 @@ def backend_of(target: str) -> Backend:
 def cells_of(backend: Backend) -> list[MemoryCell]:
     """Return cells of the backend's targets that have every pair of choices.
 
-    A part of the list from its start covers more than any other part as long. In no
-    order before they are chosen: which of equals comes first depends on no choice.
+    The first cells cover most pairs. The cells are shuffled before the selection, so
+    that no choice is preferred on a tie.
     """
     return covered(drawn(backend, 0))
 
@@ -86,7 +86,7 @@ def cells_of(backend: Backend) -> list[MemoryCell]:
 def drawn(backend: Backend, seed: int) -> list[MemoryCell]:
     """Return all cells of the backend's targets in an order that the seed gives.
 
-    Its first are as good as any others: no model was made while looking at them.
+    Its first cells are an unbiased sample: no model was made while looking at them.
     """
     targets = [t for t in (HOST, *TARGETS) if backend_of(t) == backend]
     cells = list(_all_cells(targets))
@@ -109,7 +109,7 @@ def _all_cells(targets: list[str]) -> Iterator[MemoryCell]:
 
 
 def forms_of(target: str) -> tuple[AttentionForm, ...]:
-    """Return the forms that a run may take: a kernel where there is one, or plain."""
+    """Return the forms that a run may use: a kernel if there is one, or plain forms."""
     if backend_of(target) == "tpu":
         return "splash", "chunked"
     device = TARGETS.get(target)
@@ -118,7 +118,7 @@ def forms_of(target: str) -> tuple[AttentionForm, ...]:
 
 
 def model_and_plan(cell: MemoryCell) -> tuple[Model, Plan, StageKey]:
-    """Return a model of three equal stages, a plan of it, and the stage meant."""
+    """Return a model of three equal stages, a plan of it, and the cell's stage key."""
     blocks, (tensor, data) = cell.num_blocks, cell.mesh
     config = replace(
         model_config(cell.model),
@@ -151,7 +151,7 @@ def model_and_plan(cell: MemoryCell) -> tuple[Model, Plan, StageKey]:
 
 
 def stage_state(cell: MemoryCell, devices: list[jax.Device]) -> StageState:
-    """Return the cell's stage on these devices, nothing of it compiled."""
+    """Return the cell's stage on these devices, with no program compiled."""
     model, plan, key = model_and_plan(cell)
     here = {"devices": devices[: cell.num_devices]}
     return Stages(plan, model, here, OPTIMIZER, dtype=cell.dtype).stages[key]

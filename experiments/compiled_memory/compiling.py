@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the passes of cells and writes down what compilers say of their memory.
+"""Compiles the passes of cells and records the compilers' figures of their memory.
 
-Owns the rows: the cell, the temporary bytes of every pass, and the bytes that arguments
-are padded by. Does not own our own figures, which are made anew when rows are judged,
-nor how a TPU's compiler is asked (`heaps.py`).
+Owns the rows: the cell, the temporary bytes of every pass, and the padding of
+arguments. Does not own our own figures, which are computed anew when rows are judged,
+nor reading a TPU compiler's heaps (`heaps.py`).
 """
 
 import json
@@ -53,7 +53,7 @@ def cell_of(row: Row) -> MemoryCell:
 
 
 def rows_of(path: Path) -> dict[MemoryCell, Row]:
-    """Return the rows of a file, of each cell the last."""
+    """Return the rows of a file, the last for each cell."""
     if not path.exists():
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -61,7 +61,7 @@ def rows_of(path: Path) -> dict[MemoryCell, Row]:
 
 
 def run(path: Path, cells: Sequence[MemoryCell], targets: Sequence[str]) -> None:
-    """Append what the file lacks of the cells that are of these targets."""
+    """Compile those cells of these targets that the file lacks; append their rows."""
     known = rows_of(path)
     wanted = [cell for cell in cells if cell not in known]
     for target in targets:
@@ -71,7 +71,7 @@ def run(path: Path, cells: Sequence[MemoryCell], targets: Sequence[str]) -> None
 
 
 def available(target: str) -> bool:
-    """Whether the compiler of the target is installed."""
+    """Return whether the compiler of the target is installed."""
     return target == HOST or installed(TARGETS[target]) is not None
 
 
@@ -88,7 +88,7 @@ def _run_target(path: Path, target: str, cells: Sequence[MemoryCell]) -> None:
 
 
 def serve(connection: Connection, target: str) -> None:
-    """Answer every cell of the target with its record, until there is None."""
+    """Answer every cell of the target with its record, until None arrives."""
     os.nice(19)
     if target == HOST:
         simulate_devices(MOST_DEVICES)
@@ -107,7 +107,7 @@ def record(cell: MemoryCell, devices: Sequence[jax.Device]) -> Row:
     try:
         passes = passes_of(cell, stage_state(cell, list(devices)))
         found |= _memory(passes) | _live(passes, cell.target)
-    except Exception as error:  # one that does not compile says nothing of memory
+    except Exception as error:  # a failed compilation gives no memory figures
         found["failures"] = [first_line(error)]
     return found | {"seconds": round(time.perf_counter() - started, 1)}
 
@@ -125,8 +125,8 @@ def _memory(passes: dict[str, Any]) -> Row:
 
 
 def _live(passes: Mapping[str, Any], target: str) -> Row:
-    """Of a TPU's programs their heaps, in place of what `memory_analysis` adds to them,
-    which is told beside, and what lives at once in them."""
+    """Return, for a TPU's programs, the heaps as `temp_bytes`, the larger figures of
+    `memory_analysis` as `reported_bytes`, and the bytes that live at once."""
     if backend_of(target) != "tpu":
         return {}
     return {

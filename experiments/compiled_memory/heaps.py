@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heap of a program for TPUs, as its compiler lays it out.
+"""Reads the heap of a program for TPUs, as its compiler lays it out.
 
-`memory_analysis` has for a TPU's program not its heap, but the heap and once more what
-of it is lost between buffers, as the compiler counts that: a log of libtpu 0.0.42.1
-(`TPU_STDERR_LOG_LEVEL=0 TPU_MIN_LOG_LEVEL=0`) tells both beside what the program
-requires, which has it once. XLA's dump of the buffers has the heap to the byte.
+For a TPU's program, `memory_analysis` reports the heap plus, once more, the heap's
+bytes lost between buffers, as the compiler counts them. A log of libtpu 0.0.42.1
+(`TPU_STDERR_LOG_LEVEL=0 TPU_MIN_LOG_LEVEL=0`) shows both, and what the program
+requires, which has the lost bytes once. XLA's dump of the buffers has the heap to the
+byte.
 
 Owns the reading of that dump. Does not own what is compiled.
 """
@@ -17,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 _DUMPED = "*after_optimizations-buffer-assignment.txt"
-# of the device's main memory, which has no color; newer releases of XLA tell a page
+# in the device's main memory, which has no color; newer releases of XLA print a page
 _HEAP = re.compile(
     r"^allocation \d+: size (\d+), (?:page \d+, )?preallocated-temp:", re.MULTILINE
 )
 
-_heaps: dict[bytes, int] = {}  # by program: one that is compiled once is dumped once
+_heaps: dict[bytes, int] = {}  # by program, because each is compiled and dumped once
 _dumps: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def dump_heaps() -> None:
-    """Let XLA dump what it compiles in this process, which has compiled nothing yet."""
+    """Make XLA dump what this process compiles. Call this before any compilation."""
     _dumps.append(tempfile.TemporaryDirectory(prefix="heaps-"))
     flags = os.environ.get("XLA_FLAGS", "")
     dump = f"--xla_dump_to={_dumps[-1].name} --xla_dump_hlo_as_text"
@@ -44,7 +45,7 @@ def heap_bytes(program: Any) -> int:
 
 
 def _dumped_bytes(module: str) -> int:
-    """Read what was dumped last of a module, `HloModule NAME, ...`, and remove it."""
+    """Read the last dump of a module, `HloModule NAME, ...`, and remove the dumps."""
     dumps = Path(_dumps[-1].name)
     *_, found = sorted(dumps.glob(f"*.{module}.{_DUMPED}"))
     heaps = _HEAP.findall(found.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our figures beside the compilers', and margins that are fitted without one kind.
+"""Compares our figures with the compilers', and fits margins that leave out one kind.
 
-Owns what a total is, the fit, and the report. Does not own the model, which is the
-product's own and is asked anew for every row.
+Owns the total, the fit, and the report. Does not own the model, which is the product's
+own and is evaluated anew for every row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,9 @@ Rows = Mapping[MemoryCell, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """A cell's bytes: what lives through the step and in flight, which is known to the
-    byte; the largest pass's workspace by our model without margin, and by the compiler.
+    """A cell's bytes. `buffer_bytes` lives through the step and in flight, and is known
+    to the byte. The others are each pass's workspace, by our model without margin and
+    by the compiler.
     """
 
     cell: MemoryCell
@@ -47,7 +48,7 @@ class Compared:
 
 
 def compared(cell: MemoryCell, row: Mapping[str, Any]) -> Compared:
-    """Ask the model for a row's stage."""
+    """Evaluate the model for a row's stage."""
     model, plan, key = model_and_plan(cell)
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
@@ -83,8 +84,8 @@ def _buffer_bytes(cell: MemoryCell) -> int:
 
 
 def fitted_margin(found: Sequence[Compared]) -> float:
-    """Return the least margin that has no total under -2 % and, of such, most within 0
-    and +10 %; if none has, that with most of all."""
+    """Return the least margin with no total below -2 % and, of those, the most totals
+    within 0 and +10 %. If all margins fail, return the one with the most within."""
 
     def quality(margin: float) -> tuple[bool, int, float]:
         errors = [one.error(margin) for one in found]
@@ -96,8 +97,8 @@ def fitted_margin(found: Sequence[Compared]) -> float:
 def report(files: Mapping[str, Rows]) -> dict[str, Any]:
     """Judge the rows of every backend that has some, of files by name.
 
-    Rows of programs that compile with other kernels alone than the compiler's first
-    guess (`experiments/compile/kernels.py`) are judged beside the rest, and with it.
+    Rows of programs that compile only with other kernels than the compiler's first
+    guess (`experiments/compile/kernels.py`) are judged separately, and with the rest.
     """
     rows = [(name, *row) for name, file in files.items() for row in file.items()]
     found = [
@@ -136,8 +137,9 @@ def _with_others(own: Sequence[tuple[str, Compared, bool]]) -> dict[str, Any]:
 
 
 def _judged(named: Sequence[tuple[str, Compared]]) -> dict[str, Any]:
-    """The margin of all cells; what each kind's are under the margin of all others;
-    what forms of attention are under the margin of all, and files under that in use."""
+    """Return the fitted margin and the errors under it, of all cells and by form of
+    attention. Also return the errors of each kind under the margin of all others, and
+    of each file under the margin in use."""
     found = [one for _, one in named]
     margin = fitted_margin(found)
     in_use = MARGINS[backend_of(found[0].cell.target)]
@@ -169,7 +171,7 @@ def _judged(named: Sequence[tuple[str, Compared]]) -> dict[str, Any]:
 
 
 def _kind(cell: MemoryCell) -> str:
-    """What is left out: the kind of device, and where there is one alone the model."""
+    """Return the group that is left out: the kind of device, or on CPUs the model."""
     return cell.model if cell.target == HOST else cell.target
 
 

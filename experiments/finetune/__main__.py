@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of transformers, fine-tuned on unlike devices, and given back to it.
+"""Fine-tunes a model of transformers on unlike devices, and exports it again.
 
     python -m experiments.finetune [--folder runs/finetune] [--output FILE]
 
-Transformers makes a tiny Llama and trains it a little. `hetjax train --init` goes on
-with it on chat rows: all of its weights, then LoRA adapters alone. Each run is spread
-over three simulated kinds of device by a plan of unlike replicas, is killed once, and
-resumes by another plan; `hetjax export` writes what it has learnt. Beside each, torch
-does the same training on one device (of LoRA: PEFT). Prints one JSON object: losses of
-both by step, the most that they are apart, relative, and how far logits of the export,
-as transformers or PEFT loads it, are from torch's own.
+Transformers makes a tiny Llama and trains it a little. `hetjax train --init` continues
+with chat rows: all of its weights, then LoRA adapters alone. Each run is spread over
+three simulated kinds of device by a plan of unlike replicas, is killed once, and
+resumes by another plan; `hetjax export` writes the result. For comparison, torch does
+the same training on one device (for LoRA: PEFT). Prints one JSON object: losses of both
+by step, their largest relative difference, and the difference between logits of the
+export, as transformers or PEFT loads it, and torch's own.
 
 Needs the extra `transformers`.
 """
@@ -37,7 +37,7 @@ _LORA = ("--lora.rank", "8", "--lora.alpha", "16")
 
 
 def prepare(folder: Path) -> tuple[Path, Path]:
-    """Make the model and the rows; give where they are."""
+    """Make the model and the rows; return their paths."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     chats = conversations(_CHATS, seed=0)
@@ -72,7 +72,7 @@ def loaded(folder: Path) -> hf.PreTrainedModel:
 
 
 def exported(run_dir: Path, *more: str) -> Path:
-    """Write what a run has learnt beside it."""
+    """Export a run's result into a folder beside it."""
     to = run_dir.with_name(run_dir.name + "-exported")
     words = [sys.executable, "-m", "hetjax.export", str(run_dir), "--to", str(to)]
     subprocess.run([*words, *more], check=True, stdout=sys.stderr)
@@ -86,7 +86,7 @@ def compared(
     their_model: Any,
     run_dir: Path,
 ) -> dict[str, Any]:
-    """Put losses and logits side by side."""
+    """Return losses and logits side by side."""
     tokens_BL = next(reference.batches(run_dir))[0]
     made = [reference.logits(model, tokens_BL) for model in (our_model, their_model)]
     apart = [abs(ours[step] / theirs[step] - 1) for step in theirs]
@@ -99,7 +99,7 @@ def compared(
 
 
 def main() -> None:
-    """Do all of it and print what came of it."""
+    """Run everything and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/finetune"))
     parser.add_argument("--output", type=Path)

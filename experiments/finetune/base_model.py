@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that is fine-tuned: a tiny Llama made and trained a little by transformers.
+"""Makes the model to fine-tune: a tiny Llama that transformers trains a little.
 
-Owns its tokenizer, its sizes and that first training. Does not own what it is taught
-afterwards (`chats.py`).
+Owns its tokenizer, its sizes and that first training. Does not own the fine-tuning data
+(`chats.py`).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _STEPS, _BATCH, _WINDOW, _RATE = 80, 8, 32, 3e-3
 
 
 def make_base_model(folder: Path, texts: Sequence[str], seed: int = 0) -> None:
-    """Make it, teach it the texts a little, and save it with its tokenizer."""
+    """Make it, train it on the texts a little, and save it with its tokenizer."""
     torch.manual_seed(seed)
     tokenizer = _tokenizer(texts)
     model = hf.LlamaForCausalLM(_config(tokenizer))

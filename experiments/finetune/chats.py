@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations that a tiny model can learn: sums, asked and answered in words."""
+"""Makes conversations that a tiny model can learn: sums, in words."""
 
 import json
 import random
@@ -10,13 +10,13 @@ Conversation = list[dict[str, str]]
 
 
 def conversations(count: int, seed: int) -> list[Conversation]:
-    """Give so many; the same ones for the same seed."""
+    """Return `count` conversations; equal seeds give equal ones."""
     draw = random.Random(seed)
     return [_conversation(draw) for _ in range(count)]
 
 
 def _conversation(draw: random.Random) -> Conversation:
-    """One or two questions, each with its answer."""
+    """Return one or two questions, each with its answer."""
     count = draw.choice((1, 2))
     turns = [_turn(draw.randrange(20), draw.randrange(20)) for _ in range(count)]
     return [message for turn in turns for message in turn]
@@ -30,6 +30,6 @@ def _turn(a: int, b: int) -> Conversation:
 
 
 def write_rows(path: Path, chats: list[Conversation]) -> None:
-    """Write them as chat rows, the way that `--data.path` takes them."""
+    """Write them as chat rows, in the form that `--data.path` takes."""
     rows: list[dict[str, Any]] = [{"messages": chat} for chat in chats]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

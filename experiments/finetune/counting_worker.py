@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that tells, after each step, what it has sent to others so far.
+"""Runs a worker process that writes, after each step, what it has sent so far.
 
     <folder>/<worker>.<step>.json: [[receiver, kind, bytes], ...]
 
@@ -21,11 +21,11 @@ from hetjax.runtime.worker.bootstrap import read_bootstrap
 from hetjax.runtime.worker.serving import serve
 from hetjax.training.worker import TrainingWork, work_of
 
-FOLDER = "sent"  # of the settings: where it tells
+FOLDER = "sent"  # key of the settings: where it writes
 
 
 def counting_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
-    """Make the work of a run's worker, which tells."""
+    """Return the work of a run's worker, extended by counting."""
     work, folder = work_of(worker, settings), Path(settings[FOLDER])
     assert isinstance(work, TrainingWork)
     runtime, step, steps = work.runtime, work.runtime.step, count()

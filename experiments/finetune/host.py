@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model that goes in and out costs the hosts: bytes read, and memory.
+"""Measures what import and export of a model cost the hosts: bytes read, and memory.
 
     python -m experiments.finetune.host [--output FILE]
 
 A Llama with random weights, 34 MB a block in bfloat16, is imported by three worker
-processes with unlike numbers of layers, is trained for one step and exported. Of each
-worker: the bytes of its layers in closed form, and those of the file that the kernel
-has mapped into its memory, which is where they are read from (pages, and up to 64 KiB
-around what was asked for). Of the export: the most memory that its process held
-beyond what it had before, in bytes of a block as it is written. The same of exports
-that add adapters of all linear weights to what is frozen (`--merged`), which is read as
-it is, or rounded as the run held it in four bits. Each export is the second of its
-process: the first takes what it takes to compile, whatever the size of the model.
+processes with unlike numbers of layers, trained for one step and exported. For each
+worker, it reports the bytes of its layers in closed form, and the bytes of the file
+that the kernel has mapped into its memory, from where they are read (in pages, with up
+to 64 KiB around each request). For the export, it reports the most memory that its
+process held beyond what it had before, in bytes of a block as it is written. The same
+is done for exports that add adapters of all linear weights to frozen weights
+(`--merged`); these are read as they are, or rounded as the run held them in four bits.
+Each export is the second of its process, because the first needs memory to compile,
+whatever the size of the model.
 """
 
 import argparse
@@ -61,13 +62,16 @@ RUNS = {
     "merged_nf4": (*ADAPTED, "--lora.frozen", "nf4"),
 }
 _BATCH, _LOOK_S, _LIMIT_S = 4, 0.005, 1200
-# glibc keeps what is freed, up to 32 MiB, so that the next peak would not be seen
+# glibc keeps freed memory, up to 32 MiB, which would hide the next peak
 _FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _TEXT = "".join(f"{number} times {number} is {number**2}.\n" for number in range(2000))
 
 
 def layer_bytes(layer: int, item_bytes: int) -> int:
-    """Bytes of a layer's weights in closed form; the first and last are the ends."""
+    """Return the bytes of a layer's weights in closed form.
+
+    The first layer is the embedding, the last the head.
+    """
     size, table = MODEL.hidden_size, MODEL.vocab_size * MODEL.hidden_size
     if layer == 0:
         return item_bytes * table
@@ -100,7 +104,7 @@ def write_base(folder: Path) -> None:
 
 
 def imported(base: Path, run_dir: Path, own: Sequence[str] = ()) -> dict[str, int]:
-    """Train a step from these weights; give the bytes that each worker read."""
+    """Train a step from these weights; return the bytes that each worker read."""
     cluster, file = run_dir.with_suffix(".toml"), run_dir.with_suffix(".json")
     cluster.write_text(cluster_toml(CLUSTER))
     write_plan(file, plan(str(base)))
@@ -128,7 +132,7 @@ def imported(base: Path, run_dir: Path, own: Sequence[str] = ()) -> dict[str, in
 
 
 def mapped_bytes(log: Path, file: Path) -> int:
-    """What the process that writes this log has of the file in its memory."""
+    """Return how much of the file the process with this log has in its memory."""
     for entry in Path("/proc").glob("[0-9]*/fd/1"):
         try:
             if entry.resolve() == log.resolve():
@@ -149,7 +153,7 @@ def _resident(smaps: Path, file: Path) -> int:
 
 
 def exporting(run_dir: Path, to: Path, dtype: str, merged: bool) -> None:
-    """The other process: prints the most memory that it took for this."""
+    """Export in the other process, and print the most memory that this took."""
     export_model(run_dir, to, dtype=dtype, merged=merged)
     shutil.rmtree(to)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak until here

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for fine-tuning Llama 3.1 on few and unlike cards: planned, not trained.
+"""Plans fine-tuning of Llama 3.1 on few and unlike cards, without training.
 
     python -m experiments.finetune.plans [--output F]
 
-Of 8B: LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one
-RTX 3090 and one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages
-compute in float16. Of 70B: LoRA over weights in NF4 (QLoRA) on two RTX 4090 and two
-RTX 3090, each of 24 GB. Times are estimated from data sheets. Also what replicas
-exchange per step: bytes of all gradients in fp32, once, of LoRA and of the whole 8B.
+For 8B: LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one RTX
+3090 and one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages compute
+in float16. For 70B: LoRA over weights in NF4 (QLoRA) on two RTX 4090 and two RTX 3090,
+each of 24 GB. Times are estimated from data sheets. Also reports what replicas exchange
+per step: bytes of all gradients in fp32, once, of LoRA and of the whole 8B.
 
 `python -m hetjax.plan` finds the same plans: --model llama3.1-8b
 --cluster experiments/finetune/clusters/FILE.toml --lora.rank 16, and so on.
@@ -44,7 +44,7 @@ _GRADIENT_BYTES = 4
 
 
 def row(name: str) -> dict[str, Any]:
-    """Give one case's plan with what is predicted of it."""
+    """Return one case's plan with its predictions."""
     cluster = HERE / "clusters" / f"{name}.toml"
     sizes = {"model": MODEL, "microbatch_sizes": (1, 2), "quiet": True}
     found = find_plan(cluster=cluster, calibration="none", **(sizes | CASES[name]))
@@ -75,7 +75,7 @@ def _stages(found: FoundPlan) -> list[dict[str, Any]]:
 
 
 def gradient_bytes(model: Model) -> int:
-    """Give the bytes of all gradients of a step, as they travel between replicas."""
+    """Return the bytes of all gradients of a step, as they travel between replicas."""
     tied = {path for module in model.modules for _, path in module.tied}
     groups = [(0, len(model.layers)), *tied]
     return _GRADIENT_BYTES * sum(sum(gradient_sizes(model, group)) for group in groups)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same training by transformers and torch, on one device and without a plan.
+"""Repeats the training with transformers and torch, on one device without a plan.
 
-It sees the batches of the run and nothing else of it: torch makes gradients, clips them
-and updates. B: sequences, L: tokens of each, V: vocabulary.
+It shares only the batches with the run: torch computes gradients, clips them and
+updates. B: sequences, L: tokens of each, V: vocabulary.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from hetjax.training.run_model import run_model
 
 
 def batches(run_dir: Path) -> Iterator[Batch]:
-    """The batches of every step of the run, in order."""
+    """Yield the batches of every step of the run, in order."""
     previous = read_previous(run_dir)
     assert previous is not None, run_dir
     feed = samples(
@@ -37,7 +37,7 @@ def batches(run_dir: Path) -> Iterator[Batch]:
 
 
 def train(model: torch.nn.Module, run_dir: Path) -> dict[int, float]:
-    """Train the parameters that want gradients; give the losses by step."""
+    """Train the parameters that want gradients; return the losses by step."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = _adamw(trained)
     found = {}
@@ -52,7 +52,7 @@ def train(model: torch.nn.Module, run_dir: Path) -> dict[int, float]:
 
 
 def first_adapters(run_dir: Path, folder: Path) -> None:
-    """Write the adapters that a run begins with, for PEFT to begin with them, too."""
+    """Write the adapters that a run starts with, so that PEFT starts with them, too."""
     previous = read_previous(run_dir)
     assert previous is not None, run_dir
     config = previous.config
@@ -71,13 +71,13 @@ def first_adapters(run_dir: Path, folder: Path) -> None:
 
 
 def logits(model: torch.nn.Module, tokens_BL: np.ndarray) -> np.ndarray:
-    """logits_BLV in float32."""
+    """Return logits_BLV in float32."""
     with torch.no_grad():
         return model(_tensor(tokens_BL)).logits.numpy()
 
 
 def _adamw(trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW that lets matrices decay, not norms."""
+    """Return an AdamW that decays matrices, not norms."""
     decays = {"weight_decay": runs.WEIGHT_DECAY}
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], **decays},
@@ -88,13 +88,13 @@ def _adamw(trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the targets that count, each document seen alone."""
+    """Return the mean cross-entropy of counted targets, each document seen alone."""
     sums = [_loss_sum(model, *document) for document in _documents(batch)]
     return torch.stack(sums).sum() / int(np.count_nonzero(batch[1] != UNCOUNTED))
 
 
 def _documents(batch: Batch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The tokens_L and targets_L of each document of a packed batch."""
+    """Yield the tokens_L and targets_L of each document of a packed batch."""
     for tokens_L, targets_L, documents_L in zip(*batch, strict=True):
         for number in range(1, documents_L.max() + 1):
             own = documents_L == number

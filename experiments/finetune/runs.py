@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of `hetjax train` that are killed once and go on with another plan.
+"""Runs `hetjax train`, kills it once and resumes it with another plan.
 
-Owns the cluster of three simulated kinds, the two plans and the kill. Does not own what
-the runs are compared with (`reference.py`).
+Owns the cluster of three simulated kinds, the two plans and the kill. Does not own the
+reference for the runs (`reference.py`).
 """
 
 import os
@@ -36,13 +36,13 @@ CLUSTER = Cluster(
 
 
 def first_plan(model: str) -> Plan:
-    """Replicas of unlike depth: a pipeline of two kinds beside one device alone."""
+    """Return replicas of unlike depth: a pipeline of two kinds, and one device."""
     pipeline = _stage("a100", (0, 4), 2), _stage("v100", (4, 6), 1)
     return _plan(model, (3, pipeline), (1, (_stage("t4", (0, 6), 1),)))
 
 
 def second_plan(model: str) -> Plan:
-    """One pipeline over all three kinds, cut elsewhere."""
+    """Return one pipeline over all three kinds, with other cuts."""
     cut = {"t4": (0, 2), "v100": (2, 3), "a100": (3, 6)}
     stages = tuple(
         _stage(node, cut[node], k) for node, k in zip(cut, (3, 2, 1), strict=True)
@@ -67,7 +67,7 @@ def _stage(node: str, layers: tuple[int, int], launch_ahead: int) -> Stage:
 
 
 def fine_tune(base: Path, rows: Path, run_dir: Path, *more: str) -> dict[int, float]:
-    """Train by the first plan, kill, resume by the second; the losses by step."""
+    """Train by the first plan, kill, resume by the second; return losses by step."""
     words = _command(base, rows, run_dir, *more)
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     cluster, model = run_dir.with_suffix(".toml"), str(base)
@@ -84,7 +84,7 @@ def fine_tune(base: Path, rows: Path, run_dir: Path, *more: str) -> dict[int, fl
 
 
 def losses(run_dir: Path) -> dict[int, float]:
-    """Training losses by step, those of steps that were done again counted once."""
+    """Return training losses by step, where repeated steps count once."""
     lines = read_journal(run_dir / METRICS)
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
@@ -102,7 +102,7 @@ def _command(base: Path, rows: Path, run_dir: Path, *more: str) -> list[str]:
 
 
 def _killed(words: Sequence[str], run_dir: Path) -> None:
-    """Start, and kill (SIGKILL) when so many steps are done."""
+    """Start, and kill (SIGKILL) after KILLED_AT steps."""
     running = subprocess.Popen(words, stdout=sys.stderr, env=os.environ)
     until_s = time.monotonic() + _LIMIT_S
     try:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas send each other for gradients in a step: counted, of all and of LoRA.
+"""Counts the gradient bytes that replicas send each other: full training against LoRA.
 
     python -m experiments.finetune.wire [--output FILE]
 
-Two worker processes hold a replica each of a small Llama, and train it for some steps:
+Two worker processes each hold a replica of a small Llama, and train it for some steps:
 all of its weights, then adapters of rank 8 on all linear weights, with gradients in
 float32 and in bfloat16 on the wire. Each worker counts the bytes that it hands to its
-connections. Beside them the bytes of what is trained, which each of two replicas sends
-to the other once.
+connections. For comparison, it reports the bytes of the trained parameters, which each
+of two replicas sends to the other once.
 """
 
 import argparse
@@ -58,7 +58,7 @@ _CLUSTER = Cluster(
 
 
 def trained_parameters(config: LlamaConfig, rank: int) -> int:
-    """How many numbers are trained, in closed form; of rank 0 all of the model."""
+    """Return how many numbers are trained, in closed form; rank 0: all of the model."""
     size, inner = config.hidden_size, config.inner_size
     if rank:  # q, k, v and out; gate, up and down
         return config.num_blocks * rank * (4 * 2 * size + 3 * (size + inner))
@@ -67,7 +67,7 @@ def trained_parameters(config: LlamaConfig, rank: int) -> int:
 
 
 def plan_of(model: str, config: LlamaConfig) -> Plan:
-    """A whole replica on each node."""
+    """Return a plan with a whole replica on each node."""
     layers = (0, config.num_blocks + 2)
     return Plan(
         model=model,
@@ -87,7 +87,7 @@ def plan_of(model: str, config: LlamaConfig) -> Plan:
 def run_config(
     folder: Path, model: Path, seq_len: int, lora: LoraConfig, wire: Wire
 ) -> RunConfig:
-    """Settings of a run of the model in the folder."""
+    """Return the settings of a run of the model in the folder."""
     config = RunConfig(
         model=str(model),
         run_dir=folder / "run",
@@ -105,10 +105,9 @@ def run_config(
 
 
 def step_bytes(folder: Path, config: LlamaConfig, lora: LoraConfig, wire: Wire) -> int:
-    """Train a model for some steps in a folder; give what all workers sent for sums of
-    gradients in each.
+    """Train a model in a folder; return all workers' gradient bytes per step.
 
-    Raises AssertionError if a step took more than another.
+    Raises AssertionError if steps differ in this number.
     """
     model, text = folder / "model", folder / "text.txt"
     model.mkdir(parents=True)
@@ -137,7 +136,7 @@ def step_bytes(folder: Path, config: LlamaConfig, lora: LoraConfig, wire: Wire) 
 
 
 def _sent_bytes(folder: Path, step: int) -> int:
-    """For sums of gradients, by all workers, until after the step."""
+    """Return the bytes that all workers had sent for gradient sums after the step."""
     return sum(
         num_bytes
         for node in NODES

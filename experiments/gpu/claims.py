@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README and documentation claim of cards, and the row of a session that decides.
+"""Lists what README and documentation claim of cards, and the row that decides each.
 
-Owns the list. A claim names its row by part and words; tests hold that each part still
+Owns the list. A claim names its row by part and words; tests check that each part still
 has that row.
 """
 
@@ -15,7 +15,7 @@ Verdict = Callable[[Row], bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """`text` as a reader understands it, `where` it stands, `holds` by the row."""
+    """A claim's `text` and place (`where`), and the row and rule that decide it."""
 
     text: str
     where: str
@@ -25,22 +25,22 @@ class Claim:
 
 
 def at_least(bound: float) -> Verdict:
-    """The figure is a number, and no smaller."""
+    """Return a rule: the measured figure is a number and at least `bound`."""
     return lambda row: _is_number(row.measured) and row.measured >= bound  # pyright: ignore
 
 
 def at_most(bound: float) -> Verdict:
-    """The figure is a number, and no larger."""
+    """Return a rule: the measured figure is a number and at most `bound`."""
     return lambda row: _is_number(row.measured) and row.measured <= bound  # pyright: ignore
 
 
 def near(share: float) -> Verdict:
-    """Measured and predicted differ by no more than this share."""
+    """Return a rule: measured and predicted differ by no more than this share."""
     return lambda row: row.ratio is not None and abs(row.ratio - 1) <= share
 
 
 def is_so(row: Row) -> bool:
-    """The answer is yes."""
+    """Return whether the row's answer is yes."""
     return row.measured is True
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cards a wheel of NVIDIA's has code for: compute capabilities by library.
+"""Lists the cards that a wheel of NVIDIA has code for: compute capabilities by library.
 
     pip download --no-deps nvidia-cudnn-cu12==9.10.2.21
     python -m experiments.gpu.cudnn_code nvidia_cudnn_cu12-*.whl
 
-Reads the headers of the fat binaries that nvcc puts into libraries: a magic number, the
-size, then an entry for each program, of which one field is the architecture. Prints
+Reads the headers of the fat binaries that nvcc embeds in libraries: a magic number, the
+size, then an entry for each program. One field of an entry is the architecture. Prints
 JSON. Needs no card and no CUDA.
 """
 
@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MAGIC = b"\x50\xed\x55\xba"
-_HEADER = struct.Struct("<4sHHQ")  # magic, version, bytes of this, bytes of entries
-_ENTRY = struct.Struct("<HHIQ")  # kind, flags, bytes of this, bytes of the program
+_HEADER = struct.Struct("<4sHHQ")  # magic, version, header bytes, bytes of entries
+_ENTRY = struct.Struct("<HHIQ")  # kind, flags, header bytes, bytes of the program
 _ARCHITECTURE = struct.Struct("<I")
 _ARCHITECTURE_AT = 28
 _MACHINE_CODE = 2  # 1 is PTX, which only later cards can use
 
 
 def capabilities(library: bytes) -> list[float]:
-    """Return the compute capabilities that there is machine code for, in order."""
+    """Return the compute capabilities that the library has machine code for, sorted."""
     found = {
         architecture
         for start, end in _fat_binaries(library)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a session: what was predicted and measured, and what that says of claims.
+"""Writes the page of a session: predictions, measurements, and verdicts on claims.
 
 Owns the Markdown. Does not own the figures (`rows.py`) nor the claims (`claims.py`).
 """
@@ -74,7 +74,7 @@ def _judged(claim: Claim, parts: Sequence[PartResult]) -> tuple[str, str, str, s
 
 
 def measured(claim: Claim, parts: Sequence[PartResult]) -> Row | None:
-    """Return the figure that a claim is judged by, if it is known."""
+    """Return the row that decides a claim, if the session measured it."""
     rows = (row for part in parts if part.name == claim.part for row in part.rows)
     return next((row for row in rows if row.what == claim.what), None)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one part in this process: what a session starts for each of its parts.
+"""Runs one part of a session in this process; a session starts this for each part.
 
     python -m experiments.gpu.part memory --platform cpu --quick
 
 Prints each row, and writes it to `--output DIR` as a session does. Owns how a
-part reports its end: done, skipped or out of time with its reason, failed with its
+part reports its end: done; skipped or out of time, with the reason; or failed, with the
 traceback.
 """
 
@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_part(name: str, file: PartFile, setting: Setting) -> None:
-    """Add each row of the part to its file as soon as it is measured, then how the
-    part ended."""
+    """Add each row of the part to its file as soon as it is measured. At the end, add
+    how the part ended."""
     module = importlib.import_module(f"experiments.gpu.parts.{name}")
     begin_s = time.monotonic()
     state, why = "done", ""
@@ -55,10 +55,10 @@ def run_part(name: str, file: PartFile, setting: Setting) -> None:
 
 
 def _end_with_session() -> None:
-    """Wait for the end of standard input, which a session holds open as long as it
-    lives, and end with all of this process's group.
+    """Wait for the end of standard input, then kill this process's group.
 
-    By its descriptor: Python cannot end while a thread waits in `sys.stdin`.
+    A session holds the input open as long as it lives. Reads the file descriptor:
+    Python cannot exit while a thread waits in `sys.stdin`.
     """
     while os.read(0, 1):
         pass
@@ -66,7 +66,7 @@ def _end_with_session() -> None:
 
 
 def _age_s() -> float:
-    """Seconds since this process was started: its imports take some of its time."""
+    """Return the seconds since this process started, its imports included."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2]
     started_s = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s

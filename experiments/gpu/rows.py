@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part of a session has measured, on disk as soon as it is known.
+"""Keeps the rows that a part of a session measures, on disk as soon as they are known.
 
-A part's file has one JSON object per line: `begun`, a line per row, `ended`. A process
-that is killed loses at most the line that it was writing. Does not own what is measured
+A part's file has one JSON object per line: `begun`, a line per row, `ended`. A killed
+process loses at most the line that it was writing. Does not own what is measured
 (`parts/`) nor how it is shown (`page.py`).
 """
 
@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 State = Literal["done", "failed", "out of time", "skipped", "stopped", "not begun"]
 _LONGEST = 2_000  # characters of a reason
-# of an absolute path, all but its last name; not of a relative one, nor of an address
+# all but the last name of an absolute path; matches no relative path and no URL
 _FOLDERS = re.compile(r"(?<![\w.~/:])/(?:[\w.+-]+/)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One figure: a number in `unit`, a yes or no, or a word; beside it what hetjax
-    predicted before. `what` names the same quantity on every card."""
+    """One figure: a number in `unit`, a yes or no, or a word, beside hetjax's
+    prediction. `what` names the same quantity on every card."""
 
     what: str
     measured: float | bool | str | None
@@ -58,22 +58,22 @@ class PartFile:
         self.name, self.path = name, directory / "parts" / f"{name}.jsonl"
 
     def begin(self, limit_s: float) -> None:
-        """Start anew: what an earlier try has left goes."""
+        """Start the file anew; discard what an earlier try left."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         self._append({"begun": self.name, "limit_s": limit_s})
 
     def add(self, row: Row) -> None:
-        """Put a row on disk, not only into the file system's memory."""
+        """Write a row through to the disk, not only into the file system's cache."""
         self._append({"row": asdict(row) | {"note": without_names(row.note)}})
 
     def end(self, state: State, took_s: float, why: str = "") -> None:
-        """Say how the part ended. The first end counts: the part itself knows best."""
+        """Record how the part ended. The first record counts: the part's own."""
         ending = {"ended": state, "took_s": took_s, "why": without_names(why)}
         self._append(ending)
 
     def read(self) -> PartResult:
-        """Return what is on disk; half a line, left by a kill, is left out."""
+        """Return what is on disk, without a half line that a kill left."""
         lines = [*_objects(self.path)]
         rows = tuple(Row(**line["row"]) for line in lines if "row" in line)
         if not lines:
@@ -110,8 +110,8 @@ def _objects(path: Path) -> list[dict[str, Any]]:
 
 
 def without_names(text: str) -> str:
-    """Return the end of a text without what names this machine: a result is sent to
-    others."""
+    """Return the end of a text without names of this machine, because results are sent
+    to others."""
     names = {str(Path.cwd()): ".", str(Path.home()): "~", socket.gethostname(): "HOST"}
     for name, instead in names.items():
         if len(name) > 2:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten minutes with a card: all that hetjax says of cards, tried on one, in a time box.
+"""Tests on one card, within a time limit, all that hetjax says of cards.
 
     python -m experiments.gpu.session --budget-s 420 --output DIR
     python -m experiments.gpu.session --output DIR --parts rest
     python -m experiments.gpu.session --output DIR --parts speed memory
 
-The parts (`parts/`) run one after the other, the one that is worth most first, each in
-a process of its own with a limit of its own; what a part measures is on disk at once.
-One that fails, hangs or finds no time left costs the others nothing. `--parts rest`
-goes on another time with what is not done. At the end, and after each part, DIR has
-`session.json` and a page, `session.md`: what was predicted, what was measured, and
-which claims of the documentation that proves or breaks.
+The parts (`parts/`) run one after the other, the most valuable first, each in its own
+process with its own limit. Each measurement is written to disk at once. A part that
+fails, hangs or has no time left does not affect the others. `--parts rest` runs the
+parts that are not yet done. At the end, and after each part, DIR has `session.json` and
+a page, `session.md`: what was predicted, what was measured, and which claims of the
+documentation this proves or breaks.
 
 `--platform cpu --quick` runs every part at the smallest sizes, without a card.
 """
@@ -32,18 +32,18 @@ from experiments.gpu.rows import PartFile, PartResult, without_names
 from experiments.gpu.time_box import run_boxed
 from experiments.machine import machine
 
-_LEAST_S = 8.0  # in which no part gets anywhere
+_LEAST_S = 8.0  # with less time left, no part starts
 _LAST_S = 3.0  # kept for ending the last part and for the page
 
 
 class Stopped(BaseException):
-    """Somebody wants the session to end."""
+    """A signal asks the session to end."""
 
 
 def run_session(
     names: Sequence[str], output: Path, budget_s: float, options: Sequence[str]
 ) -> None:
-    """Run these parts; whatever happens, `output` says what came of them."""
+    """Run these parts. `output` records the results, whatever happens."""
     end_s = time.monotonic() + budget_s - _LAST_S
     try:
         for name in names:
@@ -73,7 +73,7 @@ def _run(name: str, output: Path, limit_s: float, options: Sequence[str]) -> Non
     took_s = time.monotonic() - begin_s
     if code is None:
         file.end("out of time", took_s, f"it did not end within {limit_s:.0f} s")
-    elif file.read().state == "stopped":  # without a word of its own
+    elif file.read().state == "stopped":  # the part recorded no end
         why = log.read_text(encoding="utf-8", errors="replace")
         file.end("failed", took_s, f"exit code {code}; {without_names(why)}")
     print(f"{name}: {file.read().state} after {took_s:.0f} s", flush=True)
@@ -87,12 +87,12 @@ def _command(
 
 
 def results(output: Path) -> list[PartResult]:
-    """Return what is known of each part, by this session and those before it."""
+    """Return what is known of each part, from this and earlier sessions."""
     return [PartFile(output, name).read() for name in PARTS]
 
 
 def write_results(output: Path, options: Sequence[str]) -> None:
-    """Write the session's JSON, by card and date, and its page."""
+    """Write the session's JSON, with card and date, and its page."""
     found = results(output)
     session = {
         "command": " ".join(("python -m experiments.gpu.session", *options)),
@@ -108,13 +108,13 @@ def write_results(output: Path, options: Sequence[str]) -> None:
 
 
 def card_of(found: Sequence[PartResult]) -> str | None:
-    """Return the name that the card gave to the first part, which asks for it."""
+    """Return the card's name for itself, which the first part records."""
     rows = (row for part in found for row in part.rows)
     return next((str(row.measured) for row in rows if row.what == "card"), None)
 
 
 def driver() -> str | None:
-    """Return what NVIDIA's driver says of itself and of the cards; None without one."""
+    """Return NVIDIA's description of cards and driver; None without a driver."""
     query = "name,memory.total,driver_version,compute_cap,power.limit"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
@@ -125,7 +125,7 @@ def driver() -> str | None:
 
 
 def chosen(asked: Sequence[str], output: Path) -> list[str]:
-    """Return the parts to run: all, these, or what is not done yet."""
+    """Return the parts to run: all, the named ones, or those not done yet."""
     if [*asked] == ["rest"]:
         done = {part.name for part in results(output) if part.state == "done"}
         return [name for name in PARTS if name not in done]

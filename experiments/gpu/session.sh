@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs a session where there is JAX for the card and perhaps nothing else:
+# Runs a session on a machine that has JAX for the card and perhaps nothing else:
 #
 #     experiments/gpu/session.sh [--wheels DIR] --output DIR [OPTIONS OF THE SESSION]
 #
-# Takes the first Python whose JAX finds the card ($PYTHON is asked first). What hetjax
-# needs and that Python lacks is installed from the wheels in DIR, without a network, into
-# a temporary folder: nothing is changed that stays.
+# Uses the first Python whose JAX finds the card, and tries $PYTHON first. Packages that
+# hetjax needs and that Python lacks are installed from the wheels in DIR, without a
+# network, into a temporary folder, so that nothing on the machine changes for good.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scratch=$(mktemp -d)
@@ -15,7 +15,7 @@ trap 'rm -rf "$scratch"' EXIT
 # Prints a Python that is new enough and whose JAX finds devices of platform $1.
 find_python() {
     local python
-    local -x XLA_PYTHON_CLIENT_PREALLOCATE=false # to look takes no memory of the card
+    local -x XLA_PYTHON_CLIENT_PREALLOCATE=false # so the check takes no memory of the card
     for python in ${PYTHON:-} python3 python3.{14,13,12,11} python; do
         command -v "$python" >/dev/null || continue
         if "$python" -c "import sys, jax

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part of a session is given: where it runs, how large, and until when."""
+"""Defines the setting of a part of a session: where it runs, its size, its deadline."""
 
 import os
 import time
@@ -18,20 +18,20 @@ Value = TypeVar("Value")
 
 
 class Skipped(Exception):
-    """A part has nothing to do here; its text says why."""
+    """A part has nothing to do here; the message says why."""
 
 
 class OutOfTime(Exception):
-    """A part could not do what it is for in the time it had; its text says what."""
+    """A part did not finish its task in the time it had; the message says what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
     """`quick` is for tests: the same code path at the smallest sizes.
 
-    `ends_s` is on the clock of `time.monotonic`: a part that sees little of it left
-    yields what it has and ends, which is better than being killed. `logs` is where the
-    output of processes that a part starts stays, None if nobody wants it.
+    `ends_s` is on the clock of `time.monotonic`. A part with little time left yields
+    what it has and ends, which is better than being killed. `logs` is where the output
+    of processes that a part starts is kept; None discards it.
     """
 
     platform: str = "cuda"
@@ -52,20 +52,20 @@ class Setting:
         return quick if self.quick else usual
 
     def logs_of(self, name: str, scratch: Path) -> Path:
-        """A directory for the logs of processes, which stays if anybody wants it to."""
+        """Return a directory for the logs of processes, kept if `logs` is set."""
         directory = (self.logs or scratch) / name
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A directory that goes when its user is done with it."""
+        """Yield a temporary directory that is removed after use."""
         with TemporaryDirectory(prefix="hetjax-session-") as directory:
             yield Path(directory)
 
 
 def share_card() -> None:
-    """Let JAX take as much of a card as plans count on, and only when it is needed:
-    several processes of a part share the card."""
+    """Let JAX take as much of a card as plans count on, without preallocation: several
+    processes of a part share the card."""
     os.environ.update(memory_share(os.environ))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

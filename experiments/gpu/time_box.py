@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command in a box of time, ended with everything that it has started.
+"""Runs a command within a time limit, and ends it with everything that it started.
 
-Each process that descends from the command carries a mark in its environment, so that
-those which have left its process group (workers, daemons) are found, too. The command's
-standard input ends when this process does, however that ends. Does not own which
-commands there are.
+Each process that descends from the command carries a mark in its environment. So those
+that have left its process group (workers, daemons) are found, too. The command's
+standard input ends when this process does, however that ends. Does not own the
+commands.
 """
 
 import os
@@ -22,10 +22,10 @@ _GRACE_S = 2.0  # from the request to end until the kill
 
 
 def run_boxed(command: Sequence[str], limit_s: float, log: Path) -> int | None:
-    """Run the command, its output in `log`; return its code, None if time was up.
+    """Run the command with its output in `log`; return its code, None on timeout.
 
-    No process that it started is left when this returns or raises, nor any of its
-    temporary files.
+    When this returns or raises, no process that the command started is left, nor any
+    of its temporary files.
     """
     with TemporaryDirectory(prefix="hetjax-part-", ignore_cleanup_errors=True) as own:
         mark = uuid.uuid4().hex
@@ -54,7 +54,7 @@ def _start(
 
 
 def _end_all(mark: str) -> None:
-    """Ask all that carry the mark to end, and kill those that do not, or come late."""
+    """Ask all marked processes to end; kill those still there after the grace time."""
     for pid in _marked(mark):
         _send(pid, signal.SIGTERM)
     kill_s = time.monotonic() + _GRACE_S

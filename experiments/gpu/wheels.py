@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheels that hetjax needs on a machine that has JAX, for one without a network.
+"""Lists the wheels that hetjax needs on a machine with JAX but without a network.
 
     python -m experiments.gpu.wheels --python 3.12 --jax 0.11.2 0.12.0.1 --download DIR
 
 Writes `wheels-3.12.txt` beside this file: a requirement for each wheel, with its size.
-Not among them are JAX, flax, optax, orbax-checkpoint and what these bring, nor what
+The list leaves out JAX, flax, optax, orbax-checkpoint and their requirements, and what
 hetjax never imports. `--download` keeps the wheels, for `session.sh --wheels`. The list
 has to be the same for all releases of JAX that are named.
 """
@@ -33,14 +33,14 @@ Packages = Mapping[str, Mapping[str, Any]]  # metadata by canonical name
 
 
 def hetjax_requires() -> list[str]:
-    """Return what setup.cfg asks for, without extras."""
+    """Return the requirements of setup.cfg, without extras."""
     setup = configparser.ConfigParser()
     setup.read(_SETUP, encoding="utf-8")
     return setup["options"]["install_requires"].split()
 
 
 def resolve(python: str, requirements: Sequence[str]) -> Packages:
-    """Return what pip would install of these on a Linux machine with nothing there."""
+    """Return the packages that pip would install on an empty Linux machine."""
     command = ["install", "--dry-run", "--ignore-installed", "--report", "-"]
     command += ["--target", "unused", *_platform(python), *requirements]
     report = json.loads(_pip(*command))
@@ -87,7 +87,7 @@ def needed(python: str, jax: str) -> list[str]:
 
 
 def download(python: str, requirements: Sequence[str], folder: Path) -> None:
-    """Put the wheels into the folder, these alone."""
+    """Download these wheels, and no others, into the folder."""
     command = ["download", "--no-deps", "--dest", str(folder), *_platform(python)]
     _pip(*command, *requirements)
 

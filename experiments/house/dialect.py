@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that cannot be searched for, or that have a standard word: how many are left.
+"""Counts names that cannot be searched for, or that have a standard word.
 
     python -m experiments.house.dialect [FOLDER]
 
@@ -7,7 +7,7 @@ Counts, in the Python files of a folder (hetjax), definitions that are called no
 than `BARE`, definitions that end in `_of`, uses of the identifiers in `DIALECT`, and
 class names that are defined more than once; an underscore before a name or after it
 makes no difference. Prints JSON. `now` is not counted: it is the usual name of a local
-time, or of what holds now, and is read where it is set.
+time, or of the current value, and is read where it is set.
 """
 
 import ast
@@ -28,7 +28,7 @@ def trees(folder: Path) -> Iterator[ast.Module]:
 
 
 def counts(folder: Path) -> dict[str, Any]:
-    """How often each name stands there."""
+    """Return how often each name occurs."""
     bare, used, classes = Counter[str](), Counter[str](), Counter[str]()
     suffixed = 0
     for node in (node for tree in trees(folder) for node in ast.walk(tree)):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far somebody walks who follows a call through the code.
+"""Measures how far a reader walks who follows a call through the code.
 
     python -m experiments.house.walk train   # from the command to the first step
     python -m experiments.house.walk plan    # from find_plan to its bound
 
 Needs Python 3.12. Every function counts once, where it is called first. Prints JSON:
-the number of `functions`, of `files` and `rooms` that they are in, and `returns`: how
-often the walk comes back to a file that it had left.
+the number of `functions`, the numbers of `files` and `rooms` that they are in, and
+`returns`: how often the walk comes back to a file that it had left.
 """
 
 import json
@@ -35,7 +35,7 @@ class Walk:
         self.files: list[str] = []  # of each function, in the order of first calls
 
     def follow(self, call: Callable[[], object]) -> dict[str, int]:
-        """Follow a call; return what was counted."""
+        """Follow a call and return the counts."""
         watching = _monitoring()
         watching.use_tool_id(watching.PROFILER_ID, "walk")
         start = watching.events.PY_START
@@ -65,7 +65,7 @@ class Walk:
 
 
 def _monitoring() -> Any:
-    return vars(sys)["monitoring"]  # which type checkers of Python 3.11 do not know
+    return vars(sys)["monitoring"]  # type checkers of Python 3.11 do not know it
 
 
 def train() -> dict[str, int]:

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes, one pipeline: hetjax beside PyTorch's pipelining, in one run.
+"""Compares hetjax with PyTorch's pipelining: two processes, one pipeline, in one run.
 
     python -m experiments.islands.against_torch --torch PYTHON [--rounds 3] [--steps 3]
 
 PYTHON is an interpreter that has PyTorch (`experiments/benchmarks/torch_pipeline.py`
-says which model and how it is timed there). Both sides train the same GPT (8 blocks,
+says which model it runs and how it times it). Both sides train the same GPT (8 blocks,
 width 512, 256 tokens, 8 microbatches of 4, fp32, one thread a process), first in one
-process and then as two stages in two; the sides alternate by rounds of some steps, and
-ours also by steps, as disturbances of a shared machine last less than a round.
+process and then as two stages in two. The sides alternate by rounds of some steps, and
+ours also by steps, because disturbances of a shared machine last less than a round.
 `efficiency` is the pipelined rate over twice the rate of the same framework in one
 process, median over our steps and PyTorch's rounds; the bubble of two stages and eight
-microbatches in 1F1B order allows 8 / 9. Ours is measured under the same 1F1B
-and under the schedule that the search finds for the layers' times as measured on both
-at once. `apart` is what two processes reach that train the whole model each and share
-nothing but the machine: what is missing there no schedule can give back. Our head is
-tied to the embedding, so that the two stages sum its gradients, and gradients are
-clipped; PyTorch does neither.
-Prints one JSON object.
+microbatches in 1F1B order allows 8 / 9. Ours is measured under the same 1F1B and under
+the schedule that the search finds for the layers' times as measured on both at once.
+`apart` is the rate of two processes that train the whole model each and share only the
+machine: no schedule can recover what is missing there. Our head is tied to the
+embedding, so that the two stages sum its gradients, and gradients are clipped; PyTorch
+does neither. Prints one JSON object.
 """
 
 import argparse
@@ -48,13 +47,13 @@ from hetjax.plans.plan import Plan
 MODEL = "gpt-8x512"
 MICROBATCHES, MICROBATCH_SIZE = 8, 4
 HOSTS = ("east", "west")
-# over its first steps a process still asks for memory: 13 us a page on the machine
-# where this was measured, up to half of a step's time
+# in its first steps a process still allocates memory: 13 us a page on the machine where
+# this was measured, up to half of a step's time
 _WARM_UP_STEPS = 6
 
 
 def torch_round(python: str, steps: int) -> dict[str, float]:
-    """One round of the other side, which prints what it found."""
+    """Run one round of PyTorch and return its rates."""
     words = [python, "-m", "experiments.benchmarks.torch_pipeline", "--rounds", "1"]
     told = subprocess.run(
         [*words, "--steps", str(steps)], check=True, capture_output=True, text=True
@@ -67,7 +66,7 @@ def torch_round(python: str, steps: int) -> dict[str, float]:
 
 
 def plans_of(request: PlanRequest) -> dict[str, Plan]:
-    """One process, another; both under 1F1B, and under the schedule that is found."""
+    """Return plans for each process alone, and for both (1F1B and searched)."""
     model = request.model
     one, other, both = (
         models.plan_of(model, models.pipeline(model, n, MICROBATCHES, MICROBATCH_SIZE))
@@ -82,7 +81,7 @@ def plans_of(request: PlanRequest) -> dict[str, Plan]:
 
 
 def timed(*layouts: Running) -> float:
-    """Tokens per second of a step of these at the same time."""
+    """Return the tokens per second of a step of these at the same time."""
     all_busy(layouts, 1)
     return sum(x.tokens_per_step / median(x.step_s) for x in layouts)
 
@@ -128,7 +127,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _told(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Tokens per second of each round, and the median efficiency over rounds."""
+    """Return tokens per second of each round, and the median efficiency over rounds."""
     schedules = [name for name in rounds[0] if name != "one"]
     return {
         "one_process_tokens_per_s": [r["one"] for r in rounds],

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers lost at random moments: who reports it, and after how long.
+"""Loses workers at random moments, and measures when their loss is reported.
 
     python -m experiments.islands.kills [--times 30] [--silence-s 10]
 
-Four worker processes train the model `gpt-8x256` as one pipeline and two replicas in
-turn; at a random moment one is killed (SIGKILL) or stopped (SIGSTOP). Measured is the
-time until the controller has heard of it from every survivor. Then the lost one is
-replaced, all start a new generation and do a step. At the end no process and no
-listening port may be left. Prints one JSON object.
+Four worker processes train the model `gpt-8x256` as one pipeline and as two replicas,
+in turn. At a random moment one is killed (SIGKILL) or stopped (SIGSTOP). Measures the
+time until the controller has heard of the loss from every survivor. Then the lost
+worker is replaced, and all start a new generation and take a step. At the end no
+process and no listening port may be left. Prints one JSON object.
 """
 
 import argparse
@@ -41,18 +41,18 @@ from hetjax.training.worker import worker_settings
 
 NODES = ("east", "north", "south", "west")
 MODEL = "gpt-8x256"
-_KILLED_LIMIT_S = 2.0  # of SIGSTOP: the time of silence
+_KILLED_LIMIT_S = 2.0  # for SIGSTOP it is the time of silence
 
 
 def plans(model: Model) -> list[Plan]:
-    """One pipeline of four stages, and two replicas of two."""
+    """Return one pipeline of four stages, and two replicas of two."""
     whole = models.pipeline(model, NODES, 8, 1)
     halves = [models.pipeline(model, nodes, 4, 1) for nodes in (NODES[:2], NODES[2:])]
     return [models.plan_of(model, whole), models.plan_of(model, *halves)]
 
 
 class Lab:
-    """A controller and its worker processes, which are replaced when they are lost."""
+    """A controller and its worker processes; lost workers are replaced."""
 
     def __init__(self, folder: Path, silence_s: float) -> None:
         self._silence_s, self._secret = silence_s, secrets.token_bytes(32)
@@ -75,7 +75,7 @@ class Lab:
         )
 
     def replace(self, node: str) -> None:
-        """End what is left of the worker for good, and start another."""
+        """Kill what is left of the worker, and start another."""
         old = self.processes.children[node]
         old.kill()
         old.wait()
@@ -85,7 +85,7 @@ class Lab:
 def ready(
     lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
 ) -> Controller:
-    """All workers, also those that are new, joined as a new generation."""
+    """Return a controller whose workers, old and new, form a new generation."""
     lab.connections.wait_for(NODES)
     controller = Controller(plan, lab.connections)
     controller.build(settings)
@@ -98,7 +98,7 @@ def ready(
 def one(
     lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
 ) -> dict[str, Any]:
-    """Lose a random worker at a random moment of training; who says what, and when."""
+    """Lose a random worker at a random moment of training; return the reports."""
     controller = ready(lab, plan, settings, rng)
     begin_s = time.monotonic()
     controller.step(0)

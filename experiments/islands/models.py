@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of the experiments with islands, their plans, profiles and workers.
+"""Defines models of the experiments with islands, their plans, profiles and workers.
 
     python -m experiments.islands.models profile MODEL [options of hetjax.profile]
 
@@ -69,7 +69,7 @@ MODEL_CONFIGS.update(CONFIGS)
 
 
 def preset(model: str) -> Preset:
-    """Return settings of a run of the model."""
+    """Return the settings of a run of the model."""
     config = CONFIGS[model]
     settings = RunConfig(
         model=model,
@@ -87,7 +87,7 @@ def preset(model: str) -> Preset:
 def pipeline(
     model: Model, nodes: Sequence[str], num_microbatches: int, microbatch_size: int
 ) -> Replica:
-    """One replica, a stage on each node, blocks shared out evenly."""
+    """Return one replica with a stage on each node and blocks shared out evenly."""
     num_layers = len(model.layers)
     inner = [1 + round(n * (num_layers - 2) / len(nodes)) for n in range(1, len(nodes))]
     cuts = pairwise([0, *inner, num_layers])
@@ -103,7 +103,7 @@ def pipeline(
 
 
 def plan_of(model: Model, *replicas: Replica) -> Plan:
-    """These replicas as a plan of the model, its sequences as long as they may be."""
+    """Return these replicas as a plan of the model, with the longest sequences."""
     batch = sum(r.num_microbatches * r.microbatch_size for r in replicas)
     return Plan(
         model=model.name,

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that get next to nothing of a CPU: nobody may take them for dead.
+"""Starves hosts of CPU time: the controller must not take them for dead.
 
     python -m experiments.islands.starved [--times 20] [--percent 5] [--at-once 5]
 
-Each time two hosts of a testbed (CPU quotas; needs root) start a worker each, compile
-their halves of a model with nothing cached, and train. No loss may be told of. Then one
-of the two is stopped (SIGSTOP) or killed (SIGKILL), in turn: the time until the
-controller knows. Times are appended to --output as they end; those that are there
-count, so that the command goes on where it was broken off.
+Each time, two hosts of a testbed (CPU quotas; needs root) start a worker each, compile
+their halves of a model with nothing cached, and train. No loss may be reported. Then
+one of the two is stopped (SIGSTOP) or killed (SIGKILL), in turn, and the time until the
+controller knows is measured. Results are appended to --output as they come. Those that
+are there count, so an interrupted command can be continued.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def one(number: int, slot: int, testbed: Testbed, folder: Path) -> dict[str, Any
 def compiled(
     nodes: Sequence[str], testbed: Testbed, folder: Path, stack: ExitStack
 ) -> Controller:
-    """A worker on each node, half of the model compiled there, nothing cached."""
+    """Start a worker on each node and compile half of the model there, uncached."""
     launcher = OnThisMachine(
         folder / "logs",
         stack,
@@ -101,7 +101,7 @@ def compiled(
 def told_s(
     controller: Controller, testbed: Testbed, victim: str, how: signal.Signals
 ) -> float:
-    """Seconds from a signal to a worker until its controller knows of the loss."""
+    """Return the seconds from a signal to a worker until its controller knows of it."""
     (pid,) = filter(is_worker, testbed.members(victim))
     begin_s = time.monotonic()
     os.kill(pid, how)
@@ -113,7 +113,7 @@ def told_s(
 
 
 def is_worker(pid: int) -> bool:
-    """Whether it is a worker itself, and not its heart."""
+    """Whether it is a worker itself, and not its heart (`hetjax/comm/heart.py`)."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return b"experiments.islands.worker" in words
 

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured against predicted: pipelines over hosts of unequal speed and links.
+"""Compares measured and predicted pipelines over hosts of unequal speed and links.
 
     python -m experiments.islands.unequal --host a:80 --host b:40 --host c:40
     python -m experiments.islands.unequal --host a:40 ... --layouts even --link-mbit 100
 
-Stands up the hosts as a testbed (`experiments/testbed`: CPU quotas in percent of a
-core, namespaces, shaped links; needs root), measures the model's layers on each host
-under its quota, plans with that profile, and runs the layouts in turn, each with a
-worker process per host. `even` is one pipeline over all hosts, blocks shared out
-evenly; `even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host
-reaches by itself with the whole model, one host after the other; the sum over hosts is
-what no layout of theirs should pass. `alone_at_once` is the same with all hosts busy:
-what is missing there is lost to the machine that they share. A worker computes with
-one thread (`PJRT_NPROC=1`): more would wait for each other at the expense of the quota.
-Prints one JSON object; times are medians over steps, and the layouts and the lone hosts
-run their steps in rounds that alternate.
+Sets up the hosts as a testbed (`experiments/testbed`: CPU quotas in percent of a core,
+namespaces, shaped links; needs root), measures the model's layers on each host under
+its quota, plans with that profile, and runs the layouts in turn, each with a worker
+process per host. `even` is one pipeline over all hosts with equally many blocks each;
+`even-1f1b` is the same with 1F1B instead of H-1F1B. `alone` is what each host reaches
+by itself with the whole model, one host after the other; no layout should exceed the
+sum over hosts. `alone_at_once` is the same with all hosts busy: the difference is lost
+to the machine that they share. A worker computes with one thread (`PJRT_NPROC=1`): more
+would wait for each other at the expense of the quota. Prints one JSON object. Times are
+medians over steps, and the layouts and the lone hosts run their steps in rounds that
+alternate.
 """
 
 import argparse
@@ -55,15 +55,16 @@ from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import worker_settings
 
-_MOST_MBIT_PER_S = 8000.0  # of a host that nobody limits
+_MOST_MBIT_PER_S = 8000.0  # of a host without a limit
 _ALONE_MICROBATCHES = 4
 LAYOUTS = ("planned", "megatron", "whale")
 
 
 def cluster_of(hosts: Sequence[Host]) -> Cluster:
-    """One device a host. A profile rules: the figures but the network's go unread.
+    """Return a cluster with one device a host.
 
-    What a host sends to all its neighbours goes through one bucket: its network card.
+    Since a profile is used, only the nodes' network rates count. All that a host sends
+    to its neighbours shares one token bucket: its network card.
     """
     nodes = tuple(
         Node(
@@ -91,8 +92,8 @@ def profiled(
 ) -> Profile:
     """Measure the layers on each host, under its quota, all hosts at the same time.
 
-    As in training: what they share, and what else runs here, slows them alike.
-    `options` are more of `hetjax.profile`.
+    So other load on the machine slows them as it does in training. `options` are more
+    options of `hetjax.profile`.
     """
     words = ["--microbatch-sizes", ",".join(map(str, sizes)), *options]
     with ThreadPoolExecutor(len(cluster.nodes)) as pool:
@@ -122,7 +123,7 @@ def _profile(
         [*testbed.prefix(node.name), *words],
         check=True,
         stdout=sys.stderr,
-        env=os.environ | malloc_environment(),  # as workers
+        env=os.environ | malloc_environment(),  # as for workers
     )
     return read_profile(output)
 
@@ -134,7 +135,7 @@ def request_of(
     global_batch: int,
     sizes: Sequence[int],
 ) -> PlanRequest:
-    """Ask for a plan of the model as it was profiled."""
+    """Return the request for a plan of the model as it was profiled."""
     config = models.preset(name).config
     return PlanRequest(
         model=model_preset(name),
@@ -153,7 +154,7 @@ def request_of(
 def layouts(
     request: PlanRequest, names: Sequence[str], local_work: float
 ) -> dict[str, Predicted]:
-    """Predicted layouts by name."""
+    """Return predicted layouts by name."""
     baselines = [name for name in names if name in ("megatron", "whale")]
     found: dict[str, Predicted] = {
         name: predicted
@@ -220,7 +221,7 @@ class Running:
                 self.step_s.append(time.perf_counter() - start_s)
 
     def trace(self, path: Path) -> None:
-        """Write when the actions of one more step ran, for ui.perfetto.dev."""
+        """Write the times of the actions of one more step, for ui.perfetto.dev."""
         self._fleet.step(self._step, traced=True)
         self._step += 1
         path.write_text(json.dumps(perfetto(self._fleet.spans())))
@@ -256,7 +257,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _alone(request: PlanRequest) -> dict[str, Predicted]:
-    """Each host by itself, the whole model in one stage."""
+    """Return a layout for each host by itself, with the whole model in one stage."""
     found, size = {}, max(request.microbatch_sizes)
     for node in request.cluster.nodes:
         cluster = replace(request.cluster, nodes=(node,))
@@ -273,7 +274,7 @@ def _timed(
     given: argparse.Namespace,
     at_once: Sequence[str],
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of steps by name; rounds alternate, and last some run together."""
+    """Return seconds of steps by name, in alternating rounds, then of `at_once`."""
     with ExitStack() as ends:
         running: dict[str, Running] = {}
         for name, plan in plans.items():
@@ -296,7 +297,7 @@ def _timed(
 
 
 def all_busy(running: Sequence[Running], num_steps: int) -> None:
-    """Run all at the same time until each has made so many steps."""
+    """Run all at the same time until each has made `num_steps` steps."""
     for layout in running:
         layout.step_s.clear()
 
@@ -352,7 +353,7 @@ def _told(
 
 
 def _in_words(plan: Plan) -> list[str]:
-    """Each replica: its microbatches, and the layers of its stages."""
+    """Describe each replica: its microbatches, and the layers of its stages."""
     return [
         f"{r.num_microbatches} x {r.microbatch_size}: "
         + ", ".join(f"{s.node} {s.layers[0]}-{s.layers[1]}" for s in r.stages)
@@ -378,7 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
             "PJRT_NPROC": "1",
-            # a slow host need not compile what a faster one has
+            # a slow host need not compile what a faster one has compiled
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

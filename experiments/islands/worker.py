@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that knows the models of the experiments."""
+"""Runs a worker process that knows the models of the experiments."""
 
 from experiments.islands import models as models
 from hetjax.training.worker import main

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Slurm of its own on this machine: three unlike nodes, `small`, `fast` and `old`.
+"""Runs a private Slurm on this machine with three unlike nodes.
 
-Needs Debian's slurmctld, slurmd, slurm-client and munge, and root. Owns its settings,
-its daemons and their end. GPUs are character devices that nobody opens.
+The nodes are `small`, `fast` and `old`. Needs Debian's slurmctld, slurmd, slurm-client
+and munge, and root. Owns its settings, its daemons and their end. GPUs are character
+devices that no process opens.
 """
 
 import os
@@ -58,7 +59,7 @@ NodeName=old Name=gpu Type=t4 File=/dev/tty3 Flags=nvidia_gpu_env
 
 @contextmanager
 def own_slurm(folder: Path) -> Iterator[None]:
-    """Within it, Slurm's commands talk to a Slurm whose files are in this folder."""
+    """Run a Slurm with its files in this folder; Slurm's commands use it meanwhile."""
     _write(folder)
     before = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
@@ -75,7 +76,7 @@ def own_slurm(folder: Path) -> Iterator[None]:
 
 
 def slurm(*words: str) -> str:
-    """Return what a command of Slurm prints."""
+    """Return the output of a command of Slurm."""
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -108,7 +109,7 @@ def _start(folder: Path) -> None:
 
 
 def _end_jobs() -> None:
-    """Cancel all jobs, and wait until none is left: daemons do not end them."""
+    """Cancel all jobs and wait until none is left: stopping the daemons ends no job."""
     subprocess.run(["scancel", "--user=root"], capture_output=True)
     end_s = time.monotonic() + _READY_S
     while time.monotonic() < end_s:

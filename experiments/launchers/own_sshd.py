@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two sshd of their own on this machine, at 127.0.0.2 and 127.0.0.3, and a client.
+"""Runs two private sshd on this machine, at 127.0.0.2 and 127.0.0.3, and a client.
 
-Needs Debian's openssh-server, and root. Owns their keys and their end: nothing is
-written outside the folder but /run/sshd, which sshd asks for.
+Needs Debian's openssh-server, and root. Owns their keys and their end. Nothing is
+written outside the folder except /run/sshd, which sshd requires.
 """
 
 import os
@@ -31,7 +31,7 @@ exec /usr/bin/ssh -F none -i {folder}/user -o UserKnownHostsFile={folder}/known 
 
 @contextmanager
 def own_sshd(folder: Path) -> Iterator[Path]:
-    """Within it, `ssh` in PATH has keys of its own; gives a file of the two hosts."""
+    """Let `ssh` in PATH use private keys meanwhile; yield a file of the two hosts."""
     folder.mkdir(mode=0o700)
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "user"):

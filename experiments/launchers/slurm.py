@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a real Slurm of this machine, and what is done to them.
+"""Runs training on a real Slurm of this machine, and disturbs it.
 
 `python -m experiments.launchers.slurm FOLDER [--kills N]` prints a line of JSON for
-each: workers and clients killed, a node down, the notice before the time limit. As
-root, with Debian's Slurm (`own_slurm.py`); jobs are submitted by `hetjax launch slurm`.
+each disturbance: workers and clients killed, a node down, the notice before the time
+limit. Needs root and Debian's Slurm (`own_slurm.py`); `hetjax launch slurm` submits the
+jobs.
 """
 
 import argparse
@@ -31,7 +32,7 @@ _REVOKED_S = 3.0  # sooner, a node refuses the credential of a start that has ju
 
 
 def submitted(folder: Path, run_dir: Path, *options: str, nodes: str = "fast old"):
-    """Submit a run; its job."""
+    """Submit a run; return its job."""
     cluster, plan = written(folder, *nodes.split())
     words = [sys.executable, "-m", "hetjax.launch", "slurm", str(cluster)]
     words += ["--cpus-per-device", "1", *options, "--", "train"]
@@ -41,7 +42,7 @@ def submitted(folder: Path, run_dir: Path, *options: str, nodes: str = "fast old
 
 
 def ended(job: str) -> str:
-    """Wait for the end of a job; what Slurm calls it."""
+    """Wait for the end of a job; return Slurm's name for its state."""
 
     def state() -> str:
         told = slurm("scontrol", "show", "job", "-o", job).split()
@@ -57,12 +58,12 @@ def workers_on(node: str) -> list[int]:
 
 
 def clients_of(node: str) -> list[int]:
-    """An srun, and the process beside it that ends its step should it die."""
+    """Return the ids of an srun and of its sibling, which ends the step if it dies."""
     return sorted(processes(["srun", f"--nodelist={node}"]))
 
 
 def go_on(job: str) -> None:
-    """Let a job that is back in the queue start at once, rather than in two minutes."""
+    """Let a requeued job start at once, rather than in two minutes."""
 
     def waits() -> bool:
         return {*slurm("squeue", "-h", "-o", "%T").split()} == {"PENDING"}
@@ -75,7 +76,7 @@ def go_on(job: str) -> None:
 def killed(
     folder: Path, name: str, whole: dict[int, float], victims: Callable[[], list[int]]
 ) -> None:
-    """A run some of whose processes are killed at a step."""
+    """Run a job and kill some of its processes at a step."""
     run_dir, begun_s = folder / name / "run", time.monotonic()
     run_dir.parent.mkdir()
     job = submitted(folder, run_dir)
@@ -87,7 +88,7 @@ def killed(
 
 
 def down(folder: Path, whole: dict[int, float]) -> None:
-    """A component's only node goes: Slurm ends all of the job, and starts it again."""
+    """Take a component's only node down: Slurm ends the job, and starts it again."""
     run_dir = folder / "down" / "run"
     run_dir.parent.mkdir()
     job = submitted(folder, run_dir)
@@ -98,7 +99,7 @@ def down(folder: Path, whole: dict[int, float]) -> None:
 
 
 def down_alone(folder: Path, whole: dict[int, float]) -> None:
-    """One node of a job without components goes: the others go on (--no-kill)."""
+    """Take down one node of a job without components: others go on (--no-kill)."""
     run_dir = folder / "alone" / "run"
     run_dir.parent.mkdir()
     cluster, plan = written(folder, "small", "fast")
@@ -118,7 +119,7 @@ def down_alone(folder: Path, whole: dict[int, float]) -> None:
 
 
 def noticed(folder: Path, whole: dict[int, float]) -> None:
-    """The notice before the time limit comes; the job goes back into the queue."""
+    """Send the notice before the time limit; the job is requeued."""
     run_dir = folder / "notice" / "run"
     run_dir.parent.mkdir()
     job = submitted(folder, run_dir)
@@ -129,7 +130,7 @@ def noticed(folder: Path, whole: dict[int, float]) -> None:
 
 
 def cancelled(folder: Path, whole: dict[int, float]) -> None:
-    """scancel: the run saves within KillWait; a job of its own goes on with it."""
+    """Cancel: the run saves within KillWait; another job resumes it."""
     run_dir = folder / "cancel" / "run"
     run_dir.parent.mkdir()
     job = submitted(folder, run_dir)

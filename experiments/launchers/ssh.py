@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs behind a real sshd of this machine, and what is killed in them.
+"""Runs training behind a real sshd of this machine, and kills parts of it.
 
-`python -m experiments.launchers.ssh FOLDER [--kills N]` prints a line of JSON for each:
-workers, clients and the controller killed. As root, with Debian's openssh-server
-(`own_sshd.py`); runs are started by `hetjax launch ssh`.
+`python -m experiments.launchers.ssh FOLDER [--kills N]` prints a line of JSON for each
+kill: of workers, clients and the controller. Needs root and Debian's openssh-server
+(`own_sshd.py`); `hetjax launch ssh` starts the runs.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def killed(
     whole: dict[int, float],
     victims: Callable[[], list[int]],
 ) -> None:
-    """A run some of whose processes are killed at a step."""
+    """Run training and kill some of its processes at a step."""
     run_dir, begun_s = folder / name / "run", time.monotonic()
     run = started(folder, run_dir, hosts)
     wait_for_step(run_dir)
@@ -64,7 +64,7 @@ def killed(
 
 
 def controller_killed(folder: Path, hosts: Path, whole: dict[int, float]) -> None:
-    """The controller goes: its workers end; the same command goes on."""
+    """Kill the controller: its workers end, and the same command resumes."""
     run_dir = folder / "controller" / "run"
     run = started(folder, run_dir, hosts)
     wait_for_step(run_dir)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on two nodes under a launcher, what is killed in it, and what came of that.
+"""Runs training on two nodes under a launcher, and compares it after kills.
 
-Owns the run (two replicas of preset `tiny`, on CPUs that stand in), waiting for a step,
-finding processes by what they were told, and the comparison with an undisturbed run.
-Does not own the systems (`own_slurm.py`, `own_sshd.py`).
+Owns the run (two replicas of preset `tiny`, on CPUs in place of GPUs), waiting for a
+step, finding processes by their words and environment, and the comparison with an
+undisturbed run. Does not own the systems (`own_slurm.py`, `own_sshd.py`).
 """
 
 import json
@@ -17,7 +17,7 @@ from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
 
 WORKER = "hetjax.training.worker"
-STEPS, AT = 400, 10  # of a run, and when something happens to it
+STEPS, AT = 400, 10  # steps of a run, and the step at which it is disturbed
 PATIENCE_S = 180.0
 _TOLERANCE = 1e-5
 _LICENCE = Path(__file__).parents[2] / "LICENSE"
@@ -52,7 +52,7 @@ def written(folder: Path, left: str, right: str) -> tuple[Path, Path]:
 
 
 def settings(folder: Path, run_dir: Path, plan: Path) -> list[str]:
-    """The words after `train` of the run, which trains on the licence."""
+    """Return the words after `train` of the run, which trains on the licence."""
     text = folder / "licence.txt"
     text.write_bytes(_LICENCE.read_bytes())
     words = ["tiny", "--run-dir", str(run_dir), "--plan", str(plan), "--simulate"]
@@ -62,7 +62,7 @@ def settings(folder: Path, run_dir: Path, plan: Path) -> list[str]:
 
 
 def losses(run_dir: Path) -> dict[int, float]:
-    """The losses that the run has recorded, by step; the last word counts."""
+    """Return the recorded losses by step; the last line of a step counts."""
     path = run_dir / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     told = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
@@ -70,7 +70,7 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 
 def events(run_dir: Path) -> list[str]:
-    """The events of the run, in order."""
+    """Return the events of the run, in order."""
     path = run_dir / "events.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line)["event"] for line in text.splitlines()]
@@ -89,7 +89,7 @@ def wait_for_step(run_dir: Path, step: int = AT) -> None:
 
 
 def processes(words: Iterable[str], told: str = "") -> list[int]:
-    """Processes with all of these words among their own, that were `told` this."""
+    """Return the processes with all of these words and `told` in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -103,7 +103,7 @@ def processes(words: Iterable[str], told: str = "") -> list[int]:
 
 
 def kill(pids: Sequence[int]) -> int:
-    """Kill them all; how many there were."""
+    """Kill them all; return their number."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     return len(pids)

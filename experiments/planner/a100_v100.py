@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed A100 and V100 clusters: the planner beside Sailor's, in two columns.
+"""Compares the planner with Sailor's on mixed A100 and V100 clusters, in two columns.
 
     python -m experiments.planner.a100_v100 --groundtruth DIR [--results FILE] [--json]
 
 DIR holds layer profiles and link fits published with Sailor (eth-easl/sailor, MIT);
 none of it is part of this repository. `sailor` is the throughput of Sailor's planner on
 its own simulator, whose rule is the slowest pipeline plus the longest gradient sum, on
-the ring of all replicas. In both columns: fp32, blocking messages, GPU counts without
-packing into nodes (`published_terms.py`), and plans that Sailor's planner does not
-look at: uneven cuts, unlike replicas and microbatches.
+the ring of all replicas. Both columns assume fp32, blocking messages, and GPU counts
+without packing into nodes (`published_terms.py`). Both include plans that Sailor's
+planner does not consider: uneven cuts, unlike replicas and microbatches.
 
 * `sailors_rule`: planned for Sailor's own rule (`sailor_rule.py`) and priced by it.
   This is the fair comparison. No bound is known for it.
 * `own_sum_terms`: terms more favourable than Sailor's, under which planners were
-  compared before: each replica waits for its own gradient sum only, on a ring of 16 of
-  its own kind, and unlike tensor degrees cost nothing. They have a certified bound.
-  `by_sailors_rule` is what the plan of this column is by Sailor's rule.
+  compared before. Each replica waits for its own gradient sum only, on a ring of 16 of
+  its own kind, and unlike tensor degrees cost nothing. These terms have a certified
+  bound. `by_sailors_rule` prices this column's plan by Sailor's rule.
 
 `before` is the best throughput known under the favourable terms, of templates with at
 most one change of GPU kind. `gap` is the model gap: the plan's time by the closed form
 over the certified bound of the same form. `prefix` is the bound that also holds for
-simulated 1F1B programs, and the plan's time over it: the closed form is a little
-pessimistic, so this gap has that in it. `symmetric` is the best plan whose stages all
-have the same tensor degree, the planner's default, found degree by degree. Search times
-are CPU seconds from layer tables to the plan, as the machine may be busy: of unlike
-degrees, or of all symmetric plans.
+simulated 1F1B programs, and the plan's time over it. The closed form is a little
+pessimistic, which this gap includes. `symmetric` is the best plan whose stages all have
+the same tensor degree, the planner's default, found degree by degree. Search times are
+CPU seconds from layer tables to the plan, because the machine may be busy. They cover
+unlike degrees, or all symmetric plans.
 
-Rows are added to the results, a JSON file, one by one; a second start goes on there.
+Rows are added to the results, a JSON file, one by one; a second start continues there.
 """
 
 import argparse
@@ -194,14 +194,14 @@ def _own_sums(
 
 
 def _over(case: Case, step_s: float) -> float | None:
-    """How much more than Sailor's planner, as a share of that."""
+    """Return the gain over Sailor's planner, as a share of Sailor's throughput."""
     return None if case.sailor is None else round(1 / step_s / case.sailor - 1, 4)
 
 
 def _symmetric(
     published: Published, num_gpus: dict[str, int], global_batch: int
 ) -> UnplacedPlan:
-    """Return the best plan of one tensor degree."""
+    """Return the best plan with a single tensor degree."""
     layouts = []
     for degree in TENSOR_DEGREES:
         p = published_problem(published, num_gpus, global_batch, (degree,))
@@ -213,7 +213,7 @@ def _symmetric(
 
 
 def _told(p: Problem, copies: Sequence[ColumnCount]) -> list[str]:
-    """Say each kind of copies in words."""
+    """Describe each group of equal copies in words."""
     told = []
     for c in copies:
         stages = [

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lower bound against many random plans that come near it.
+"""Tests the lower bound against many random plans that come near it.
 
     python -m experiments.planner.bound_fuzz [--plans 50000] [--output FILE]
     python -m experiments.planner.bound_fuzz --break links [--plans 2000]
 
 Requests are as wide as the cluster file: several hosts per node, measured links that
 differ by direction, shared trunks, up to 24 layers and as many stages. Appends a line
-per request to the output and goes on where it ended; at the end prints how much longer
-than the bound plans took, and every contradiction: there must be none. With `--break` a
-fault is made again on purpose, and the first plan that shows it is printed.
+per request to the output, and continues an earlier output. At the end prints how much
+longer than the bound plans took, and the contradictions: there must be none. With
+`--break` it restores a known fault, and prints the first plan that shows it.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from tests.planner.wide_space import wide_request
 
 OUTPUT = Path("experiments/results/planner_bound_fuzz.jsonl")
 PER_REQUEST = 50
-# of time over bound: how many plans lie below each
+# upper edges of time over bound, by which plans are counted
 EDGES = (1.001, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 5.0, 10.0, 100.0)
 
 
 def row(seed: int) -> dict[str, Any]:
-    """All plans of one request."""
+    """Compare all plans of one request with its bound."""
     start_s = time.process_time()
     request = wide_request(seed)
     proof = proof_of(request)
@@ -73,7 +73,7 @@ def row(seed: int) -> dict[str, Any]:
 
 
 def _certified_s(request: PlanRequest) -> float:
-    """The bound that `plan` prints, which counts cuts of the network, too."""
+    """Return the bound that `plan` prints, which includes cuts of the network."""
     step_s = proved(request).step_s
     assert step_s is not None
     return step_s
@@ -123,7 +123,7 @@ def run(output: Path, num_plans: int) -> None:
 
 
 def read(output: Path) -> list[dict[str, Any]]:
-    """The rows so far; a last line that was cut off is done again."""
+    """Return the rows so far. Removes a truncated last line, whose seed runs again."""
     if not output.exists():
         return []
     lines = output.read_text().splitlines(keepends=True)

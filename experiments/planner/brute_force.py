@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner against every plan of small random requests, both by the simulator.
+"""Compares the planner with every plan of small random requests, by the simulator.
 
     python -m experiments.planner.brute_force [--instances 200] [--first 0]
 
@@ -24,7 +24,7 @@ _LOCAL_WORK = 10_000
 
 
 def compare(seed: int) -> dict[str, Any]:
-    """One instance; all are feasible or not by both."""
+    """Compare one instance; planner and enumeration must agree on feasibility."""
     request = random_request(seed)
     optimum_s = fastest_s(request)
     start_s = time.perf_counter()

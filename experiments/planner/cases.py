@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters as people have them, and the best plans that are known for them.
+"""Plans clusters as people have them, and compares with the best known plans.
 
     python -m experiments.planner.cases [--cases university home] [--search-s 20]
 
-Each case was once planned worse than somebody could by hand, or by leaving devices out.
+Each case once got a worse plan than a person found by hand or by leaving devices out.
 Prints a JSON object per case: CPU seconds of the search, the step and its bound, the
-same under h1f1b, the best step that is known (by the costs of the day it was found;
-those of H100 have changed since), devices that stay idle, and which part of the search
-gave the plan. Process start and imports are left out. Clusters are in `clusters/`.
+same under h1f1b, the best known step (by the costs of the day it was found; those of
+H100 have changed since), idle devices, and which part of the search gave the plan.
+Process start and imports are left out. Clusters are in `clusters/`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _CLUSTERS = Path(__file__).parent / "clusters"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is trained on the cluster of that name, and the best step that is known."""
+    """What is trained on the cluster of that name, and the best known step."""
 
     cluster: str
     model: str
@@ -141,7 +141,7 @@ CASES = {
 
 
 def row(name: str, search_s: float | None) -> dict[str, Any]:
-    """Plan a case; what is not found in `search_s` does not count."""
+    """Plan a case; the search stops after `search_s`."""
     case = CASES[name]
     request, begin_s = case.request(), time.process_time()
     with deadline(math.inf if search_s is None else search_s):

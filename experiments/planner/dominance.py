@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a plan for all devices is ever slower than one for some of them.
+"""Tests whether a plan for all devices is ever slower than one for some of them.
 
     python -m experiments.planner.dominance [--clusters 500] [--devices 24] [--first 0]
 
-Draws clusters of up to so many devices of one to three kinds, in one or two zones, and
-what is trained on them. Each is searched as a whole, and so is each part of it: the
-parts that the floor looks at, and three random ones. Prints a JSON object per cluster:
-the step of the whole, the best part and its step, and by how much the whole is slower
-(`behind`, as a share; negative where it is faster), then one for all. Bounds are not
-proved. Process start and imports are left out of CPU seconds.
+Draws clusters of at most `--devices` devices of one to three kinds, in one or two
+zones, and a training task for each. Searches each cluster as a whole, and each part of
+it: the parts that the planner's floor considers, and three random ones. Prints a JSON
+object per cluster: the step of the whole, the best part and its step, and by how much
+the whole is slower (`behind`, as a share; negative where it is faster). Then prints a
+JSON object for all. Bounds are not proved. CPU seconds exclude process start and
+imports.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def drawn_request(seed: int, most_devices: int) -> PlanRequest:
 
 
 def parts_of(request: PlanRequest, seed: int) -> Iterator[PlanRequest]:
-    """The floor's parts, and three random ones; each set of nodes once."""
+    """Yield the floor's parts and three random ones; each set of nodes once."""
     r, names = Random(f"parts {seed}"), [n.name for n in request.cluster.nodes]
     random = (
         frozenset(r.sample(names, r.randint(1, len(names) - 1)))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a cluster that is no worse ever gets a slower plan.
+"""Tests whether a cluster that is no worse ever gets a slower plan.
 
     python -m experiments.planner.metamorphic [--clusters 40] [--seed 0] [--devices 8]
 
-Draws clusters as `dominance.py` does. Each is searched as it is and in every variation:
-its nodes renamed, its nodes in another order, a faster network, a faster node, a node
-with a device more, a node more. Nothing limits the searches, but a few choices of the
-request are left out so that they take seconds; bounds are not proved. Prints a JSON
-object per cluster: the step as drawn, that of every variation, and by how much each is
-slower (`behind`, as a share; negative where it is faster), then one for all. Process
-start and imports are left out of CPU seconds.
+Draws clusters as `dominance.py` does. Searches each as drawn and in every variation:
+nodes renamed, nodes in another order, a faster network, a faster node, one more device
+on a node, one more node. Nothing limits the searches, but the requests have fewer
+choices, so that a search takes seconds. Bounds are not proved. Prints a JSON object per
+cluster: the step as drawn, that of every variation, and by how much each is slower
+(`behind`, as a share; negative where it is faster). Then prints a JSON object for all.
+CPU seconds exclude process start and imports.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _FASTER = 1.25
 
 
 def renamed(cluster: Cluster, r: Random) -> Cluster:
-    """Other names, which sort otherwise, for nodes and zones alike."""
+    """Rename nodes and zones, so that the new names sort differently."""
     ends = sorted({node.name for node in cluster.nodes})
     ends += sorted({node.zone for node in cluster.nodes} - {""})
     names = [f"m{n}" for n in range(len(ends))]
@@ -55,7 +55,7 @@ def reordered(cluster: Cluster, r: Random) -> Cluster:
 
 
 def with_faster_network(cluster: Cluster, r: Random) -> Cluster:
-    """Every link, or every card where there are no links."""
+    """Speed up every link, or every network card if there are no links."""
     if cluster.links:
         return replace(cluster, links=tuple(map(_faster_link, cluster.links)))
     return replace(cluster, nodes=tuple(map(_faster_card, cluster.nodes)))
@@ -71,7 +71,7 @@ def _faster_card(node: Node) -> Node:
 
 
 def with_faster_node(cluster: Cluster, r: Random) -> Cluster:
-    """One node computes, reads and writes faster."""
+    """Make one node compute, read and write faster."""
     node = r.choice(cluster.nodes)
     spec = device_spec(node)
     faster = replace(
@@ -88,7 +88,7 @@ def with_device_more(cluster: Cluster, r: Random) -> Cluster:
 
 
 def with_node_more(cluster: Cluster, r: Random) -> Cluster:
-    """A node like one that is there."""
+    """Add a node like an existing one."""
     more = replace(r.choice(cluster.nodes), name="another")
     return replace(cluster, nodes=(*cluster.nodes, more))
 
@@ -115,7 +115,7 @@ def varied(request: PlanRequest, variation: str, seed: int) -> PlanRequest:
 
 
 def step_s(request: PlanRequest) -> float | None:
-    """Return the step of the best plan that is found; None where none fits."""
+    """Return the step of the best plan found; None if no plan fits."""
     search = Search(request, [Objective()])
     try:
         search.run(proves=False)
@@ -149,7 +149,7 @@ def row(seed: int, most_devices: int, variations: Sequence[str]) -> dict[str, ob
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return how many variations got slower plans, or none, and the worst."""
+    """Return how many variations got slower plans, or no plan, and the worst."""
     behind: list[tuple[float, str, object]] = []
     lost: list[tuple[str, object]] = []
     for told in rows:

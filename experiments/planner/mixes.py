@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed-up of planned layouts over baselines on mixed clusters, by the simulator.
+"""Measures the speed-up of planned layouts over baselines on mixed clusters.
 
     python -m experiments.planner.mixes [--models gpt3-6.7b llama2-7b mixtral-8x7b]
-        [--sizes 8 16 32 64] [--budget-s 10]
+        [--mixes "8 A100 + 8 H20"] [--seq-len 1024] [--budget-s 10]
 
 Nine mixes of A100-80GB, H800 and H20 with 8 to 64 GPUs (AutoHet, arXiv 2512.20953,
-reports at most 1.79x over the better of Megatron-LM and Whale on such clusters). All
-plans, the baselines' too, are judged by the same simulator with the same analytic
-costs; a baseline may choose the best of its own plans by that judge. Prints one JSON
-object with a row per model and mix.
+reports at most 1.79x over the better of Megatron-LM and Whale on such clusters). The
+same simulator judges all plans, the baselines' too, with the same analytic costs; a
+baseline may choose the best of its own plans by that judge. Prints one JSON object with
+a row per model and mix.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer profiles and link fits as published with Sailor, as the planner's terms.
+"""Turns layer profiles and link fits published with Sailor into the planner's terms.
 
 Owns the cost terms under which planners were compared before (fp32, blocking messages,
 a ring sum of 16 replicas after the pipeline): layer times as profiled, messages by the
-fit of the two GPU kinds and counts, 24 bytes per parameter, 2 or 3 GB for the
+fit for both ends' GPU kinds and counts, 24 bytes per parameter, 2 or 3 GB for the
 framework. Does not own the clusters that are compared (`a100_v100.py`).
 """
 
@@ -48,7 +48,8 @@ class Fit:
 
 
 def ring_s(links: Sequence[Fit], size_bytes: Floats, num_members: int) -> Floats:
-    """Seconds to sum over a ring, bucket by bucket; all wait for the slowest link."""
+    """Return the seconds of a sum over a ring, bucket by bucket; all members wait for
+    the slowest link."""
     full, rest = np.divmod(size_bytes, _BUCKET_BYTES)
 
     def bucket_s(bucket_bytes: Floats) -> Floats:
@@ -60,7 +61,7 @@ def ring_s(links: Sequence[Fit], size_bytes: Floats, num_members: int) -> Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """The files of one model."""
+    """The published files of one model."""
 
     profiles: Mapping[str, Any]  # by GPU kind
     layers: Mapping[str, Any]  # by tensor degree
@@ -69,7 +70,7 @@ class Published:
 
 
 def read_published(folder: Path, model: str, gpus: Sequence[str]) -> Published:
-    """Read what was published about a model on some GPU kinds."""
+    """Read the published files about a model on some GPU kinds."""
     sailor = folder / "sailor"
     memory = json.loads((sailor / "gpu_memory.json").read_text())
     fits = json.loads((folder / "network/sailor_zone_pair_fits_mixed.json").read_text())
@@ -92,7 +93,7 @@ def published_problem(
     global_batch: int,
     degrees: Sequence[int] = TENSOR_DEGREES,
 ) -> Problem:
-    """Return the comparison's problem on so many GPUs of each kind."""
+    """Return the comparison's problem on `num_gpus` of each kind."""
     gpus = list(num_gpus)
     options = [
         Option(device_class=g, tensor=tensor)
@@ -170,7 +171,7 @@ def _all_times(
 
 
 def _times(profile: Mapping[str, Any], size: int, tensor: int) -> Floats:
-    """Forward, backward and update seconds by layer; NaN where not profiled."""
+    """Return forward, backward and update seconds by layer; NaN if not profiled."""
     some = next(iter(next(iter(profile.values())).values()))
     layers = profile.get(str(size), {}).get(str(tensor))
     if layers is None:
@@ -179,7 +180,7 @@ def _times(profile: Mapping[str, Any], size: int, tensor: int) -> Floats:
 
 
 def _floats(published: Published, options: Sequence[Option], key: str) -> Floats:
-    """One number per option and layer, as published for the option's degree."""
+    """Return one number per option and layer, as published for the option's degree."""
     tables = [published.layers[str(o.tensor)] for o in options]
     return np.array([[float(t[str(n)][key]) for n in range(len(t))] for t in tables])
 
@@ -189,7 +190,7 @@ def on_one_gpu(option: Option) -> Option:
 
 
 def _kinds(*tables: Floats) -> tuple[tuple[int, ...], list[int]]:
-    """Number layers that are alike in all tables; the first layer of each kind."""
+    """Number layers by kind (equal in all tables); also return each kind's first."""
     num_layers = tables[0].shape[-1]
     seen: dict[bytes, int] = {}
     firsts: list[int] = []
@@ -204,12 +205,12 @@ def _kinds(*tables: Floats) -> tuple[tuple[int, ...], list[int]]:
 
 
 def parameters_L(published: Published) -> Floats:
-    """Parameters of each layer."""
+    """Return the number of parameters of each layer."""
     return _floats(published, [Option(device_class=0)], "params_floats")[0]
 
 
 def fit_of(published: Published, gpus: Sequence[str], a: Option, b: Option) -> Fit:
-    """What was fitted to messages from one option's GPUs to the other's."""
+    """Return the fit for messages from one option's GPUs to the other's."""
     table = published.fits[gpus[a.device_class]][str(a.tensor)][ZONE]
     (square, slope, base), most = table[gpus[b.device_class]][str(b.tensor)]
     return Fit(parabola=(square, slope, base), most=most)

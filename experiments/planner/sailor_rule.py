@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step time of a plan by Sailor's own rule (SOSP 2025), in our reading.
+"""Computes the step time of a plan by Sailor's own rule (SOSP 2025), in our reading.
 
-The slowest pipeline, then the longest gradient sum: all wait for all. Replicas sum each
-layer on one ring of all of them. Replicas of a kind stand next to each other in it, and
-a ring is as slow as its slowest link, be it between unlike kinds. Layers between two
-cuts of any replicas are summed together; the sum of a stage is that of all its layers,
-one ring after the other. In a ring of unlike tensor degrees the device with the largest
-share decides.
+The step is the slowest pipeline, then the longest gradient sum: all wait for all. Each
+layer is summed on one ring of all replicas. In the ring, replicas of a kind are
+neighbours, and the slowest link, also one between unlike kinds, sets the ring's speed.
+Layers between two adjacent cuts of any replicas are summed together. The sum of a stage
+is that of all its layers, one ring after the other. In a ring of unlike tensor degrees
+the device with the largest share decides.
 
-The pipelines are those of `published_terms.py`, which prices sums otherwise: each
-replica waits for its own only, on a ring of 16 of its own kind. Does not own the search
-(`sailor_search.py`).
+The pipelines are those of `published_terms.py`, which prices sums differently: there
+each replica waits for its own sum only, on a ring of 16 of its own kind. Does not own
+the search (`sailor_search.py`).
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ Counts = Mapping[Template, int]  # copies of each
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SailorRule:
-    """Judges plans of a published problem; what it has computed it keeps."""
+    """Judges plans of a published problem, and caches the computed parts."""
 
     published: Published
     problem: Problem
@@ -54,14 +54,14 @@ class SailorRule:
         return float(max(pipelines_s)) + self.longest_sum_s(counts)
 
     def pipeline(self, template: Template) -> Column:
-        """The template's costs without any sum."""
+        """Return the template's costs without any sum."""
         if template not in self._columns:
             free = without_sums(self.problem)
             self._columns[template] = column(free, template, "closed")
         return self._columns[template]
 
     def longest_sum_s(self, counts: Counts) -> float:
-        """Seconds that the stage sums whose layers take longest."""
+        """Return the seconds of all sums of the stage whose sums take longest."""
         stages = [stage for template in counts for stage in template.stages]
         cuts = sorted({at for stage in stages for at in stage.layers})
         sum_s = {layers: self._sum_s(counts, layers) for layers in pairwise(cuts)}
@@ -101,7 +101,7 @@ class SailorRule:
 
 
 def without_sums(p: Problem) -> Problem:
-    """The published problem with nothing but the update after a pipeline."""
+    """Return the published problem with only the update after a pipeline."""
     sums_s_BOU, update_s_BOU = p.after_s_ABOU
     return replace(p, after_s_ABOU=np.stack([0 * sums_s_BOU, update_s_BOU]))
 

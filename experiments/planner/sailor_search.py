@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best plan by Sailor's rule that a search finds.
+"""Searches for the best plan by Sailor's rule.
 
-By that rule (`sailor_rule.py`) a plan is as slow as its slowest pipeline and the
-longest sum together. So, for several limits on the weights that a device may hold, the
-planner finds the fastest pipelines of any sums; the rule judges these plans, and steps
-of one copy, cut, tensor degree or microbatch size improve the best. No bound is known
-for the rule, and none is told.
+By that rule (`sailor_rule.py`) a plan takes its slowest pipeline plus its longest sum.
+So, for several limits on a device's weights, the planner finds the fastest pipelines,
+ignoring sums. The rule then judges these plans, and changes of one copy, cut, tensor
+degree or microbatch size improve the best. No bound is known for the rule, and none is
+reported.
 """
 
 from collections import Counter
@@ -28,9 +28,9 @@ from hetjax.planner.search.integer_master import ColumnCount
 from hetjax.planner.search.price_and_branch import candidates
 
 _LEAST_SHARE = 1 / 40  # of all weights, on one device
-_NEXT_LIMIT = 0.82  # of the limit before
+_NEXT_LIMIT = 0.82  # of the previous limit
 _NUM_STARTS = 10
-_GAIN = 1e-6  # relative: what a step must save
+_GAIN = 1e-6  # relative: the least that a change must save
 _HALVINGS = 50
 
 
@@ -61,7 +61,7 @@ def best_by_rule(
 
 
 def judged(rule: SailorRule, counts: Counts) -> Judged | None:
-    """Share the batch out so that the slowest pipeline is as fast as it can be.
+    """Share the batch out so that the slowest pipeline is as fast as possible.
 
     None if memory does not allow the batch.
     """
@@ -75,7 +75,7 @@ def judged(rule: SailorRule, counts: Counts) -> Judged | None:
 
 
 def improved(rule: SailorRule, start: Judged) -> Judged:
-    """Take the best of all small steps as long as one helps."""
+    """Apply the best of all small changes as long as one helps."""
     best = start
     while True:
         tried = (judged(rule, counts) for counts in _steps(rule, _counts(best.copies)))
@@ -88,7 +88,7 @@ def improved(rule: SailorRule, start: Judged) -> Judged:
 def _fast_pipelines(
     rule: SailorRule, num_gpus: dict[str, int], degrees: Sequence[int]
 ) -> Iterator[Counts]:
-    """Plans of least time without sums, within limits on a device's weights."""
+    """Yield plans of least time without sums, within limits on a device's weights."""
     p, batch = rule.problem, rule.problem.global_batch
     some = without_sums(published_problem(rule.published, num_gpus, batch, degrees))
     numbers = [p.options.index(option) for option in some.options]
@@ -102,12 +102,12 @@ def _fast_pipelines(
             return
         counts = _counts([_renumbered(c, numbers) for c in copies])
         yield counts
-        # all limits down to what it holds give the same plan
+        # every limit down to the bytes that it holds gives the same plan
         most_bytes = min(most_bytes, _held_bytes(rule, counts)) * _NEXT_LIMIT
 
 
 def _held_bytes(rule: SailorRule, counts: Counts) -> float:
-    """The most weights on a device."""
+    """Return the most bytes of weights on a device."""
     params_L, options = parameters_L(rule.published), rule.problem.options
     return FLOAT_BYTES * max(
         float(params_L[slice(*stage.layers)].sum()) / options[stage.option].tensor
@@ -117,7 +117,7 @@ def _held_bytes(rule: SailorRule, counts: Counts) -> float:
 
 
 def _within(p: Problem, published: Published, most_bytes: float) -> Problem:
-    """The problem whose stages hold at most so many bytes of weights on a device."""
+    """Return the problem with at most `most_bytes` of weights per device."""
     before_J = np.concatenate([[0.0], parameters_L(published).cumsum()])
     most_BOU = p.most_in_flight_BOU.copy()
     for start, end in zip(*np.triu_indices(p.num_layers + 1, k=1), strict=True):
@@ -144,7 +144,7 @@ def _counts(copies: Sequence[ColumnCount]) -> Counts:
 def _least_s(
     p: Problem, columns: dict[Template, Column], counts: Counts
 ) -> float | None:
-    """Seconds in which the pipelines, without sums, can do the batch."""
+    """Return the pipelines' least seconds for the batch; None if memory forbids it."""
 
     def does(step_s: float) -> bool:
         done = [
@@ -163,7 +163,7 @@ def _least_s(
 
 
 def _most(column: Column, step_s: float) -> int:
-    """Microbatches that a pipeline of the closed form does in that time."""
+    """Return how many microbatches a pipeline of the closed form does in `step_s`."""
     ((offset_s, slope_s),) = column.pieces
     most = int((step_s - column.after_s - offset_s) / slope_s)
     return min(max(most, 0), column.memory_microbatches)
@@ -172,7 +172,7 @@ def _most(column: Column, step_s: float) -> int:
 def _shared_out(
     p: Problem, columns: dict[Template, Column], counts: Counts, step_s: float
 ) -> list[ColumnCount]:
-    """ColumnCount that do just the batch, none in more than that time."""
+    """Return counts that do exactly the batch, no pipeline in more than `step_s`."""
     most = {template: _most(column, step_s) for template, column in columns.items()}
     over = (
         sum(n * most[t] * t.microbatch_size for t, n in counts.items()) - p.global_batch
@@ -196,7 +196,7 @@ def _shared_out(
 
 
 def _steps(rule: SailorRule, counts: Counts) -> Iterator[Counts]:
-    """Plans that differ in little; all fit on the devices."""
+    """Yield plans with one small change that fit on the devices."""
     for changed in _changes(rule.problem, counts):
         left = +Counter(changed)
         used_O = Counter[int]()
@@ -233,7 +233,7 @@ def _changes(p: Problem, counts: Counts) -> Iterator[Counter[Template]]:
 
 
 def _neighbours(p: Problem, template: Template) -> Iterator[Template]:
-    """Templates with another microbatch size, or one cut or option changed."""
+    """Yield templates with another microbatch size, or one cut or option changed."""
     tried = [replace(template, microbatch_size=size) for size in p.microbatch_sizes]
     for n, stage in enumerate(template.stages):
         tried += [_cut_elsewhere(template, stage.layers[0], by) for by in (-1, 1)]
@@ -247,7 +247,7 @@ def _neighbours(p: Problem, template: Template) -> Iterator[Template]:
 
 
 def _cut_elsewhere(template: Template, start: int, by: int) -> Template:
-    """The template with the cut before layer `start`, if it has it, moved."""
+    """Return the template with its cut before layer `start`, if any, moved by `by`."""
     moved = lambda at: at + by if at == start and 0 < at else at  # noqa: E731
     stages = [
         TemplateStage(option=s.option, layers=(moved(s.layers[0]), moved(s.layers[1])))
@@ -257,6 +257,6 @@ def _cut_elsewhere(template: Template, start: int, by: int) -> Template:
 
 
 def _is_whole(p: Problem, template: Template) -> bool:
-    """Whether no stage is empty, and memory holds a microbatch of each."""
+    """Return whether no stage is empty, and each fits a microbatch in memory."""
     filled = all(s.layers[0] < s.layers[1] for s in template.stages)
     return filled and exists(p, template)

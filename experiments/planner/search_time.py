@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the planner takes for about 1,000 GPUs of unlike kinds, and to replan.
+"""Measures planning time for about 1,000 GPUs of unlike kinds, and replanning time.
 
     python -m experiments.planner.search_time [--kinds 3 6]
 
 Plans GPT-3 6.7B with 1,024 sequences of 1,024 tokens on 1,008 GPUs of three and of six
 kinds, from the cluster to a simulated plan with its certified bound: cost tables,
-templates, copies, places, two simulations at most, no local search. Then takes one node
-away from a small cluster of three kinds and times what goes on at once. Process start
-and imports are left out. Prints one JSON object; memory is the peak of the process.
+templates, counts, placement, two simulations at most, no local search. Then removes one
+node from a small cluster of three kinds and times the immediate replanning. Process
+start and imports are left out. Prints one JSON object; memory is the process's peak.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _SMALL_BATCH = 256
 
 
 def request_of(nodes: dict[str, int], global_batch: int) -> PlanRequest:
-    """Return the request for so many nodes of eight of each device."""
+    """Return the request for `nodes` nodes of eight of each device."""
     there = tuple(
         Node(name=f"{device.lower()}-{n}", device=device, count=8)
         for device, count in nodes.items()
@@ -72,7 +72,7 @@ def planned(num_kinds: int) -> dict[str, Any]:
 
 
 def replanned() -> list[dict[str, Any]]:
-    """Lose each kind's first node in turn; tables were built by the plan before."""
+    """Lose each kind's first node in turn; the first plan has built the tables."""
     request = request_of(_SMALL, _SMALL_BATCH)
     current = find_plan(request, local_work=0).best
     rows = []

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two clusters that a slow link joins: planned layouts over Megatron's and over 1F1B.
+"""Compares planned layouts with Megatron's and with 1F1B on two slowly linked clusters.
 
     python -m experiments.planner.two_clusters [--models gpt3-1.3b gpt3-2.6b gpt3-6.7b]
 
-After the test cluster of HARP (arXiv 2509.24859): one node of 8 V100, which the paper
-emulates by A100-40GB at 585 MHz (127 TFLOP/s fp16 measured, 114 GB/s of NVLink, about
-8 GB taken away), nodes of 2 A100-40GB, 200 Gbit/s inside a cluster, 5 Gbit/s and 1 ms
-across. The paper reports 1.3x to 1.6x. All plans are judged by the same simulator with
-the same analytic costs. `over_1f1b` is the same layout under 1F1B's launch-aheads.
-Prints one JSON object with a row per model and link.
+The cluster follows HARP's test cluster (arXiv 2509.24859): one node of 8 V100, which
+the paper emulates by A100-40GB at 585 MHz (127 TFLOP/s fp16 measured, 114 GB/s of
+NVLink, about 8 GB taken away), nodes of 2 A100-40GB, 200 Gbit/s inside a cluster, 5
+Gbit/s and 1 ms across. The paper reports 1.3x to 1.6x. The same simulator judges all
+plans, with the same analytic costs. `over_1f1b` compares with the same layout under
+1F1B's launch-aheads. Prints one JSON object with a row per model and link.
 """
 
 import argparse

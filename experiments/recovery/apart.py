@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run without a shared directory, killed in every place: does it end as a whole one?
+"""Kills a run without a shared directory in every place, and compares its losses.
 
     python -m experiments.recovery.apart [--kills 20] [--seed 0] [--steps 300]
         [--folder runs/apart] [--keep copies|store|ceph]
 
-Trains preset `tiny` on two machines, each a mount namespace that sees neither the run
-directory nor text, cache and weights of the controller (`tests/launchers/apart.py`),
-by `ssh` (a stand-in that runs here what it is given). At random moments one of these is
-killed, whatever the run does then:
+Trains preset `tiny` by `ssh` (a stand-in that runs its command here) on two machines.
+Each is a mount namespace that sees neither the run directory nor text, cache and
+weights of the controller (`tests/launchers/apart.py`). At random moments one of these
+is killed, whatever the run is doing:
 
     worker      the worker process of a machine
     machine     all that runs on a machine; its disk goes, too
@@ -15,12 +15,11 @@ killed, whatever the run does then:
     controller  the run itself; the same command is typed again
     all         everything at once but for the disks, then the same command again
 
-With `--keep copies` parts of checkpoints are on both machines (the default of such a
-run), with `--keep store` in a folder that all see and that stands for a store, with
-`--keep ceph` in a bucket of a real server (`experiments/stores/own_ceph.py`), whose
-login is in the home of each machine. In the end all losses must be those of an
-uninterrupted run on machines that share all, to 1e-5. Prints a line for each kill, and
-one JSON object.
+With `--keep copies` both machines hold parts of checkpoints (the default of such a
+run). With `--keep store` a folder that all see acts as the store; with `--keep ceph` it
+is a bucket of a real server (`experiments/stores/own_ceph.py`), whose login is in the
+home of each machine. All losses must equal those of an uninterrupted run on machines
+that share everything, to 1e-5. Prints a line for each kill, and one JSON object.
 """
 
 import argparse
@@ -58,7 +57,7 @@ from tests.training.pair import ONE_REPLICA, TWO_NODES
 PLACES = ("worker", "machine", "ssh", "controller", "all")
 HOSTS = {"left": "127.0.0.2", "right": "127.0.0.3"}
 _WORKER, _PAUSE_S, _LONGEST_S = "hetjax.training.worker", (0.0, 4.0), 900.0
-_TRAINS_AGAIN = 0.97  # of looks, twice a second
+_TRAINS_AGAIN = 0.97  # share of checks, twice a second
 
 
 class _Store(NamedTuple):
@@ -67,7 +66,7 @@ class _Store(NamedTuple):
 
 
 class Site:
-    """The folders of one experiment, and its programs."""
+    """The folders and programs of one experiment."""
 
     def __init__(self, folder: Path, steps: int, store: _Store | None) -> None:
         self.folder, self.run_dir, self.store = folder, folder / "run", store
@@ -89,7 +88,7 @@ class Site:
             "float32",
         )
         (folder / "pair.toml").write_text(TWO_NODES)
-        write_plan(folder / "plan.json", ONE_REPLICA)  # nobody else has a half of it
+        write_plan(folder / "plan.json", ONE_REPLICA)  # each half has one holder
         hosts = (f'[[host]]\nname = "{n}"\naddress = "{a}"\n' for n, a in HOSTS.items())
         (folder / "hosts.toml").write_text("".join(hosts))
         self.machines = Machines(
@@ -115,7 +114,7 @@ class Site:
         path = os.pathsep.join([str(self.programs), os.environ["PATH"]])
         own = {"PATH": path, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
         if self.store and self.store.endpoint:
-            own["HOME"] = str(self.folder / "home")  # all that reaches a machine by ssh
+            own["HOME"] = str(self.folder / "home")  # all that ssh passes on
         with (self.folder / f"{run_dir.name}.said").open("ab") as said:
             return subprocess.Popen(
                 self.command(run_dir, *launcher),
@@ -139,7 +138,7 @@ class Site:
 
 
 def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> bool:
-    """Kill in this place; whether there was somebody."""
+    """Kill in this place; return whether there was a process to kill."""
     there = site.workers(address)
     if place == "ssh":
         there = processes(str(site.programs / "ssh"), address)
@@ -163,7 +162,7 @@ def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> 
 
 
 def switched_off(site: Site, address: str) -> bool:
-    """Kill all on the machine; whether there was anything."""
+    """Kill everything on the machine; return whether there was anything."""
     found = site.workers(address)
     for pid in found:
         with suppress(FileNotFoundError):  # it has ended meanwhile
@@ -179,8 +178,11 @@ def _killed(pid: int) -> bool:
 
 
 def may_lose_a_disk(site: Site) -> bool:
-    """Whether another disk or the store has all of the newest checkpoint: whoever loses
-    a second disk before the next one has lost the run, as is said in the manual."""
+    """Whether another disk or the store has all of the newest checkpoint.
+
+    A run that loses a second disk before its next checkpoint is lost, as the manual
+    says.
+    """
     if site.store:
         url, endpoint = site.store
         names = open_store(url, is_tried=False, endpoint=endpoint).names("")
@@ -195,14 +197,14 @@ def losses(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def reached(run_dir: Path) -> int:
-    """The last step that metrics.jsonl tells of; as it is read, a line may be cut."""
+    """Return the last step in metrics.jsonl, whose last line may be incomplete."""
     with suppress(OSError, ValueError, KeyError):
         return max((step for step, _ in losses(run_dir)), default=0)
     return 0
 
 
 def unlike(found: Sequence[tuple[int, float]], whole: Sequence[tuple[int, float]]):
-    """The first step at which both differ by more than rounding; None: nowhere."""
+    """Return the first step at which the two differ by more than rounding, or None."""
     for one, other in zip(found, whole, strict=False):
         if one[0] != other[0] or not isclose(one[1], other[1], rel_tol=1e-5):
             return one[0]
@@ -225,7 +227,7 @@ def main() -> None:
 
 
 def _all_runs(asked: argparse.Namespace) -> bool:
-    """Whether a run went wrong."""
+    """Run until enough kills were made; return whether a run went wrong."""
     chance, kills, runs = random.Random(asked.seed), Counter[str](), 0
     wrong: list[str] = []
     whole: list[tuple[int, float]] = []
@@ -259,7 +261,7 @@ def _one_run(site: Site, chance: random.Random, most: int, kills: Counter[str]) 
     run, end_s = site.start_apart(), time.monotonic() + _LONGEST_S
     done = 0
     while run.poll() is None and time.monotonic() < end_s:
-        at = reached(site.run_dir)  # mostly it trains again before the next one
+        at = reached(site.run_dir)  # mostly trains again before a kill
         while run.poll() is None and chance.random() < _TRAINS_AGAIN:
             if reached(site.run_dir) > at:
                 break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud on a host of the testbed: serves one bucket at an address until it is ended.
+"""Serves a cloud bucket on a host of the testbed until it is killed.
 
     python -m experiments.recovery.cloud_host ADDRESS
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints damaged on the disks of workers: is the state restored the one saved?
+"""Damages checkpoints on workers' disks: is the restored state the saved one?
 
     python -m experiments.recovery.damage [--cases 500] [--seed 0]
 
-Four worker processes, each with a folder of its own for a disk and all with one store,
-save two steps with other bits. Then, per case: files of one kind are flipped, truncated
-or removed on some of the disks, in the newest step or in both, and the workers, whose
-state is another one by then, restore it. Beside the disks there is the store (`store`,
-known to whoever asks for the restore, or only to be asked for), a copy of each saver's
-part on another worker's disk (`copy`), the newest state in the memory of a worker that
-has all of it (`memory`), or nothing. What every worker's devices have afterwards is
-compared with what they had at saving, bit for bit; the step and the bytes by tier with
-what the files that are as they were should give. Prints one JSON object; `wrong` is to
-be empty.
+Four worker processes, each with its own folder as a disk and all with one store, save
+two steps with different bits. Then, per case, files of one kind are flipped, truncated
+or removed on some of the disks, in the newest step or in both. The workers, which hold
+another state by then, restore the damaged one. Besides the disks there is one of these:
+the store (`store`, known to the restore's caller, or asked only when needed), a copy of
+each saver's part on another worker's disk (`copy`), the newest state in the memory of a
+worker that has all of it (`memory`), or nothing. The state on every worker's devices is
+then compared with the saved one, bit for bit; the step and the bytes by tier are
+compared with what the undamaged files allow. Prints one JSON object; `wrong` must be
+empty.
 """
 
 import argparse
@@ -43,17 +43,17 @@ from hetjax.runtime.control.recovery import Restored, in_memory, on_disk, restor
 from hetjax.runtime.rpc.schema import Initialise, TellNeeds
 
 STEPS = OLDER, NEWEST = 1, 2
-_NEITHER = 0  # the seed of a state that nobody saved
-_BESIDE = {"store": 4, "nothing": 3, "copy": 2, "memory": 2}  # how often
+_NEITHER = 0  # seed of a state that was never saved
+_BESIDE = {"store": 4, "nothing": 3, "copy": 2, "memory": 2}  # relative frequencies
 _BOTH_STEPS = 0.3
-_UPLOAD_S, _LOOK_S = 300.0, 0.02  # a busy disk takes its time
+_UPLOAD_S, _LOOK_S = 300.0, 0.02  # the disk may be busy
 
 State = dict[str, witness.Checksums]  # by worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is done, and what there is beside the disks."""
+    """The damage of a case, and the other source of the state."""
 
     kind: Kind
     beside: str
@@ -68,11 +68,11 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a restore gave; `step` is None if it found nothing whole."""
+    """The result of a restore; `step` is None if it found nothing whole."""
 
     step: int | None
     num_bytes: Mapping[str, int]
-    first_place: bool = True  # all is from where it is when nothing is damaged
+    first_place: bool = True  # all comes from where it does when nothing is damaged
 
     def name(self) -> str:
         if self.step != NEWEST:
@@ -84,7 +84,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lab:
-    """Workers that have saved; `saved` is what they had then, by step."""
+    """Workers that have saved; `saved` is their state at that time, by step."""
 
     controller: Controller
     storage: CheckpointStorage
@@ -95,7 +95,7 @@ class Lab:
 
     @property
     def savers(self) -> list[str]:
-        """The workers whose disks have something."""
+        """The workers whose disks have parts."""
         return sorted({part.worker for part in self.disks.own_parts()})
 
 
@@ -136,7 +136,7 @@ def lab(folder: Path) -> Iterator[Lab]:
 def save(
     controller: Controller, storage: CheckpointStorage, step: int, witnessed: Path
 ) -> State:
-    """Save another state as this step; returns when the store has it, too."""
+    """Save another state as this step; return it when the store has it, too."""
     controller.initialise(step)
     assert controller.save(storage, step, {"step": step})
     controller.wait_saved()
@@ -149,7 +149,7 @@ def save(
 
 
 def random_case(number: int, savers: Sequence[str], random_: random.Random) -> Case:
-    """Kinds take turns, all else is drawn."""
+    """Return a case: kinds take turns, all else is drawn."""
     (beside,) = random_.choices([*_BESIDE], [*_BESIDE.values()])
     steps = STEPS if random_.random() < _BOTH_STEPS else (NEWEST,)
     return Case(
@@ -163,7 +163,7 @@ def random_case(number: int, savers: Sequence[str], random_: random.Random) -> C
 
 
 def run(lab: Lab, case: Case, random_: random.Random) -> tuple[str, list[str]]:
-    """What should come of a case, and what did come of it otherwise."""
+    """Return the expected outcome of a case, and all deviations from it."""
     own = lab.disks.own_parts()
     copies = [*_copies(lab, own)] if case.beside == "copy" else []
     try:
@@ -184,14 +184,14 @@ def run(lab: Lab, case: Case, random_: random.Random) -> tuple[str, list[str]]:
 
 
 def _copies(lab: Lab, parts: Sequence[Part]) -> Iterator[Part]:
-    """Each part on the disk of another saver, too."""
+    """Copy each part to the disk of another saver, too."""
     others = dict(zip(lab.savers, [*lab.savers[1:], lab.savers[0]], strict=True))
     for part in parts:
         yield lab.disks.copy(part, others[part.worker])
 
 
 def _forget(lab: Lab, case: Case) -> None:
-    """Give all workers another state, but for one that may keep the newest."""
+    """Give all workers another state, except one that may keep the newest."""
     if case.beside != "memory":
         return lab.controller.initialise(_NEITHER)
     found = restore(lab.controller, _on_disks(lab), lab.storage)
@@ -216,7 +216,7 @@ def _restored(lab: Lab, case: Case) -> Restored | None:
 
 
 def _expected(lab: Lab, case: Case, parts: Sequence[Part]) -> Outcome:
-    """The newest step whose leaves are all somewhere, each from the nearest place."""
+    """Return the newest step whose leaves all exist, each from the nearest place."""
     for step in (NEWEST, OLDER):
         there = [part for part in parts if part.step == step]
         tiers = _tiers(lab, case, lab.disks.left(there))
@@ -235,8 +235,8 @@ def _expected(lab: Lab, case: Case, parts: Sequence[Part]) -> Outcome:
 def _tiers(
     lab: Lab, case: Case, holders: Mapping[str, Collection[str]]
 ) -> dict[tuple[str, str], str | None]:
-    """The nearest tier of each leaf for each worker that lacks it."""
-    has_all = case.beside == "memory"  # and no older step is needed then
+    """Return the nearest tier of each leaf for each worker that lacks it."""
+    has_all = case.beside == "memory"  # so no older step is needed
     elsewhere = {"store": "cloud", "memory": "peer"}.get(case.beside)
     found: dict[tuple[str, str], str | None] = {}
     for worker, leaves in lab.needs.items():
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")  # each damage that is found is told
+    warnings.simplefilter("ignore")  # each damage that is found causes a warning
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measured(given.cases, given.seed, Path(folder)), indent=1))
 

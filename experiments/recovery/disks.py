@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of workers, what is done to their files, and what is left then.
+"""Damages files on the workers' disks, and determines which leaves are left.
 
     DISKS/<worker>/step_00000001/<saver>/{manifest.json, state/...}
 
-Owns the kinds of damage, a pristine copy to mend from, and telling which leaves a part
-still has: those whose files are all as they were. Knows nothing of checksums, so that
-what hetjax finds can be held against it.
+Owns the kinds of damage, a pristine copy for repairs, and the choice of undamaged
+leaves: those whose files are all as they were. Does not use checksums, so that it can
+check what hetjax finds.
 """
 
 import json
@@ -27,7 +27,7 @@ Holders = dict[str, set[str]]  # by leaf, the workers whose disks have it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What is hit, and how."""
+    """What is damaged, and how."""
 
     target: str
     action: str
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Disks:
-    """The disks of all workers, and a copy of them that nobody touches."""
+    """The disks of all workers, and a copy of them that stays unchanged."""
 
     root: Path
     pristine: Path
@@ -67,7 +67,7 @@ class Disks:
         return cls(root, pristine)
 
     def own_parts(self) -> list[Part]:
-        """What each worker saved itself."""
+        """Return the parts that each worker saved itself."""
         return [
             Part(worker=manifest.parts[-4], step=step, saver=manifest.parts[-2])
             for disk in sorted(self.pristine.iterdir())
@@ -82,16 +82,16 @@ class Disks:
         return other
 
     def remove(self, part: Part) -> None:
-        """Remove a copy again."""
+        """Remove a part from a disk."""
         shutil.rmtree(part.within(self.root), ignore_errors=True)
 
     def mend(self, part: Part) -> None:
-        """Make a worker's own part what it was."""
+        """Restore a worker's own part."""
         self.remove(part)
         shutil.copytree(self._as_saved(part), part.within(self.root))
 
     def harm(self, parts: Iterable[Part], kind: Kind, random_: random.Random) -> None:
-        """Damage a few files or folders of a kind, wherever in these parts."""
+        """Damage a few files or folders of a kind, anywhere in these parts."""
         found = sorted(
             path for part in parts for path in _targets(part.within(self.root), kind)
         )
@@ -100,13 +100,13 @@ class Disks:
             _harm(path, kind.action, random_)
 
     def saved(self, parts: Iterable[Part]) -> Holders:
-        """Who has which leaf of these parts if nothing was damaged."""
+        """Return the holders of each leaf of these parts if nothing was damaged."""
         return _holders(
             parts, lambda part: [f.name for f in _leaf_folders(self._as_saved(part))]
         )
 
     def left(self, parts: Iterable[Part]) -> Holders:
-        """Who has which leaf of these parts still: all it needs is as it was."""
+        """Return the holders of each undamaged leaf of these parts."""
         return _holders(parts, self._leaves_left)
 
     def _leaves_left(self, part: Part) -> Iterator[str]:
@@ -179,7 +179,7 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def _json(path: Path) -> object:
-    """What a file says, whatever its white space; None where it says nothing."""
+    """Return what a file says, whatever its white space; None if it is no JSON."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An hour of training with a fault every 20 seconds: what is left of the time?
+"""Trains for an hour with a fault every 20 seconds, and measures the useful time.
 
     python -m experiments.recovery.endurance [--minutes 60] [--pause-s 20] [--seed 0]
         [--folder runs/endurance] [--output FILE]
 
-Trains preset `tiny` on worker processes of this machine. Again and again one of them is
-killed (SIGKILL), stopped for three seconds, or stopped until it counts as lost; a bit
-of the newest checkpoint is turned around; a node is taken out of the cluster file, and
-put back before the next fault. A run that ends by itself is started again with the
-same command, and its exit code is kept. At the end it is asked to stop (SIGTERM).
+Trains preset `tiny` on worker processes of this machine. Each fault is one of these: a
+worker is killed (SIGKILL), stopped for three seconds, or stopped until it counts as
+lost; a bit of the newest checkpoint is flipped; a node is removed from the cluster file
+until just before the next fault. If the run exits, the same command starts it again,
+and its exit code is kept. At the end it is asked to stop (SIGTERM).
 
 Each fault adds a line to the output: the fault, the step, and memory and open
 descriptors of the controller and the workers. Prints one JSON object: faults, steps,
-recoveries, `goodput` (time in steps that count over all time), exit codes, and whether
-memory and descriptors of the controller have grown: medians of the first and the last
-quarter of the faults.
+recoveries, `goodput` (time in steps that count over all time), exit codes, and the
+growth of the controller's memory and descriptors between the medians of the first and
+the last quarter of the faults.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Line = dict[str, Any]
 
 @dataclass(kw_only=True)
 class Attacked:
-    """A run, its processes, and who has been stopped."""
+    """A run, its processes, and the processes that are stopped."""
 
     folder: Path
     cluster: Cluster
@@ -60,7 +60,7 @@ class Attacked:
         return self.folder / "run"
 
     def go_on(self) -> None:
-        """Start the run, also where it has ended by itself."""
+        """Start the run unless it is running."""
         if self.process is not None:
             code = self.process.poll()
             if code is None:
@@ -79,7 +79,7 @@ class Attacked:
         return [*words, "--evaluation.sample-tokens", "0"]
 
     def let_go(self) -> None:
-        """Let those go on that were stopped; all nodes are there again."""
+        """Resume stopped processes and put all nodes back into the cluster file."""
         for pid in self.stopped:
             _signal(pid, signal.SIGCONT)
         self.stopped.clear()
@@ -89,7 +89,7 @@ class Attacked:
         write_whole(self.folder / "cluster.toml", cluster_toml(cluster))
 
     def end(self) -> int | None:
-        """Ask the run to stop; its exit code, None if it has to be killed."""
+        """Ask the run to stop; return its exit code, or None if it must be killed."""
         assert self.process is not None
         self.process.terminate()
         try:
@@ -121,7 +121,7 @@ def stop(run: Attacked) -> str:
 
 
 def damage(run: Attacked) -> str:
-    """Turn a bit of one file of the newest checkpoint around."""
+    """Flip a bit in one file of the newest checkpoint."""
     try:
         newest = max((run.run_dir / CHECKPOINTS).glob("step_*"))
         files = [path for path in newest.glob("**/*") if path.is_file()]
@@ -129,13 +129,13 @@ def damage(run: Attacked) -> str:
         raw = bytearray(hurt.read_bytes())
         raw[run.random_.randrange(len(raw))] ^= 1
         hurt.write_bytes(raw)
-    except (OSError, ValueError, IndexError):  # it is gone, being written, or empty
+    except (OSError, ValueError, IndexError):  # it is gone, incomplete, or empty
         return "nothing"
     return hurt.name
 
 
 def take_out(run: Attacked) -> str:
-    """Take a node out of the cluster file, until the next fault."""
+    """Remove a node from the cluster file until the next fault."""
     gone = run.random_.choice(run.cluster.nodes)
     names = {node.name for node in run.cluster.nodes if node is not gone}
     run.offer(part_of(run.cluster, names))
@@ -166,7 +166,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def looked_at(pid: int) -> Line | None:
-    """Memory and open descriptors of a process, None if it is gone."""
+    """Return a process's memory and open descriptors; None if it is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         resident = next(x for x in status.split("\n") if x.startswith("VmRSS"))
@@ -177,7 +177,7 @@ def looked_at(pid: int) -> Line | None:
 
 
 def attack(run: Attacked, given: argparse.Namespace) -> list[Line]:
-    """Train until the time is over, with a fault after each pause; a line for each."""
+    """Train until the time is over, with a fault after each pause; return the lines."""
     lines, begin_s = list[Line](), time.monotonic()
     faults, weights = [*FAULTS], [*FAULTS.values()]
     while (now_s := time.monotonic() - begin_s) < given.minutes * 60:
@@ -203,7 +203,7 @@ def attack(run: Attacked, given: argparse.Namespace) -> list[Line]:
 
 
 def summary(run: Attacked, lines: Sequence[Line], all_s: float) -> Line:
-    """What came of the time."""
+    """Return a summary of the whole time."""
     times_s = {
         line["step"]: line["step_time_s"]
         for line in read_journal(run.run_dir / METRICS)
@@ -236,7 +236,7 @@ def summary(run: Attacked, lines: Sequence[Line], all_s: float) -> Line:
 
 
 def _growth(seen: Sequence[Line | None], what: str) -> dict[str, float]:
-    """Medians of the first and the last quarter, growth between, and the most."""
+    """Return medians of the first and last quarter, the growth, and the maximum."""
     numbers = [line[what] for line in seen if line is not None]
     quarter = max(1, len(numbers) // 4)
     first, last = median(numbers[:quarter]), median(numbers[-quarter:])

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers killed at random instants: does every run end as an uninterrupted one?
+"""Kills workers at random instants, and compares each run with an uninterrupted one.
 
     python -m experiments.recovery.kills [--kills 100] [--seed 0] [--steps 12]
         [--launcher processes|ray] [--plan FILE] [--folder runs/kills]
         [--results FOLDER/results.jsonl]
 
 Trains preset `tiny` on worker processes of this machine, or on actors of a Ray cluster
-that each run starts here; kills one (SIGKILL) at random moments, a few per run,
-whatever the run does then: training, evaluating, saving or recovering. At the end each
-loss must have the bits of a run without kills. Where a node was killed so often that
-the run went on without it, that is a run that changed to the same plan after the same
-step (and an evaluation just there may be of either, within rounding); the learning rate
-is constant for its sake, so that steps can be trained in two parts. `lost_steps` are
-those that were done again from a checkpoint, and `lost_beside_a_replica` recoveries
-that lost some although all workers of a replica were there.
+that each run starts here. Kills a worker (SIGKILL) at random moments, a few per run,
+whatever the run is doing: training, evaluating, saving or recovering. At the end each
+loss must have the bits of a run without kills. If a node was killed so often that the
+run continued without it, the reference changes to the same plan after the same step. An
+evaluation just there may belong to either plan, within rounding. The learning rate is
+constant so that steps can be trained in two parts. `lost_steps` were repeated from a
+checkpoint; `lost_beside_a_replica` are recoveries that lost steps although all workers
+of a replica were there.
 
 Each run adds a line to the results, which may hold several seeds and launchers.
-`--kills` is how many there are to be in all of the seed: a second start goes on where
-the first has stopped, in runs with other numbers. Each run has its folder, with what it
-said (`stdout`, `stderr`), its run directory and the logs of its workers; only the
-checkpoints of a run that ended as expected are removed. Prints one JSON object, a
-summary for each seed and launcher. Give a plan of your own a folder of its own, too.
+`--kills` is the total for the seed: a second start continues where the first has
+stopped, with new run numbers. Each run's folder has its output (`stdout`, `stderr`),
+its run directory and the logs of its workers; only the checkpoints of a run that ended
+as expected are removed. Prints one JSON object, a summary for each seed and launcher.
+Use a separate folder for each plan of your own, too.
 """
 
 import argparse
@@ -48,7 +48,7 @@ _PER_RUN, _PAUSE_S, _LOOK_S = 3, (0.2, 6.0), 0.1
 _LONGEST_RUN_S, _LAST_WORDS_S = 1200, 30
 _ROUNDING = 1e-6  # relative
 _MARK = "HETJAX_KILLED_RUN"
-_MOST_IDLE = 5  # runs on end in which nobody could be killed
+_MOST_IDLE = 5  # successive runs in which no worker could be killed
 Lines = list[dict[str, Any]]
 
 
@@ -62,10 +62,10 @@ def command(run_dir: Path, steps: int, launcher: str, plan: Path | None) -> list
 
 
 def started(words: Sequence[str], said: Path) -> subprocess.Popen[bytes]:
-    """Start a command; what it says is added to `said`/stdout and `said`/stderr.
+    """Start a command; its output is appended to `said`/stdout and `said`/stderr.
 
-    A fatal signal, in its workers too, leaves the stacks of all threads there. All that
-    it starts has `said` in its environment.
+    At a fatal signal, it and its workers write the stacks of all threads there. `said`
+    is in the environment of all processes that it starts.
     """
     said.mkdir(parents=True, exist_ok=True)
     with (said / "stdout").open("ab") as out, (said / "stderr").open("ab") as err:
@@ -79,7 +79,7 @@ def trained(run_dir: Path, steps: int, launcher: str, plan: Path | None) -> int:
 
 
 def losses(run_dir: Path) -> Lines:
-    """The numbers of every line of metrics.jsonl that no clock decides."""
+    """Return the numbers of each line of metrics.jsonl that no clock determines."""
     kept = ("step", "loss", "val_loss", "grad_norm")
     lines = read_journal(run_dir / METRICS)
     return [{name: line[name] for name in kept if name in line} for line in lines]
@@ -88,8 +88,10 @@ def losses(run_dir: Path) -> Lines:
 def unlike(
     run_dir: Path, whole: Lines, steps: int, launcher: str, plan: Path | None
 ) -> list[str]:
-    """What is wrong with the losses: they must have the bits of `whole`; since a
-    change of plan, those of a run that changed without kills."""
+    """Return what is wrong with the losses, which must have the bits of `whole`.
+
+    After a change of plan, the reference is a run that changed without kills.
+    """
     found = losses(run_dir)
     if not was_replanned(run_dir):
         return [] if found == whole else ["losses differ"]
@@ -106,9 +108,10 @@ def unlike(
 
 
 def alike(found: Lines, expected: Lines, at: int) -> bool:
-    """Whether the numbers have the same bits, but those of an evaluation after step
-    `at`: the plan of before may have made it, or the one of after, which rounds
-    otherwise."""
+    """Whether the numbers have the same bits.
+
+    An evaluation after step `at` may differ by rounding: either plan may have made it.
+    """
     return len(found) == len(expected) and all(
         one.keys() == other.keys()
         and all(
@@ -122,7 +125,7 @@ def alike(found: Lines, expected: Lines, at: int) -> bool:
 
 
 def workers(run_dir: Path) -> dict[str, int]:
-    """Pids of the run's workers by name: who writes to their logs."""
+    """Return the pids of the run's workers by name: the writers of their logs."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*/fd/1"):
         try:
@@ -135,7 +138,7 @@ def workers(run_dir: Path) -> dict[str, int]:
 
 
 def actors(run_dir: Path) -> dict[str, int]:
-    """Pids of the workers that the run has in Ray, by name."""
+    """Return the pids of the run's workers in Ray, by name."""
     mark, found = f"{_MARK}={run_dir.parent}\0".encode(), dict[str, int]()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -156,10 +159,10 @@ def killed_run(
     random_: random.Random,
     most: int,
 ) -> dict[str, Any]:
-    """Train to the end, killing workers on the way; its exit code and the kills."""
+    """Train to the end, killing workers meanwhile; return the exit code and kills."""
     run_dir, end_s = folder / "run", time.monotonic() + _LONGEST_RUN_S
     run = started(command(run_dir, steps, launcher, plan), folder)
-    kills: dict[int, str] = {}  # by pid: one that is still dying is not there
+    kills: dict[int, str] = {}  # by pid: a worker that is still dying is not there
 
     def goes_on() -> bool:
         return run.poll() is None and time.monotonic() < end_s
@@ -174,13 +177,13 @@ def killed_run(
                 kills |= killed(there, random_, kills.keys())
         return {"code": _ended(run, end_s), "kills": [*kills.values()]}
     finally:
-        run.kill()  # it is still there only if this was interrupted
+        run.kill()  # it is still running only if this was interrupted
 
 
 def killed(
     found: Mapping[str, int], random_: random.Random, before: Collection[int]
 ) -> dict[int, str]:
-    """Kill one of these workers; its name by pid, nothing if none was there."""
+    """Kill one of these workers; return its name by pid, or nothing if none is left."""
     there = {worker: pid for worker, pid in found.items() if pid not in before}
     with suppress(ProcessLookupError):
         for worker in random_.sample(sorted(there), min(1, len(there))):
@@ -190,7 +193,7 @@ def killed(
 
 
 def _ended(run: subprocess.Popen[bytes], end_s: float) -> int:
-    """Wait for the run; one that does not end is to say where it stands."""
+    """Wait for the run; let one that does not end write its stacks."""
     try:
         return run.wait(max(0.0, end_s - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -215,7 +218,7 @@ def was_replanned(run_dir: Path) -> bool:
 
 
 def beside_a_replica(run_dir: Path) -> Lines:
-    """Recoveries that lost steps although nobody of some replica was gone."""
+    """Return recoveries that lost steps although some replica lost no worker."""
     plan = json.loads((run_dir / "plan.json").read_text())
     nodes = [{stage["node"] for stage in r["stages"]} for r in plan["replicas"]]
     return [
@@ -232,7 +235,7 @@ def outcome(
     ended: dict[str, Any],
     whole: Lines,
 ) -> dict[str, Any]:
-    """What came of a run, and what of it was not expected."""
+    """Return the outcome of a run, with what was not expected."""
     run_dir, code, steps = folder / "run", ended["code"], whole[-1]["step"]
     wrong = [] if code == 0 else [f"exit code {code}: {_words(code)}"]
     finished = bool(events(run_dir, "finished"))
@@ -261,7 +264,7 @@ def _words(code: int) -> str:
 
 
 def read_results(path: Path) -> Lines:
-    """The lines of all runs so far; a last one that was cut off is left out."""
+    """Return the lines of all runs so far, without an incomplete last line."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
@@ -272,13 +275,13 @@ def append_result(path: Path, line: dict[str, Any]) -> None:
 
 
 def next_number(folder: Path) -> int:
-    """One that no run has had, also none that was given up."""
+    """Return a number that no run has had, not even an abandoned one."""
     numbers = [int(run.name.removeprefix("run")) for run in folder.glob("run*")]
     return max(numbers, default=-1) + 1
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Add runs to the results until there are as many kills as were asked for."""
+    """Add runs to the results until the number of kills is reached."""
     launcher, plan = given.launcher, given.plan
     reference = given.folder / f"whole-{launcher}-{given.steps}" / "run"
     if code := trained(reference, given.steps, launcher, plan):
@@ -306,19 +309,19 @@ def measure(given: argparse.Namespace) -> None:
 
 
 def commit() -> str:
-    """The commit that this code is of."""
+    """Return the commit of this code."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def _num_kills(results: Path, key: dict[str, Any]) -> int:
-    """Kills of the seed so far."""
+    """Return the number of kills of the seed so far."""
     own = [line for line in read_results(results) if key.items() <= line.items()]
     return sum(len(line["kills"]) for line in own)
 
 
 def summary(lines: Lines) -> dict[str, Any]:
-    """One seed's runs together."""
+    """Return a summary of one seed's runs."""
     lost = [steps for line in lines for steps in line["lost_steps"]]
     seconds = sorted(s for line in lines for s in line["recovery_s"])
     loads = sorted(line["load"] for line in lines)
@@ -344,7 +347,7 @@ def summary(lines: Lines) -> dict[str, Any]:
 
 
 def summaries(lines: Lines) -> Lines:
-    """One for each seed, number of steps and launcher, in their order."""
+    """Return a summary for each seed, number of steps and launcher, in their order."""
     parts = dict[tuple[object, ...], Lines]()
     for line in lines:
         key = line["seed"], line["steps"], line["launcher"]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes when a replica dies in it and the others take over.
+"""Measures how long a step takes when a replica dies in it and the others take over.
 
     python -m experiments.recovery.rerouting [--plan NAME ...] [--kills 3]
 
-Runs of worker processes on this machine, whose devices take a set time for a microbatch
-(`sleeping_worker.py`), with `--reroute`. Some steps, then a worker is killed while a
-step is under way, at one of several moments spread over it. `broken_step_s` is from
-the kill to the end of that step, which the others begin anew with all samples, after
-what their devices had to do still; `next_step_s` is the one after it. Both are held
-against `bound_s`: 1.6 x the step of before x old throughput / that of those who are
-left. The state of the one that comes back is moved while all wait: `back` says how
-long, by phase, and what a step takes then. Prints one JSON object.
+Runs worker processes on this machine with `--reroute`; their devices take a set time
+for a microbatch (`sleeping_worker.py`). After some steps a worker is killed during a
+step, at one of several moments spread over it. `broken_step_s` is from the kill to the
+end of that step: the others restart it with all samples once their devices have
+finished their pending work. `next_step_s` is the step after it. Both are compared with
+`bound_s`: 1.6 x the step time before x old throughput / throughput of the remaining
+replicas. When the lost worker returns, its state is moved while all wait: `back` says
+how long that takes, by phase, and how long a step takes then. Prints one JSON object.
 """
 
 import argparse
@@ -51,15 +51,15 @@ from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
 from hetjax.training.settings.config import RunConfig
 
 MODEL = "gpt-2x64"
-FACTOR = 1.6  # of the issue: over what the throughput that is left allows
+FACTOR = 1.6  # required limit: times what the remaining throughput allows
 _STEPS = 4  # before the kill; the first one is not counted
-_LONGEST_S = 300.0  # until the lost one is back
+_LONGEST_S = 300.0  # until the lost worker is back
 _STANDBY_S = 1.0  # until standby workers are started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A plan, what a microbatch takes on each node, and which node dies."""
+    """A plan, the time of a microbatch on each node, and the node that dies."""
 
     title: str
     replicas: tuple[Replica, ...]
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def throughput_ratio(self) -> float:
-        """What all replicas do in a time, over what those that are left do."""
+        """Throughput of all replicas over that of the remaining replicas."""
         left = [
             r for r in self.replicas if all(s.node != self.killed for s in r.stages)
         ]
@@ -81,7 +81,7 @@ class Case:
         )
 
     def _samples_per_s(self, replica: Replica) -> float:
-        """Of a pipeline that fills and drains once a step."""
+        """Return the throughput of a pipeline that fills and drains once a step."""
         slowest_s = max(self.device_s[stage.node] for stage in replica.stages)
         slots = replica.num_microbatches + len(replica.stages) - 1
         samples = replica.num_microbatches * replica.microbatch_size
@@ -142,7 +142,7 @@ def _nobody_looks(*_: object) -> NoReturn:
 
 
 class Trial:
-    """A run of the case, on workers of its own."""
+    """A run of the case on its own workers."""
 
     def __init__(
         self, case: Case, folder: Path, dataset: Dataset, stack: ExitStack
@@ -186,7 +186,7 @@ class Trial:
         self._driver.begin()
 
     def measured(self, share: float) -> dict[str, Any]:
-        """Kill after this share of a step; `back` is empty if nobody came back."""
+        """Kill after this share of a step; `back` is empty if no worker came back."""
         before_s = [self._step() for _ in range(_STEPS)][1:]
         old_s = statistics.median(before_s)
         killed_s = list[float]()
@@ -214,7 +214,7 @@ class Trial:
         return found | {"bound_s": bound_s, "back": self._back()}
 
     def _back(self) -> dict[str, float]:
-        """What it took to take in the one that was lost, and a step after that."""
+        """Return how long the return of the lost worker took, and a step after that."""
         phases = {k: v for found in self._heard for k, v in found.seconds.items()}
         return phases | {"stood_s": sum(phases.values()), "step_s": self._step()}
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a run in the recovery experiment: plans before and after, and losses.
+"""Defines the scenarios of the recovery experiment: plans before and after, and losses.
 
-Owns the scenarios and their least possible times: what has to move, over which links.
+Owns the scenarios and the data that each must move over which links, and so their
+minimum times.
 """
 
 from collections.abc import Mapping
@@ -17,11 +18,11 @@ DEVICES = 2  # of each node; most plans use one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """A change of a run: `killed` dies, with its disk if `wiped`.
+    """A change of a run: node `killed` dies, with its disk if `wiped`.
 
-    `after` is the plan from then on, on nodes `there`. `from_cloud` are layers that
-    nobody has any more, `from_peers` those that a node has to fetch from another, as
-    (giver, layers).
+    `after` is the plan from then on, on the nodes `there`. `from_cloud` are layers that
+    no node holds any more. `from_peers` are layers that a node must fetch from another,
+    as (giver, layers).
     """
 
     title: str
@@ -39,7 +40,7 @@ class Scenario:
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether a run can have been ready for the plan: a node less."""
+        """Whether a run can have prepared the plan: it needs one node less."""
         return self.killed is not None and self.killed not in self.there
 
 
@@ -64,7 +65,7 @@ def plan(model: str, *replicas: Replica) -> Plan:
 
 
 def scenarios(model: str) -> Mapping[str, Scenario]:
-    """All scenarios by name."""
+    """Return all scenarios by name."""
     halves = (stage("a", 0, 7, ahead=2), stage("b", 7, 14))
     others = (stage("c", 0, 7, ahead=2), stage("d", 7, 14))
     two = plan(model, replica(*halves, share=2), replica(*others, share=2))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker whose devices take a set time for each microbatch, whatever the load is.
+"""Runs a worker whose devices take a set time per microbatch, whatever the load is.
 
-The variable HETJAX_DEVICE_S has, by node, seconds that a microbatch keeps a device: a
-sleep stands for them, beside the computation of a model so small that it hardly counts.
-Forward takes a third of it. Does not own the model (`experiments/islands/models.py`).
+The variable HETJAX_DEVICE_S maps each node to the seconds that a microbatch keeps a
+device. A sleep takes that time, in addition to the computation of a model so small that
+it hardly counts. Forward takes a third of it. Does not own the model
+(`experiments/islands/models.py`).
 """
 
 import json

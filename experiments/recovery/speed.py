@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run stands still: local-first recovery against all from the cloud.
+"""Measures how long a run stands still: local-first recovery against cloud-only.
 
     python -m experiments.recovery.speed [--scenario NAME ...] [--peer-mbit 1000]
         [--model gpt-12x768] [--only local-first] [--reroute]
 
-Stands up hosts as a testbed (`experiments/testbed`: namespaces with shaped links; needs
-root) and one more for the cloud, whose link has a fifth of the rate. Each scenario
+Sets up hosts as a testbed (`experiments/testbed`: namespaces with shaped links; needs
+root) and one more host for the cloud, whose link has a fifth of the rate. Each scenario
 (`scenarios.py`) runs twice, by `--recovery local-first` and by `cloud-only`, on new
-workers with disks of their own: three steps, a checkpoint of about 1 GB, its copy in
-the cloud, a step more. By then the plan for a node less is compiled, as it would be
-after a minute of any run. Then what the scenario says happens in the middle of a step.
-Times are from there to the end of the first step after it. `floor_s` is what has to
-move over the link that has most to carry, at its rate; `stood_s` is what was lost
-beside it and the step itself. With `--reroute` a step by those who are left comes
-first: `rerouted` has when it was done, and how long it took. Prints one JSON object.
+workers with their own disks. A run takes three steps, saves a checkpoint of about 1 GB,
+copies it to the cloud, and takes one more step. By then the plan for one node less is
+compiled, as it would be after a minute of any run. Then the scenario's change happens
+in the middle of a step.
+
+Times count from the change to the end of the first step after it. `floor_s` is the time
+of the busiest link for its data, at its rate; `stood_s` is the time lost in addition to
+`floor_s` and the step itself. With `--reroute` the remaining replicas first take a
+step: `rerouted` has when it was done, and how long it took. Prints one JSON object.
 """
 
 import argparse
@@ -42,14 +44,14 @@ from hetjax.models.presets import model_preset
 from hetjax.training.settings.config import RunConfig
 
 MODELS = "gpt-12x768", "gpt-12x256"
-_CLOUD = "cloud"  # the host that stands for it
-_CLOUD_SHARE = 5  # of a peer's link, what the cloud's has
-_STATE_BYTES = 12  # of a parameter
+_CLOUD = "cloud"  # the host that serves it
+_CLOUD_SHARE = 5  # the cloud's link has a peer's rate divided by this
+_STATE_BYTES = 12  # per parameter
 
 
 @contextmanager
 def cloud(testbed: Testbed) -> Iterator[str]:
-    """The URL of a cloud on its host."""
+    """Yield the URL of a cloud on its own host."""
     words = [sys.executable, "-m", "experiments.recovery.cloud_host"]
     with subprocess.Popen(
         [*testbed.prefix(_CLOUD), *words, testbed.address(_CLOUD)],
@@ -64,7 +66,7 @@ def cloud(testbed: Testbed) -> Iterator[str]:
 
 
 def floor_s(site: Site, scenario: Scenario, recovery: Recovery) -> float:
-    """Seconds that the busiest link takes for what has to move over it."""
+    """Return the seconds that the busiest link takes for the data that must move."""
     sizes = [
         _STATE_BYTES * parameter_count(layer)
         for layer in model_preset(scenario.after.model).layers
@@ -88,7 +90,7 @@ def floor_s(site: Site, scenario: Scenario, recovery: Recovery) -> float:
 def tried(
     site: Site, scenario: Scenario, recovery: Recovery, reroutes: bool = False
 ) -> dict[str, Any]:
-    """One scenario by one way of recovery."""
+    """Run one scenario with one kind of recovery."""
     with ExitStack() as stack:
         trial = Trial(site, scenario, recovery, stack, reroutes)
         step_s = trial.prepare()

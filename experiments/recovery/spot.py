@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spot machines that come and go: one run that goes on, against stop and restart.
+"""Replays a trace of spot machines: one elastic run against stop and restart.
 
     python -m experiments.recovery.spot [--trace FILE] [--until 7000] [--seconds 280]
 
-Replays how many machines could be had, `--until` so many seconds of a trace, within
-`--seconds`. A machine is a node with one worker process on this one; one that vanishes
-is killed (SIGKILL) and its disk is lost, one that comes is new. The controller runs
-where nobody takes it away. Two ways, each with the same events on its own clock, which
-begins when the first step is done:
+Replays the number of available machines in the first `--until` seconds of a trace
+within `--seconds`. A machine is a node with one worker process on this machine. A
+machine that vanishes is killed (SIGKILL) and its disk is lost; one that comes is new.
+The controller's machine never goes away. Two ways see the same events, each on its own
+clock, which starts at the end of the first step:
 
-* elastic: the run hears of its new cluster file, and goes on;
-* restart: all is killed at each change, local checkpoints with it, and the same command
-  is started with the new cluster file, from the store.
+* elastic: the run reads its new cluster file and continues; * restart: all processes
+are killed at each change, local checkpoints are removed, and
+  the same command restarts from the store with the new cluster file.
 
-Both save every `--every` steps to a store, and both wait for machines where there are
-none, then start from the store. At last the losses of the elastic run are compared with
-those of undisturbed runs in one process. With `--folder` what is done there is not done
-again; `--only` does one part. Prints one JSON object.
+Both save every `--every` steps to a store. If there are no machines, both wait for
+some, then start from the store. Finally, the losses of the elastic run are compared
+with those of undisturbed runs in one process. With `--folder`, parts that are already
+in the folder are not repeated; `--only` runs one part. Prints one JSON object.
 """
 
 import argparse
@@ -53,7 +53,7 @@ _LOOK_S, _FIRST_STEP_S, _END_S = 0.05, 300.0, 120.0
 
 @dataclass(frozen=True)
 class Change:
-    """From `at_s` on these nodes are there."""
+    """The nodes that are there from `at_s` on."""
 
     at_s: float
     nodes: tuple[str, ...]
@@ -62,7 +62,7 @@ class Change:
 def changes(
     trace: Sequence[tuple[float, int]], until_s: float, speed: float, seed: int
 ) -> list[Change]:
-    """Who is there when: any machine may vanish, and none comes back as it was."""
+    """Return the nodes over time: any may vanish, and none comes back as it was."""
     random_, found, named = random.Random(seed), [], 0
     nodes: list[str] = []
     for at_s, number in trace:
@@ -78,7 +78,7 @@ def changes(
 
 
 def cluster_toml(nodes: Sequence[str], device: Sequence[str]) -> str:
-    """The cluster file of these nodes; `device` are the lines that all have."""
+    """Return the cluster file of these nodes; all have the lines of `device`."""
     tables = [["[[node]]", f'name = "{name}"', *device] for name in nodes]
     return "\n".join(['name = "spot"', *(line for t in tables for line in t), ""])
 
@@ -93,7 +93,7 @@ class Run:
     process: subprocess.Popen[bytes] | None = None
     nodes: tuple[str, ...] = ()
     starts: int = 0
-    broken: list[int] = field(default_factory=list)  # exit codes nobody asked for
+    broken: list[int] = field(default_factory=list)  # unrequested exit codes
 
     @property
     def run_dir(self) -> Path:
@@ -111,7 +111,7 @@ class Run:
         self.starts += 1
 
     def place(self, nodes: tuple[str, ...]) -> None:
-        """Let these be the nodes that are there."""
+        """Make these the available nodes."""
         self.nodes = nodes
         if nodes:
             text = cluster_toml(nodes, self.device)
@@ -125,7 +125,7 @@ class Run:
                 shutil.rmtree(disk)
 
     def kill_all(self) -> None:
-        """End the controller and its workers; disks stay."""
+        """Kill the controller and its workers; disks stay."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -139,7 +139,7 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
 
     def mend(self) -> None:
-        """Start again what has ended by itself."""
+        """Restart the run if it has ended by itself."""
         if self.process is not None and self.process.poll() is not None:
             self.broken.append(self.process.returncode)
             self.kill_all()
@@ -155,13 +155,13 @@ class Run:
         self.kill_all()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What metrics.jsonl says of steps."""
+        """Return the lines of metrics.jsonl that describe steps."""
         lines = read_journal(self.run_dir / "metrics.jsonl")
         return [line for line in lines if "loss" in line]
 
 
 def changed(run: Run, way: str, nodes: tuple[str, ...]) -> None:
-    """Do to the run what this way does at a change."""
+    """Apply a change to the run in this way."""
     gone, before = set(run.nodes) - set(nodes), run.nodes
     run.place(nodes)
     if way == "restart" or not nodes:
@@ -174,7 +174,7 @@ def changed(run: Run, way: str, nodes: tuple[str, ...]) -> None:
 
 
 def watched(run: Run, until_s: float) -> Iterator[tuple[float, int]]:
-    """Yield the clock and the steps done until then, whenever there are others."""
+    """Yield the clock and the number of steps until then, at each new number."""
     before = None
     while time.monotonic() < until_s:
         run.mend()
@@ -186,7 +186,7 @@ def watched(run: Run, until_s: float) -> Iterator[tuple[float, int]]:
 
 
 def replayed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Train while nodes come and go, in the way that the folder is named for."""
+    """Train while nodes come and go, in the way that the folder is named after."""
     way, events = folder.name, planned(given)
     folder.mkdir(parents=True)
     run = Run(folder=folder, words=words(given), device=device(given))
@@ -222,7 +222,7 @@ def replayed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 def pauses(
     seen: Sequence[tuple[float, int]], events: Sequence[Change], end_s: float
 ) -> dict[str, Any]:
-    """The longest time without a new step between each change and the next."""
+    """Return the longest time without a new step between each change and the next."""
     news = [late[0] for early, late in pairwise(seen) if late[1] > early[1]]
     found = []
     for now, after in pairwise([*(e.at_s for e in events), end_s]):
@@ -233,7 +233,7 @@ def pauses(
 
 
 def recovered(run_dir: Path) -> dict[str, Any]:
-    """What the run itself tells of its recoveries."""
+    """Summarize the recoveries that the run itself reports."""
     events = recoveries(run_dir)
     seconds = [sum(e["seconds"].values()) for e in events]
     phases = {phase for e in events for phase in e["seconds"]}
@@ -251,7 +251,7 @@ def recovered(run_dir: Path) -> dict[str, Any]:
 
 
 def goodputs(run_dir: Path) -> list[dict[str, Any]]:
-    """What each start that came to its end says of its time, from its first moment."""
+    """Return each completed start's own account of its time, from its first moment."""
     events = read_journal(run_dir / "events.jsonl")
     found = [event for event in events if event["event"] == "goodput"]
     return [{k: v for k, v in e.items() if k not in ("event", "time")} for e in found]
@@ -262,10 +262,10 @@ def rounded(numbers: Sequence[float]) -> list[float]:
 
 
 def compared(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """The elastic run's losses next to those of runs that nothing happened to.
+    """Compare the elastic run's losses with those of undisturbed runs.
 
-    One has two of the nodes, one the preset's plan: they part from each other as well,
-    once rounding has grown, and no further than from the elastic run.
+    One of these has two of the nodes, the other the preset's plan. Once rounding errors
+    have grown, these also differ from each other, as much as from the elastic run.
     """
     folder.mkdir(exist_ok=True)
     found = losses(folder.parent / "elastic" / "run")
@@ -285,7 +285,7 @@ def compared(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 def undisturbed(
     run_dir: Path, options: list[str], found: Mapping[int, float], given: Any
 ) -> dict[int, float]:
-    """Losses of a run in one process with as many steps; some may be there already."""
+    """Return losses of a run in one process with as many steps; part may exist."""
     there = losses(run_dir)
     if len(there) < len(found):
         command = [sys.executable, "-m", "hetjax.train", *words(given), *options]
@@ -330,7 +330,7 @@ def planned(given: argparse.Namespace) -> list[Change]:
 
 
 def done(folder: Path, part: str, given: argparse.Namespace) -> dict[str, Any]:
-    """What has come of this part; done now if it is not in the folder yet."""
+    """Return the result of this part; compute it unless it is in the folder."""
     result = folder / f"{part}.json"
     if not result.exists():
         if part in _WAYS:
@@ -374,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="to keep what is done")
     parser.add_argument("options", nargs="*", help="of hetjax.train, after --")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # kills what it has started
     with tempfile.TemporaryDirectory() as folder:
         found = measured(given, (given.folder or Path(folder)).absolute())
     print(json.dumps(found, indent=1))

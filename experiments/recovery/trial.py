@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the recovery experiment: workers on hosts, and what happens to them.
+"""Runs one trial of the recovery experiment: workers on hosts, and a change.
 
-Owns the run (its plans are those of the scenario, known at once), the blow, and when
-what was done after it. Does not own scenarios (`scenarios.py`), hosts and the cloud,
-nor what is compared (`speed.py`).
+Owns the run (the scenario gives its plans at once), the change, and the times of what
+follows. Does not own scenarios (`scenarios.py`), hosts and the cloud, nor the
+comparison (`speed.py`).
 """
 
 import os
@@ -45,7 +45,7 @@ from hetjax.training.worker import worker_settings
 Recovery = Literal["local-first", "cloud-only"]
 _INTO_STEP_S = 0.3
 _SAVED = 3  # the step of the checkpoint
-_SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and until that is compiled
+_SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and when that is compiled
 _STANDBY_S = 5.0  # until standby workers are started
 _UPLOAD_S = 300.0
 
@@ -79,7 +79,7 @@ def cluster_of(names: Sequence[str]) -> Cluster:
 
 
 def _after(scenario: Scenario, cluster: Cluster) -> Plan:
-    """What there is a plan for: the nodes that the scenario leaves."""
+    """Return the scenario's plan. Raises NoFeasiblePlan if its nodes are not there."""
     nodes = scenario.after.nodes
     there = {node.name for node in cluster.nodes}
     if not nodes <= there:
@@ -124,7 +124,7 @@ class TrialContext(RunContext):
 
 
 class Trial:
-    """A run on workers of its own, with a cluster file that may be changed."""
+    """A run on its own workers, with a cluster file that may be changed."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Trial:
         self.driver.begin()
 
     def prepare(self) -> float:
-        """Some steps, a checkpoint in the cloud, a step; seconds of the last one."""
+        """Take steps, save to the cloud, take one more step; return its seconds."""
         for step in range(_SAVED):
             self.driver.step(step)
         begin_s = time.perf_counter()
@@ -199,7 +199,7 @@ class Trial:
         return time.perf_counter() - begin_s
 
     def strike(self) -> dict[str, Any]:
-        """What the scenario says happens in the middle of the next step."""
+        """Apply the scenario's change in the middle of the next step; return times."""
         heard: list[tuple[float, Any]] = []
         self.driver.on_recovery = lambda found: heard.append(
             (time.perf_counter(), found)
@@ -214,9 +214,9 @@ class Trial:
         phases_s = dict(recovered.seconds)
         begun_s, from_s = at_s - sum(phases_s.values()), struck[0]
         found: dict[str, Any] = {}
-        if len(heard) > 1:  # others went on first
+        if len(heard) > 1:  # the others continued first
             found["rerouted"] = _detour(heard[0], struck[0], ended)
-            from_s = begun_s  # since then all stand still
+            from_s = begun_s  # all stand still from here on
         return found | {
             "total_s": ended[-1] - from_s,
             "detect_s": begun_s - from_s,
@@ -229,7 +229,7 @@ class Trial:
         }
 
     def _stepped(self) -> float:
-        """When the next step was done."""
+        """Take the next step; return when it was done."""
         try:
             self.driver.step(self.driver.at)
         except RolledBack as back:
@@ -249,7 +249,7 @@ class Trial:
         return at_s
 
     def _join(self, names: Sequence[str]) -> None:
-        """These nodes are there from now on."""
+        """Make these the nodes of the cluster file."""
         part = self._file.with_suffix(".part")
         part.write_text(cluster_toml(cluster_of(names)))
         part.replace(self._file)
@@ -265,7 +265,7 @@ class Trial:
 def _detour(
     told: tuple[float, Rerouted], struck_s: float, ended: Sequence[float]
 ) -> dict[str, Any]:
-    """When others had done the step that was under way, and how many they did."""
+    """Return when the others had done the interrupted step, and their step count."""
     at_s, rerouted = told
     return {
         "next_step_done_s": next(end for end in ended if end > at_s) - struck_s,

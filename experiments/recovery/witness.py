@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that makes up its state, and tells which bits it then has.
+"""Runs a worker process with a made-up state that reports the bits of its state.
 
-Owns a model of a few leaves, states that are a function of a seed, and the checksums
-that each worker writes to a file whenever its devices got another state: read back from
-there, not from what was restored. Does not train, and needs no data.
+Owns a model of a few leaves, states that are a function of a seed, and checksums. Each
+worker writes these to a file whenever its devices get another state; they come from the
+devices, not from the restored data. Does not train, and needs no data.
 """
 
 import json
@@ -46,13 +46,16 @@ MODEL = llama_model(
     )
 )
 STAGES = "east", "north", "south"  # the nodes of the first replica
-WHOLE = "west"  # the node of the second one, which has all of the state
+WHOLE = "west"  # the node of the second replica, which holds the whole state
 _NUM_DEVICES = 2
 Checksums = dict[str, int]  # by leaf
 
 
 def witness_plan() -> Plan:
-    """A replica of three stages, and one of a single stage with two tensor ranks."""
+    """Return a plan with a replica of three stages, and one of a single stage.
+
+    The single stage has two tensor ranks.
+    """
     stages = tuple(
         Stage(
             node=node, devices=(0,), layers=(layer, layer + 1), launch_ahead=3 - layer
@@ -69,17 +72,17 @@ def witness_plan() -> Plan:
 
 
 def witness_settings(directory: Path) -> dict[str, Any]:
-    """What workers need to know, as JSON values; they write to `directory`."""
+    """Return the workers' settings as JSON values; workers write to `directory`."""
     return {"plan": plan_json(witness_plan()), "directory": str(directory)}
 
 
 def told(directory: Path, worker: str) -> Checksums:
-    """The state that a worker's devices have."""
+    """Return the checksums that a worker wrote of its devices' state."""
     return json.loads((directory / f"{file_name(worker)}.json").read_text())
 
 
 def made_up(seed: int) -> Read:
-    """Values of any entry, other ones for each seed."""
+    """Return a function that gives any entry values, which depend on the seed."""
 
     def read(entry: Entry) -> np.ndarray:
         named = google_crc32c.value(entry.name.encode())
@@ -91,7 +94,7 @@ def made_up(seed: int) -> Read:
 
 
 class WitnessRuntime(StageRuntime):
-    """Writes the checksum of each leaf that it has; begins with a made-up state."""
+    """Writes the checksum of each leaf that it holds; starts with a made-up state."""
 
     directory: Path
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m experiments.simulation`: many simulated runs, and what they came upon.
+"""`python -m experiments.simulation`: runs many seeds and reports what they found.
 
     python -m experiments.simulation --runs 100000 --output FILE
     python -m experiments.simulation --seed 650
     python -m experiments.simulation --mutations --runs 1000
 
-The first appends a line for every hundred runs to the file and goes on after the last,
-the second runs one seed and prints its last events. Exit code 1 if something is wrong.
-The third breaks the protocol's rules one by one, and tells at which run that shows.
+The first command appends one line per hundred runs to the file, and continues after the
+file's last line. The second runs one seed and prints its last events. Exit code 1 if a
+run violates an invariant. The third breaks the protocol's rules one at a time and
+prints which run notices each.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def batch(seeds: range) -> dict[str, Any]:
-    """Run these seeds; what they have seen, together."""
+    """Run these seeds and return their combined counts."""
     begin_s = time.process_time()
     outcomes = [simulate(seed) for seed in seeds]
     faults: Counter[str] = Counter()
@@ -74,7 +75,7 @@ def batch(seeds: range) -> dict[str, Any]:
 
 
 def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """All batches together."""
+    """Return the combined counts of all batches."""
     rows = list(rows)
     faults: Counter[str] = Counter()
     for row in rows:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways of breaking a rule of the protocol, for the duration of a `with`.
+"""Breaks a rule of the protocol for the duration of a `with`.
 
-Owns replacing functions, methods and reactions of the product by others. Does not own
-which (`broken_messages.py`, `broken_recovery.py`, `broken_store.py`).
+Owns the replacement of the product's functions, methods and reactions. Does not own the
+rules (`broken_messages.py`, `broken_recovery.py`, `broken_store.py`).
 """
 
 import sys
@@ -26,7 +26,7 @@ class Mutation:
 
     @contextmanager
     def broken(self) -> Iterator[None]:
-        """The product breaks the rule within this."""
+        """Let the product break the rule within this context."""
         with ExitStack() as stack:
             for broken in self.breaks:
                 stack.enter_context(broken())
@@ -38,7 +38,7 @@ def breaks(rule: int, what: str, *breaks: Break) -> Mutation:
 
 
 def function(original: Callable[..., Any], other: Callable[..., Any]) -> Break:
-    """Another function in its place, under whatever name it was imported."""
+    """Replace a function under every name by which it was imported."""
 
     @contextmanager
     def broken() -> Iterator[None]:
@@ -53,7 +53,10 @@ def function(original: Callable[..., Any], other: Callable[..., Any]) -> Break:
 
 
 def _modules() -> list[ModuleType]:
-    """The product, and what runs it; those of broken rules know what was there."""
+    """Return the modules of the product and of the simulation.
+
+    Modules of broken rules are left out: they need the originals.
+    """
     found = [*sys.modules.values()]
     run = ("hetjax.", "experiments.simulation.")
     return [
@@ -68,7 +71,7 @@ def method(owner: object, name: str, other: object) -> Break:
 
 
 def handler(react: Any, event: type, other: Callable[..., Any]) -> Break:
-    """Another reaction to this kind of event."""
+    """Replace the reaction to this kind of event."""
 
     @contextmanager
     def broken() -> Iterator[None]:
@@ -83,7 +86,7 @@ def handler(react: Any, event: type, other: Callable[..., Any]) -> Break:
 
 
 def events(react: Any, event: type, other: Callable[[Any, Any], Any]) -> Break:
-    """The reaction to another event or, for None, none."""
+    """Pass `other(event, state)` to the reaction, or skip it if that is None."""
     original = react.registry[event]
 
     def reaction(found: Any, state: Any, *now_s: float) -> Any:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of rounds, starts, epochs and steps, each broken: 1 to 11 of the protocol.
+"""Breaks rules of rounds, starts, epochs and steps: 1 to 11 of the protocol.
 
-Owns these mutations, each one check of the product left out. They follow from the text
-of `docs/how/protocol.md` and know nothing of the simulation. Does not own how they are
-put in place (`breaking.py`), the other rules (`broken_recovery.py`), nor finding them
-(`mutations.py`).
+Owns these mutations; each leaves out one check of the product. They follow from the
+text of `docs/how/protocol.md` and do not depend on the simulation. Does not own their
+installation (`breaking.py`), the other rules (`broken_recovery.py`), nor the search for
+them (`mutations.py`).
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of commits, recovery, checkpoints and nodes, each broken: from 12 on.
+"""Breaks rules of commits, recovery, checkpoints and nodes: from 12 on.
 
-Owns these mutations, each one check of the product left out. They follow from the text
-of `docs/how/protocol.md` and know nothing of the simulation. Does not own how they are
-put in place (`breaking.py`), the other rules (`broken_messages.py`), nor finding them
-(`mutations.py`).
+Owns these mutations; each leaves out one check of the product. They follow from the
+text of `docs/how/protocol.md` and do not depend on the simulation. Does not own their
+installation (`breaking.py`), the other rules (`broken_messages.py`), nor the search for
+them (`mutations.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ Reached = Mapping[str, schema.Reached]
 
 
 def _of_any_step(reached: Reached) -> Any:
-    """The newest commit that somebody has, though a survivor may be further."""
+    """Return the newest commit of any worker, even if a survivor is further."""
     steps = [r.at for r in reached.values() if r.commit and r.at is not None]
     upto = max(steps, default=-1)
     below = {w: r for w, r in reached.items() if r.at is None or r.at <= upto}
@@ -55,7 +55,7 @@ _drop_state = Controller.drop_state
 
 
 class _Unheeding:
-    """Connections, where it does not matter whether this request is answered."""
+    """Connections that ignore whether this kind of request is answered."""
 
     def __init__(self, connections: Any, what: type) -> None:
         self._connections, self._what = connections, what
@@ -80,7 +80,7 @@ def _placed_or_not(controller: Any, *args: Any, **named: Any) -> Any:
 def _in_one_attempt(
     controller: Any, held: Sequence[Any], *args: Any, **named: Any
 ) -> Any:
-    """All leaves of a step are of the newest attempt at it, as it were."""
+    """Attribute all leaves of a step to its newest attempt."""
     newest: dict[int, str] = {}
     for step, attempt in (h.save for h in held):
         newest[step] = max(attempt, newest.get(step, ""))
@@ -117,7 +117,7 @@ def _one_round(
     size_bytes: Any,
     storage: Any,
 ) -> Any:
-    """All go on after one round, whatever was missing in it."""
+    """Continue after one round, whatever was missing in it."""
     unheard = lambda before, told: replace(before, step=save[0])  # noqa: E731
     complete: Any = _Complete(controller)
     with patch.object(recovery, "after_round", unheard):
@@ -125,7 +125,7 @@ def _one_round(
 
 
 class _Complete:
-    """A controller whose workers are all taken to have what they collected."""
+    """A controller to which all workers seem to have collected everything."""
 
     def __init__(self, controller: Any) -> None:
         self._controller, self.connections = controller, self
@@ -174,7 +174,7 @@ def _idle_savers(self: Any) -> dict[str, schema.SavingState]:
 
 
 def _saved_by(is_saved: Callable[[Any, Any], bool]) -> Callable[[Any], Any]:
-    """Ask how saving goes; `is_saved` judges what workers have, and the save."""
+    """Report how saving goes; `is_saved` judges the newest saves and the save."""
 
     def savers(self: Any) -> dict[str, schema.SavingState]:
         told = _savers(self)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the store, each broken: 28 to 31 of the protocol, and what others say of it.
+"""Breaks rules of the store: 28 to 31 of the protocol, and parts of other rules.
 
-Owns these mutations, each one check of the product left out. Does not own how they are
-put in place (`breaking.py`), the other rules (`broken_messages.py`,
-`broken_recovery.py`), nor finding them (`mutations.py`).
+Owns these mutations; each leaves out one check of the product. Does not own their
+installation (`breaking.py`), the other rules (`broken_messages.py`,
+`broken_recovery.py`), nor the search for them (`mutations.py`).
 """
 
 import json

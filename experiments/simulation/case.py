@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated run consists of, drawn from its seed.
+"""Draws the sizes of a simulated run from its seed.
 
-Owns the sizes. Does not own what goes wrong (`faults.py`).
+Owns the sizes. Does not own faults (`faults.py`).
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from experiments.simulation.truth import mixed
 from experiments.simulation.world import World
 
-# Numbers at which none of the seeds that tests keep is one of the kind
+# Salts: with these, none of the seeds that tests name is of either kind
 _COINCIDES, _HAS_STORE = 36306, 108
 
 LAYERS = tuple(f"layer_{number}.0of1" for number in range(4))
@@ -17,7 +17,7 @@ LAYERS = tuple(f"layer_{number}.0of1" for number in range(4))
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A node has room for `most_layers`."""
+    """The sizes and kinds of a run; each node has room for `most_layers`."""
 
     seed: int
     num_nodes: int
@@ -33,7 +33,7 @@ class Case:
     has_store: bool
 
     def has_room(self, num_nodes: int) -> bool:
-        """Whether so many nodes can have all layers."""
+        """Whether this many nodes can hold all layers."""
         return num_nodes * self.most_layers >= len(LAYERS)
 
 
@@ -57,6 +57,9 @@ def case_of(world: World, seed: int) -> Case:
 
 
 def _is_one_in(count: int, seed: int, of: int) -> bool:
-    """Whether a run is one of a kind: as nothing is drawn for it, others stay as they
-    were before there was the kind."""
+    """Whether a run is of a kind, by a hash of its seed.
+
+    This draws no random number, so runs of other kinds stay as they were before the
+    kind was introduced.
+    """
     return mixed(seed, of) % count == 0

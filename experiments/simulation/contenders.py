@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that want the same lease, some of which stop or die meanwhile.
+"""Lets several processes compete for one lease while some of them stop or die.
 
-The real leases (`leases/lease.py`), in simulated time: each process takes
-the lease, commits as workers do, and gives it back. What must hold raises Violation: of
-what one commits after another has taken over nothing stays. Owns these small runs. Does
-not own whole runs (`run.py`), which have one controller at a time.
+Runs the real leases (`leases/lease.py`) in simulated time: each process takes the
+lease, commits as workers do, and releases it. Raises Violation if a commit remains that
+its process made after another process had taken over. Owns these small runs. Does not
+own whole runs (`run.py`), which have one controller at a time.
 """
 
 import warnings
@@ -22,13 +22,13 @@ _MOST_TRIES = 20
 
 
 class Contenders:
-    """The processes of a seed, and what they have done under which lease."""
+    """The processes of a seed, and what they did under which lease."""
 
     def __init__(self, seed: int) -> None:
         self.world = world = World(seed)
         self._threads, self._folder = Threads(world), Bucket(world, self._hear)
-        self.taken_s: dict[int, float] = {}  # when each number was, by its holder
-        self.landed_s: dict[str, float] = {}  # commits: when they were there
+        self.taken_s: dict[int, float] = {}  # when each lease number was taken
+        self.landed_s: dict[str, float] = {}  # when each commit appeared
         self.num_lost = self.num_done = 0
         self._disturbed, self._killed = set[Process](), set[str]()
         self._holders: dict[int, str] = {}
@@ -64,7 +64,7 @@ class Contenders:
             self.world.after(chance.uniform(0.0, 200.0), partial(self._kill, process))
 
     def _stop_soon(self, process: Process) -> None:
-        """Between looking at the lease and the end of what is done under it."""
+        """Stop the process, perhaps between its look at the lease and its commit."""
         at_s, for_s = (
             self.world.random.uniform(*s) for s in ((0.0, 0.3), (1.0, 150.0))
         )
@@ -106,7 +106,7 @@ class Contenders:
         self.num_done += 1
 
     def _commit(self, lease: Lease, name: str) -> None:
-        """As a worker's manifest is put in place (`hetjax/checkpoint/writer.py`)."""
+        """Commit like the writer of manifests (`hetjax/checkpoint/writer.py`)."""
         store = SimStore(self._folder)
         if self.world.one_in(20):
             self._stop_soon(self._threads.process)
@@ -126,7 +126,7 @@ class Contenders:
 
 
 def contend(seed: int) -> Contenders:
-    """Run one seed; raises Violation."""
+    """Run one seed. Raises Violation if an invariant is broken."""
     found = Contenders(seed)
     found.run()
     return found

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks on which parts of checkpoints come about piece by piece.
+"""Simulates disks on which parts of checkpoints are written piece by piece.
 
-What a process has written is there for others at once, and outlives it; what was not
-flushed may be gone, or torn, after a loss of power. A part counts by its manifest,
-which is written last. Owns what is there. Does not own the order in which a worker
-writes (`writer.py`).
+Data that a process has written are visible to others at once, and outlive it. After a
+loss of power, data that were not flushed may be gone or torn. A part counts by its
+manifest, which is written last. Owns the contents. Does not own the order in which a
+worker writes (`writer.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from experiments.simulation.world import World
 from hetjax.checkpoint.recovery_plan import Save
 
-TORN = -1  # in place of a leaf's value; its checksum tells
+TORN = -1  # replaces a leaf's value; its checksum shows the damage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """One worker's part of a save; it `is_durable` once its manifest was flushed.
 
-    That says what `leaves` were as they were written.
+    The manifest records the `leaves` as they were written.
     """
 
     save: Save
@@ -33,8 +33,11 @@ class Written:
 
 @dataclass
 class Part:
-    """What is in a part's folder: `before` is what its manifest said last, `earlier`
-    what stays of an earlier save of the step."""
+    """The contents of a part's folder.
+
+    `before` is what its previous manifest described, `earlier` what remains of an
+    earlier save of the step.
+    """
 
     committed: Written | None = None
     earlier: Written | None = None
@@ -50,7 +53,7 @@ class Disk:
     world: World
     parts: dict[tuple[int, str], Part] = field(default_factory=dict)
     is_full: bool = False
-    fails_one_in: float = 0.0  # writes; 0: none does
+    fails_one_in: float = 0.0  # one in so many writes fails; 0: none
     slowness: float = 1.0
 
     def committed(self) -> Iterator[tuple[int, str, Written]]:
@@ -60,19 +63,19 @@ class Disk:
                     yield step, worker, found
 
     def refuses(self) -> bool:
-        """Whether what is to be written now is not."""
+        """Whether the disk refuses the next write."""
         is_bad = self.fails_one_in > 0 and self.world.one_in(self.fails_one_in)
         return self.is_full or is_bad
 
     def read(self, save: Save, leaf: str) -> int | None:
-        """The leaf's value in this save; None where it cannot be read as written."""
+        """Return the leaf's value in this save; None if it is not as it was written."""
         for _, _, found in self.committed():
             if found.save == save and found.leaves.get(leaf, TORN) != TORN:
                 return found.leaves[leaf]
         return None
 
     def damage(self) -> bool:
-        """Let one leaf be unreadable; False if there is none."""
+        """Make one leaf unreadable; return False if there is none."""
         found = [(key, part) for key, part in self.parts.items() if part.committed]
         if not found:
             return False
@@ -89,7 +92,7 @@ class Disk:
                 del self.parts[found, worker]
 
     def lose_power(self) -> None:
-        """What was not flushed may be there, or torn, or not."""
+        """Keep, tear or remove each piece that was not flushed."""
         chance = self.world.random
         for key, part in [*self.parts.items()]:
             part.building = {}

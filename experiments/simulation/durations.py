@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a simulated worker takes for what it is asked."""
+"""Defines how long a simulated worker takes for each request."""
 
 from experiments.simulation.world import World
 from hetjax.runtime.rpc import schema
@@ -17,6 +17,6 @@ _SOON_S = 0.001, 0.02
 
 
 def takes_s(world: World, request: AnyRequest) -> float:
-    """Until it is done, or waits for others; once in a while much longer."""
+    """Return the time until it is done or waits for others; rarely it is far longer."""
     found_s = world.random.uniform(*_TAKES_S.get(type(request), _SOON_S))
     return found_s * 30 if world.one_in(300) else found_s

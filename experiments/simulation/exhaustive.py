@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m experiments.simulation.exhaustive`: all ways a small run can go.
+"""`python -m experiments.simulation.exhaustive`: explores all courses of a small run.
 
-Three workers train three steps and save each; two of them may be lost at any moment,
-with their disks or without. Every order in which workers hear of the others, write
-their parts and are lost is gone through, breadth first. What is decided is decided by
-the real functions: when a step is committed and finished (`duties.py`), which commit
-counts and what is gone back to (`recovery_decisions.py`), who gives what
-(`recovery_plan.py`), which old files go (`checkpoint/disk.py`).
+Three workers train three steps and save each. Two may be lost at any moment, with their
+disks or without. The search visits, breadth first, every order in which workers hear of
+the others, write their parts and are lost. Real functions decide when a step is
+committed and finished (`duties.py`), which commit counts and which save is restored
+(`recovery_decisions.py`), who gives what (`recovery_plan.py`), which old files go
+(`checkpoint/disk.py`).
 
-Owns the model's states, its moves and what must hold. Does not own time, the network
-and failures of other kinds: these are drawn by chance (`run.py`).
+Owns the model's states, its moves and its invariants. Does not own time, the network
+and failures of other kinds: `run.py` draws these at random.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from hetjax.runtime.rpc import schema
 from hetjax.runtime.worker import duties
 from hetjax.runtime.worker.duties import Progress
 
-# By worker: the layers that it has, and those that it saves. Two replicas of a and b.
+# By worker: the layers that it holds, and those that it saves. Two replicas of a and b.
 HAS: Mapping[str, frozenset[str]] = {
     "w0": frozenset("a"),
     "w1": frozenset("b"),
@@ -37,15 +37,15 @@ STEPS, LOSSES, KEEP = 3, 2, 1
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process: how far it is, by its word and in truth, and what it is busy with.
+    """A process: its reported and its true progress, and the part that it is writing.
 
-    `holds` is the state that it keeps for others while all recover.
+    `holds` is the step of the state that it keeps for others during a recovery.
     """
 
     is_alive: bool = True
     progress: Progress = Progress(at=0)
-    steps: int | None = 0  # that its layers have really taken
-    has_part: bool = False  # of a step that was broken off: it could finish it
+    steps: int | None = 0  # that its layers really have taken
+    has_part: bool = False  # of an aborted step, which it could finish
     holds: int | None = None
     writing: Save | None = None
     newest: Save | None = None
@@ -53,17 +53,17 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All there is. The controller is in a `phase`, in which it waits for `late`."""
+    """All state. In its `phase`, the controller waits for the workers `late`."""
 
     workers: tuple[Worker, ...] = (Worker(),) * len(HAS)
     disks: tuple[frozenset[Save], ...] = (frozenset(),) * len(HAS)
     phase: str = "between"
     at: int = 0
     late: frozenset[str] = frozenset()
-    best: int | None = None  # that the survivors have, or can finish, all layers of
-    commit: StepCommit | None = None  # that those who are late are to finish with
-    save: Save | None = None  # that those who are late are to go on from
-    is_due: bool = False  # to be saved, as a step was done
+    best: int | None = None  # newest step whose layers the survivors have or can finish
+    commit: StepCommit | None = None  # with which the late workers finish the step
+    save: Save | None = None  # which the late workers restore
+    is_due: bool = False  # whether the last step must be saved
     saving: Save | None = None
     saved: int | None = None
     ever_saved: bool = False
@@ -82,7 +82,7 @@ class State:
         return [name for name in HAS if self.of(name).is_alive]
 
     def having(self, name: str, **changes: object) -> "State":
-        """With another state of this worker."""
+        """Return the state with these changes to one worker."""
         at, found = int(name[1]), [*self.workers]
         found[at] = replace(found[at], **changes)
         return replace(self, workers=tuple(found))
@@ -93,17 +93,17 @@ class State:
         return replace(self, disks=tuple(found))
 
     def whole(self) -> list[Save]:
-        """Saves of which the disks have all layers."""
+        """Return the saves of which the disks have all layers."""
         parts = [self.disk(name) for name in SAVES]
         return sorted(frozenset.intersection(*parts))
 
 
 class Broken(AssertionError):
-    """What must hold does not."""
+    """An invariant is broken."""
 
 
 def moves(state: State) -> Iterator[State]:
-    """Whatever may happen next."""
+    """Yield every state that may come next."""
     if state.phase in ("done", "lost"):
         return
     yield from _PHASES[state.phase](state)
@@ -117,7 +117,7 @@ def moves(state: State) -> Iterator[State]:
 
 
 def _lost(state: State, name: str, with_disk: bool) -> State:
-    """A process is gone, or its machine; what it sent may still arrive."""
+    """Remove a process, perhaps with its disk; what it sent may still arrive."""
     gone = Worker(is_alive=False, progress=Progress(), steps=None)
     state = replace(state, losses=state.losses + 1, late=state.late - {name})
     state = state.having(name, **{f: getattr(gone, f) for f in Worker.__slots__})
@@ -129,7 +129,7 @@ def _lost(state: State, name: str, with_disk: bool) -> State:
 
 
 def _written(state: State, name: str) -> State:
-    """A part is there for good, and what is outdated goes."""
+    """Make a part durable, and remove outdated ones."""
     save, own = state.of(name).writing, state.disk(name)
     assert save is not None
     own = frozenset(s for s in own if s[0] != save[0]) | {save}
@@ -148,7 +148,7 @@ def _written(state: State, name: str) -> State:
 
 
 def _between(state: State) -> Iterator[State]:
-    """All have one state, as far as the controller knows: a step comes, or the end."""
+    """Start a step or end: the controller takes all workers to have one state."""
     if len(state.alive) < len(HAS):
         yield replace(state, phase="reached")
         return
@@ -171,7 +171,7 @@ def _training(state: State) -> State:
 
 
 def _step(state: State) -> Iterator[State]:
-    """All have told all others their part: who hears of all commits, or breaks off."""
+    """Let each late worker commit or abort the step, whose parts were all sent."""
     if not state.late:
         if len(state.alive) == len(HAS):
             yield replace(state, phase="between", at=state.at + 1, is_due=True)
@@ -200,7 +200,7 @@ def _commit(step: int) -> StepCommit:
 
 
 def _reached(state: State) -> Iterator[State]:
-    """The survivors say how far they are; some finish a step that one committed."""
+    """Collect the survivors' progress; some must finish a step that one committed."""
     told = {
         name: schema.Reached(at=of.at, commit=of.commit, is_broken_off=True)
         for name in state.alive
@@ -227,7 +227,7 @@ def _finish(state: State) -> Iterator[State]:
 
 
 def _restoring(state: State) -> State:
-    """What is lost is started again; the newest that is whole is gone back to."""
+    """Start lost workers again, and choose the newest whole save."""
     for name in state.alive:
         worker = state.of(name)
         holds = worker.holds if worker.progress.at is None else worker.progress.at
@@ -259,7 +259,7 @@ def _restoring(state: State) -> State:
 
 
 def _best(state: State) -> int | None:
-    """The newest step that the survivors have all layers of, or parts to finish it."""
+    """Return the newest step that the survivors have, or can finish, in all layers."""
     steps = {name: state.of(name).steps for name in state.alive}
     newest = max((at for at in steps.values() if at is not None), default=None)
     if newest is None:
@@ -289,7 +289,7 @@ def _on_disks(state: State) -> Iterator[PartialSnapshot]:
 
 
 def _anew(state: State) -> State:
-    """Nothing was ever saved: the first state, on all at once."""
+    """Return all workers to the initial state: nothing was ever saved."""
     for name in HAS:
         progress = duties.done(Progress(), schema.Initialise(seed=0))
         state = state.having(name, progress=progress, steps=0, holds=None)
@@ -297,7 +297,7 @@ def _anew(state: State) -> State:
 
 
 def _place(state: State) -> Iterator[State]:
-    """One after the other takes what it has got in place of what it had."""
+    """Let each late worker replace its state by the collected one."""
     assert state.save is not None
     step = state.save[0]
     if not state.late:
@@ -329,7 +329,7 @@ def _saving(state: State) -> State:
 
 
 def _heard_of_saving(state: State) -> State:
-    """All have their parts of one attempt: the step is saved."""
+    """Note that the step is saved once all have their parts of one attempt."""
     if state.saving is None or not is_saved(state):
         return state
     if state.saving not in state.whole():
@@ -338,7 +338,7 @@ def _heard_of_saving(state: State) -> State:
 
 
 def is_saved(state: State) -> bool:
-    """As `Controller._savers` finds it."""
+    """Whether the save is complete, as `Controller._savers` decides it."""
     return all(state.of(name).newest == state.saving for name in SAVES)
 
 
@@ -352,7 +352,7 @@ _PHASES = {
 
 
 def check(state: State) -> None:
-    """What each worker says of its state is true."""
+    """Raise Broken if a worker's report about its state is false."""
     for name in state.alive:
         worker = state.of(name)
         if worker.steps != worker.progress.at:
@@ -370,9 +370,9 @@ class Explored:
 
 
 def explore() -> Explored:
-    """Go through all states; raises Broken at the first that must not be.
+    """Visit all states. Raises Broken at the first invalid one.
 
-    From each the run can come to an end without another loss.
+    From each state the run can reach an end without another loss.
     """
     first = State()
     seen, front, num_moves = {first}, [first], 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in a run, drawn from its seed.
+"""Draws the faults of a run from its seed.
 
-Owns the kinds of faults, how often they are drawn, and when they end: after that a run
-has to come to its end. Does not own what they do to connections and disks.
+Owns the kinds of faults, how often they are drawn, and when they end: after that, a run
+must finish. Does not own their effects on connections and disks.
 """
 
 from collections import Counter
@@ -16,9 +16,9 @@ from experiments.simulation.worker import SimWorker
 from experiments.simulation.world import World
 from hetjax.runtime.rpc import schema
 
-FAULTS_S = 150.0  # from then on all goes well
-LAST_S = FAULTS_S - 1.0  # the last fault
-# How many processes each of these faults ends at most; others may end any number
+FAULTS_S = 150.0  # no fault is active from then on
+LAST_S = FAULTS_S - 1.0  # time of the last fault
+# How many processes each of these faults ends at most; other faults may end any number
 ENDS_AT_MOST = {
     "kill": 1,
     "kill_two": 2,
@@ -27,7 +27,7 @@ ENDS_AT_MOST = {
     "get_stuck": 1,
     "fail_to_start": 3,
     "fill_disk": 0,
-    "slow_disk": 1,  # a save may take longer than its limit
+    "slow_disk": 1,  # a save may exceed its timeout
     "spoil_disks": 0,
     "damage_disk": 0,
     "fail": 1,
@@ -36,15 +36,15 @@ ENDS_AT_MOST = {
     "repeat": 0,
     "ask_to_stop": 0,
 }
-_MEAN_S = 30.0  # until a fault; a run without any takes about as long
+_MEAN_S = 30.0  # mean time of a fault; a run without faults takes about as long
 
 
 @dataclass
 class Faults:
-    """The faults of a run; they begin by `spread` and count what they have done.
+    """The faults of a run: `spread` draws them, `counts` counts those that struck.
 
-    `notice` is called with a node that is about to go. Of those that `coincide` several
-    strike together, as they rarely would by chance alone.
+    `notice` is called with a node that is about to go. With `coincide`, `spread` also
+    draws combined faults, which chance alone would rarely produce.
     """
 
     world: World
@@ -54,7 +54,7 @@ class Faults:
     ask_to_stop: Callable[[], None] = lambda: None
     coincide: bool = False
     counts: Counter[str] = field(default_factory=Counter)
-    last_loss_s: float = -1e9  # when a disk lost something, last
+    last_loss_s: float = -1e9  # when a disk last lost something
     _when: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     @property
@@ -62,7 +62,7 @@ class Faults:
         return bool(self.counts["damage_disk"] or self.counts["damage_and_crash"])
 
     def spread(self, number: int) -> None:
-        """Draw so many faults, most of them early, until all goes well."""
+        """Draw this many faults, most of them early, all before FAULTS_S."""
         self.world.after(FAULTS_S, self.end)
         kinds = [*_KINDS, *_TOGETHER] if self.coincide else _KINDS
         for _ in range(number):
@@ -71,7 +71,7 @@ class Faults:
             self.world.after(at_s, lambda kind=kind: self._strike(kind))
 
     def end(self) -> None:
-        """From now on all goes well."""
+        """End all faults."""
         self.machines.up = {node.name for node in self.machines.cluster.nodes}
         self.machines.starts_fail = 0
         self.machines.broken.clear()
@@ -104,19 +104,19 @@ class Faults:
         self._kill()
 
     def _kill_soon_after(self) -> None:
-        """One more while the others are busy with the loss of the first."""
+        """Kill one more worker while the others handle the loss of the first."""
         self._kill()
         self.world.after(self.world.random.uniform(0.0, 15.0), self._kill)
 
     def _stop(self) -> None:
-        """A process that does nothing for a while, or for ever."""
+        """Stop a process for a while, or for ever."""
         if worker := self._some_worker():
             worker.stop()
             self.network.process_stopped(worker)
             self.world.after(self.world.random.uniform(1.0, 60.0), worker.go_on)
 
     def _get_stuck(self) -> None:
-        """A worker that gives signs of life, and does not come to an end."""
+        """Let a worker give signs of life but never finish."""
         if worker := self._some_worker():
             worker.mishaps.is_stuck = True
 
@@ -127,7 +127,7 @@ class Faults:
         self.network.cut(one, other, chance.uniform(1.0, 40.0))
 
     def _cut_off(self) -> None:
-        """A host that reaches nobody."""
+        """Cut a host off from all others."""
         one, for_s = self._some_host(), self.world.random.uniform(1.0, 40.0)
         for name in (CONTROLLER, *(node.name for node in self.machines.cluster.nodes)):
             if name != one:
@@ -142,7 +142,7 @@ class Faults:
         self.network.garble(self.world.random.randint(1, 3))
 
     def _take_machine(self) -> None:
-        """A machine that is gone, and perhaps comes back, with or without its disk."""
+        """Take a machine away; it may come back, with or without its disk."""
         chance, host = self.world.random, self._some_host()
         if len(self.machines.up) <= 1:
             return
@@ -151,7 +151,7 @@ class Faults:
         self.world.after(delay_s, lambda: self.machines.up.add(host))
 
     def _lose_power(self) -> None:
-        """A machine that starts again at once."""
+        """Cut the power of a machine, which restarts at once."""
         host = self._some_host()
         self._take_away(host, keeps_disk=True)
         self.machines.up.add(host)
@@ -161,45 +161,45 @@ class Faults:
         self.machines.take_away(host, keeps_disk)
 
     def _damage_disk(self) -> None:
-        """One leaf of a checkpoint cannot be read any more."""
+        """Make one leaf of a checkpoint unreadable."""
         disk = self.machines.disk(self._some_host())
         if disk.damage():
             self.last_loss_s = self.world.now_s
 
     def _damage_and_crash(self) -> None:
-        """The same where it is read soon."""
+        """Damage a disk, and crash the controller so that the disk is read soon."""
         self._damage_disk()
         self._crash_controller()
 
     def _fail(self) -> None:
-        """A worker that comes upon an error of its own in what it does next."""
+        """Let a worker fail at its next request."""
         if worker := self._some_worker():
             worker.mishaps.fails_at = object
 
     def _fail_at(self) -> None:
-        """The same at one kind of request, also one that a loss brings about."""
+        """Let a worker fail at one kind of request, perhaps one that a loss causes."""
         if worker := self._some_worker():
             worker.mishaps.fails_at = self.world.random.choice(_FAILS_AT)
         if self.world.one_in(2):
             self._kill()
 
     def _mumble(self) -> None:
-        """A worker whose next answer is none."""
+        """Let a worker's next answer be invalid."""
         if worker := self._some_worker():
             worker.mishaps.mumbles = self.world.random.choice(["kind", "epoch"])
 
     def _repeat(self) -> None:
-        """A worker that gives its last answer again when it is asked next."""
+        """Let a worker repeat its last answer at the next request."""
         if worker := self._some_worker():
             worker.mishaps.mumbles = "again"
 
     def _diverge(self) -> None:
-        """Weights that are not finite, as far as one worker can tell."""
+        """Let one worker report weights that are not finite."""
         if worker := self._some_worker():
             worker.mishaps.is_not_finite = True
 
     def _break_machine(self) -> None:
-        """A machine on which no process lives for long."""
+        """Break a machine, so that no process lives there for long."""
         self._break({self._some_host()})
 
     def _break_all(self) -> None:
@@ -223,7 +223,7 @@ class Faults:
         )
 
     def _spoil_disks(self) -> None:
-        """Disks that refuse to write now and then."""
+        """Let disks refuse some writes."""
         disks = self.machines.disks
         for disk in disks:
             disk.fails_one_in = self.world.random.choice([4.0, 8.0])
@@ -249,7 +249,7 @@ class Faults:
         self.world.crash_at = self.world.num_events + self.world.random.randint(1, 60)
 
     def _give_notice(self) -> None:
-        """A machine that says that it will be gone, and is soon after."""
+        """Give notice that a machine will go; perhaps it does go soon after."""
         host = self._some_host()
         self.notice(host)
         if len(self.machines.up) > 1 and self.world.one_in(2):
@@ -268,8 +268,7 @@ class Faults:
     # --- several together
 
     def _flap(self) -> None:
-        """A machine with a disk that stays: it goes, comes back, and is gone again, but
-        not for long."""
+        """Let a machine with a lasting disk go, return, and go again briefly."""
         chance, host, at_s = self.world.random, self._some_host(), 0.0
         for least_s, most_s in ((5.0, 20.0), (1.0, 10.0)):
             self.world.after(at_s, lambda: self._go_with_its_disk(host))
@@ -282,7 +281,7 @@ class Faults:
         return self.world.now_s > LAST_S
 
     def go_in_time(self, host: str) -> None:
-        """The machine goes with its disk, unless all goes well by now."""
+        """Take the machine and its disk away, unless faults are over."""
         if not self.are_over:
             self._go(host)
 
@@ -291,26 +290,25 @@ class Faults:
             self._take_away(host, keeps_disk=True)
 
     def _leave_and_fail(self) -> None:
-        """A worker that fails in what follows from another one's leaving."""
+        """Let a worker fail in the recovery that another worker's leaving causes."""
         self.notice(self._some_host())
         if worker := self._some_worker():
             worker.mishaps.fails_at = self.world.random.choice(_FAILS_AS_ALL_MOVE)
 
     def _take_at_the_end(self) -> None:
-        """A machine that goes with its disk once the last step is said to be saved."""
+        """Take a machine and its disk away once the last step is reported as saved."""
         host, delay_s = self._some_host(), self.world.random.uniform(0.0, 0.5)
         go = lambda: self.go_in_time(host)  # noqa: E731
         self._when["last saved"] = lambda: self.world.after(delay_s, go)
 
     def _diverge_and_crash(self) -> None:
-        """Bad numbers beside the loss of a worker; once the run has gone back from them
-        the controller crashes."""
+        """Report bad numbers and lose a worker; crash the controller after rollback."""
         self._diverge()
         self._kill()
         self._when["gone back"] = self._crash_controller
 
     def hear(self, moment: Literal["last saved", "gone back"]) -> None:
-        """What was to come at this moment comes."""
+        """Run the action that waits for this moment."""
         self._when.pop(moment, lambda: None)()
 
 

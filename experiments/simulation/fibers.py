@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that waits in the middle, of which only one piece runs at any time.
+"""Runs code that can wait in the middle; only one fiber runs at any time.
 
-Each fiber has a thread, which runs when it is resumed until it waits, so that the order
-is that of simulated events. Owns these switches. Does not own time (`world.py`) nor
-what stands for the product's threads (`threads.py`).
+Each fiber has a thread, which runs from each `resume` until the fiber waits. So
+simulated events alone determine the order. Owns these switches. Does not own time
+(`world.py`) nor the stand-ins for the product's threads (`threads.py`).
 """
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
-_now: list["Fiber"] = []  # those that are resumed, the innermost last
+_now: list["Fiber"] = []  # resumed fibers, the innermost last
 _idle: list["_Runner"] = []
 
 
 class Killed(BaseException):
-    """The process of this fiber is gone: nothing of it runs any more."""
+    """The fiber's process is gone; none of its code runs any more."""
 
 
 class Fiber:
-    """A function that begins when it is resumed first; `resume` raises what it does."""
+    """A function that starts at the first `resume`, which raises its errors."""
 
     def __init__(self, do: Callable[[], Any], process: Any) -> None:
         self.process = process
@@ -29,7 +29,7 @@ class Fiber:
         self._runner: _Runner | None = None
 
     def resume(self) -> None:
-        """Let it go on until it waits or is done."""
+        """Let it run until it waits or is done."""
         if self.is_done:
             return
         if self._runner is None:
@@ -47,7 +47,7 @@ class Fiber:
                 raise self.error
 
     def pause(self) -> None:
-        """Within it: wait until it is resumed. Raises Killed."""
+        """Wait, inside the fiber, until it is resumed. Raises Killed."""
         assert self._runner is not None
         self._runner.back.release()
         self._runner.go.acquire()
@@ -55,7 +55,7 @@ class Fiber:
             raise Killed
 
     def kill(self) -> None:
-        """End it where it waits."""
+        """End it at the place where it waits."""
         self.is_killed = True
         if self._runner is None:
             self.is_done = True
@@ -63,7 +63,7 @@ class Fiber:
             self.resume()
 
     def run(self) -> None:
-        """What its thread does."""
+        """Run the function; called in the fiber's thread."""
         assert self._do is not None
         try:
             self._do()
@@ -75,12 +75,12 @@ class Fiber:
 
 
 def current() -> Fiber | None:
-    """The fiber that this is called in, if any."""
+    """Return the fiber that calls this, if any."""
     return _now[-1] if _now else None
 
 
 class _Runner:
-    """A thread that runs fibers, one after the other."""
+    """A thread that runs fibers, one after another."""
 
     def __init__(self) -> None:
         self.go, self.back = threading.Lock(), threading.Lock()

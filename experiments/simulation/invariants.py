@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold in a simulated run, checked whenever a state changes or is saved.
+"""Checks the invariants of a simulated run at every new state and save.
 
-Owns the invariants, and what has to be known of the past for them. Whatever breaks one
-raises Violation. Does not own the run (`run.py`) nor what goes wrong (`faults.py`).
+Owns the invariants, and the history that they need. A broken invariant raises
+Violation. Does not own the run (`run.py`) nor its faults (`faults.py`).
 """
 
 from collections import Counter, defaultdict
@@ -26,37 +26,37 @@ from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.membership import Membership
 from hetjax.training.recovery.recovered import MOST_LOSSES, MOST_OF_A_NODE, Recovered
 
-_AFTER_FAULTS_S = 60.0  # until all is heard of what has gone wrong before
-_TAKES_S = 120.0  # a recovery, at most, of which some of a store is
-_STEPS_APART = 4  # at most, in which a node that is there has no part
+_AFTER_FAULTS_S = 60.0  # until all earlier faults are known
+_TAKES_S = 120.0  # the longest recovery, part of it in a store
+_STEPS_APART = 4  # most steps that an available node may have no part in
 
 
 class StateLost(Exception):
-    """Too many disks are gone: what is left of the run is told to its user."""
+    """Too many disks are gone: the user is told what remains of the run."""
 
 
 class Invariants:
-    """They hold for the machines of a case; `begin` tells of each start."""
+    """The invariants of a case; `begin` is called at each start."""
 
     def __init__(self, case: Case, truth: Truth) -> None:
         self._case, self._truth = case, truth
         self._machines: Machines
         self._faults: Faults
-        # layers that each process has had, by steps behind them
+        # layers that each process has had, by number of steps
         self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self._driver: Driver | None = None
         self._membership: Membership | None = None
-        self._apart: Counter[str] = Counter()  # steps that a node had no part in
+        self._apart: Counter[str] = Counter()  # successive steps without the node
         self.plan_of_save: Plan | None = None
         self._gone_back_from = set[Save]()
-        # undone once, and behind a checkpoint that a start found whole again
+        # undone once, and covered by a checkpoint that a later start found whole
         self.found_again = set[int]()
-        self._saved: int | None = None  # said last, unless that was given up since
+        self._saved: int | None = None  # last reported; None if given up since
         self._newest_saved = 0
-        self._last_well_s = 0.0  # a start, or a step: losses are counted from there
+        self._last_well_s = 0.0  # last start or step; losses count from there
         self._num_lost = 0
         self._begin_s, self._has_lost = 0.0, False  # of the last start
-        self._lost_s = 0.0  # when the last worker was
+        self._lost_s = 0.0  # when the last worker was lost
         self._begun_at = 0
         self._stored: Stored | None = None
 
@@ -64,7 +64,7 @@ class Invariants:
         self._machines, self._faults, self._stored = machines, faults, stored
 
     def begin(self) -> None:
-        """The same command is started again."""
+        """Note that the same command starts again."""
         self._driver = self._membership = None
         self._begin_s, self._has_lost = self._machines.site.world.now_s, False
         self._num_lost = 0
@@ -75,33 +75,33 @@ class Invariants:
         driver.on_lost = self._count_lost
 
     def check_state(self, worker: SimWorker, state: State, at: int) -> None:
-        """A worker's state is the one that there is after so many steps."""
+        """Raise Violation if a worker's state is not the true one after `at` steps."""
         if self._driver is not None and self._driver._degraded.missing:
-            self.hear_dropped(worker)  # who is aside cannot finish this step, too
+            self.hear_dropped(worker)  # a worker set aside cannot finish this step, too
         self._had[worker.name, at] = {*state}
         for name, step in self._had:
             if name == worker.name:
-                self._had[name, step] &= {*state}  # another plan gave others the rest
+                self._had[name, step] &= {*state}  # another plan moved the rest
         truth = self._truth.state(at)
         for layer, value in state.items():
             if value != truth[layer]:
                 raise Violation(f"{worker.name} has a wrong {layer} after {at} steps")
 
     def hear_dropped(self, worker: SimWorker) -> None:
-        """What it had is nowhere any more."""
+        """Forget the worker's layers: they exist nowhere any more."""
         for name, at in [*self._had]:
             if name == worker.name:
                 del self._had[name, at]
 
     def hear_giving_up(self, kept: int) -> None:
-        """What was saved of later steps goes."""
+        """Note that saves of steps after `kept` are removed."""
         if self._stored is not None:
             self._stored.go_back(kept + 1)
 
     def hear_leaving(self, workers: Collection[str]) -> None:
-        """What they had and others have now was handed over: no concern of theirs.
+        """Forget layers of leaving workers that the others hold by now.
 
-        If these are lost later, that is as if it had never been.
+        If those others are lost later, the leaving workers do not count as holders.
         """
         leaving = {self._machines.running[worker][-1].name for worker in workers}
         for worker in workers:
@@ -123,7 +123,7 @@ class Invariants:
         }
 
     def _survived(self, at: int) -> set[str]:
-        """Layers that processes had after a step which are there, or just left."""
+        """Return layers after `at` steps of live processes and of those that left."""
         found = set[str]()
         for processes in self._machines.running.values():
             last = processes[-1]
@@ -132,7 +132,7 @@ class Invariants:
         return found
 
     def hear_line(self, line: dict[str, Any]) -> None:
-        """A step is behind the run; nodes that are there soon take part."""
+        """Note a finished step; nodes that are up must take part soon."""
         self._start_counting()
         if self._driver is None or self._membership is None or "loss" not in line:
             return
@@ -148,15 +148,15 @@ class Invariants:
         self._machines.num_tries = 0
 
     def hear_lost(self) -> None:
-        """The controller is told that a worker is lost, or has failed."""
+        """Note that a worker was lost or failed."""
         self._has_lost, self._lost_s = True, self._machines.site.world.now_s
 
     def _count_lost(self, lost: WorkerLost) -> None:
-        """The run counts a loss, of which nobody told it if it looked for itself."""
+        """Count a loss; the run also counts those that it detects itself."""
         self._num_lost += 1
 
     def check_recovered(self, what: Recovered) -> None:
-        """No step is lost that workers that are left have all of."""
+        """Raise Violation if a step is lost that surviving workers hold completely."""
         is_back = what.step < what.from_step
         if self._stored is not None:
             self._stored.go_back(what.step)
@@ -175,18 +175,18 @@ class Invariants:
             raise Violation("it begins anew though something was saved")
         for process, at in [*self._had]:
             if at > what.step:
-                del self._had[process, at]  # it is of a past that was given up
+                del self._had[process, at]  # belongs to a past that was given up
         if self._saved is not None and what.step < self._saved:
             self._saved = None
 
     def check_tries(self) -> None:
-        """A run that loses worker after worker, and makes no step, ends."""
+        """Raise Violation if a run without a step keeps starting workers."""
         most = MOST_OF_A_NODE * self._case.num_nodes + MOST_LOSSES + 1
         if self._machines.num_tries > most:
             raise Violation(f"started {self._machines.num_tries} times without a step")
 
     def check_ended(self, error: Exception) -> None:
-        """A run ends only of what has gone wrong."""
+        """Raise Violation if a run ends without a fault that justifies it."""
         if "no whole copy" in str(error):
             self._check_lost(error)
         if self._last_well_s > FAULTS_S + _AFTER_FAULTS_S:
@@ -202,7 +202,7 @@ class Invariants:
 
     @property
     def _can_lose_one(self) -> bool:
-        """Whether those that are left have room for all layers, and have them."""
+        """Whether the other nodes have room for all layers, and have them."""
         newest = max((at for _, at in self._had), default=None)
         return self._case.has_room(self._case.num_nodes - 1) and (
             newest is None
@@ -213,30 +213,30 @@ class Invariants:
         return self._faults.counts == {kind: 1}
 
     def check_refused(self) -> None:
-        """Only where a run begins does it need an answer of the store."""
+        """Raise Violation unless the run is starting and the store may be at fault."""
         if self._driver is not None and self._driver._has_begun:
             raise Violation("it ends for want of the store")
         if not self._store_is_excused(_AFTER_FAULTS_S):
             raise Violation("the store is taken for lost, and all is well")
 
     def _store_is_excused(self, within_s: float) -> bool:
-        """Whether it may be that it did not do, or tell, what it should of late."""
+        """Whether recent trouble may explain what the store did not do or report."""
         if self._stored is None:
             return True
         now_s = self._machines.site.world.now_s
         return self._stored.bucket.last_trouble_s > now_s - within_s
 
     def _stored_saves(self) -> set[Save]:
-        """What cannot be removed there for now stays, and a start may go on from it."""
+        """Return the store's whole saves, also those that cannot be removed for now."""
         return set() if self._stored is None else {*self._stored.whole.items()}
 
     def in_store(self) -> int:
-        """The newest step that can be restored from the store alone; -1 if none can."""
+        """Return the newest step that the store alone can restore; -1 if none."""
         return max((step for step, _ in self._stored_saves()), default=-1)
 
     @property
     def is_all_lost(self) -> bool:
-        """Whether a run that is refused can never go on."""
+        """Whether a run that is refused can never resume."""
         is_damaged = self._stored is not None and self._stored.is_damaged
         if self.in_store() < 0 or is_damaged:
             return self.has_lost_something
@@ -246,11 +246,11 @@ class Invariants:
 
     @property
     def was_nothing_saved(self) -> bool:
-        """Whether there is no more to lose than what a start cannot know of."""
+        """Whether no save was reported, and none is complete on the disks."""
         return self._newest_saved == 0 and not self.complete()
 
     def check_saved(self, step: int) -> None:
-        """What is said to be saved is there, whole, unless a disk was lost."""
+        """Raise Violation if a reported save is not whole, unless a disk was lost."""
         if self._driver is not None:
             self.plan_of_save = self._driver.plan
         if not self._is_whole(step) and not self._is_excused:
@@ -259,7 +259,7 @@ class Invariants:
         self._newest_saved = max(self._newest_saved, step)
 
     def check_removed(self) -> None:
-        """What is removed leaves what was said to be saved, or something newer."""
+        """Raise Violation if neither the reported save nor a newer one remains."""
         if self._saved is None or self.has_lost_something:
             return
         if max(self.complete(), default=-1) < self._saved:
@@ -268,17 +268,17 @@ class Invariants:
             )
 
     def _saves(self) -> set[Save]:
-        """Those of which some disk has something."""
+        """Return the saves of which some disk has a part."""
         disks = self._machines.disks
         return {written.save for disk in disks for _, _, written in disk.committed()}
 
     def _is_whole(self, step: int) -> bool:
-        """On disks, or in the store."""
+        """Whether the step is whole on disks or in the store."""
         is_stored = self._stored is not None and step in self._stored.whole
         return is_stored or step in self.complete()
 
     def _check_lost(self, error: Exception) -> None:
-        """No state is taken for lost that the disks of the plan's workers have."""
+        """Raise Violation if a state counts as lost that the plan's workers have."""
         assert self._driver is not None
         workers = {*self._driver.plan.nodes}
         whole = self.complete(workers) if workers <= self._machines.up else []
@@ -289,21 +289,20 @@ class Invariants:
 
     @property
     def has_lost_something(self) -> bool:
-        """Whether a disk ever lost what was on it."""
+        """Whether a disk ever lost its contents."""
         return self._faults.last_loss_s >= 0.0
 
     @property
     def _is_excused(self) -> bool:
-        """Whether the controller cannot know of what a disk has lost.
+        """Whether the controller cannot know yet what a disk has lost.
 
-        Of a machine it knows after some rounds; what was damaged is seen when it is
-        read.
+        It knows of a lost machine after some rounds, of damage when it reads the data.
         """
         asked_s = self._machines.asked_s[0] if self._machines.asked_s else 0.0
         return self._faults.last_loss_s >= asked_s or self._faults.has_damaged
 
     def complete(self, hosts: set[str] | None = None) -> list[int]:
-        """Steps of which the disks have all layers of one save, as they must be."""
+        """Return the steps of which the disks have all layers; check their values."""
         found: dict[Any, dict[str, int]] = {}
         for disk in self._machines.disks_of(hosts):
             for _, _, written in disk.committed():
@@ -330,9 +329,9 @@ class Invariants:
         cluster: Cluster,
         passed_over: Collection[int],
     ) -> None:
-        """A start goes on from the newest step that the disks have, or is refused.
+        """Raise Violation unless a start resumes from the newest step on the disks.
 
-        Or it says which step it passes over, as some of it is elsewhere.
+        It may pass over a step if it says so, because parts of it are elsewhere.
         """
         self._num_lost = 0  # rule 14
         self._start_counting()
@@ -359,7 +358,7 @@ class Invariants:
             )
 
     def check_end(self, lines: list[dict[str, Any]], num_starts: int) -> None:
-        """Each step is there once, with the loss that it must have; all is saved."""
+        """Raise Violation unless each step has one right line and the last is saved."""
         lines = [line for line in lines if "loss" in line]
         told = [line["step"] for line in lines]
         found_again = self.found_again - {*told}
@@ -379,17 +378,17 @@ class Invariants:
             raise Violation(f"{left[0]} is left behind")
 
     def _check_stored(self) -> None:
-        """The last step is in the store, too, unless something stood in the way."""
+        """Raise Violation if the store lacks the last step without an excuse."""
         if self._stored is None or self._has_lost or self._faults.has_damaged:
             return
         if self._begun_at == self._case.steps:
-            return  # it was saved by an earlier start, which may have lost the store
+            return  # an earlier start saved it, and may have lost the store
         took_s = self._machines.site.world.now_s - self._begin_s
         if not self._store_is_excused(took_s) and self.in_store() != self._case.steps:
             raise Violation(f"the store has step {self.in_store()} in the end")
 
     def _check_calls(self, num_starts: int) -> None:
-        """No more workers call again than something has ended."""
+        """Raise Violation if more workers call again than faults have ended."""
         counts = self._faults.counts
         if not counts.keys() <= ENDS_AT_MOST.keys():
             return

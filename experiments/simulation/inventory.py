@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated worker still has of the state, and what it was given of it.
+"""Holds the parts of the state that a simulated worker still has or received.
 
-Owns the copy in memory, what the disk has of each save, and reading from either. Does
-not own who gives what to whom (`hetjax/checkpoint/recovery_plan.py`).
+Owns the copy in memory, the disk's part of each save, and reading from either. Does not
+own which worker gives what to which (`hetjax/checkpoint/recovery_plan.py`).
 """
 
 from experiments.simulation.disk import Disk, Written
@@ -13,7 +13,7 @@ from hetjax.runtime.rpc import schema
 
 
 class Inventory:
-    """Leaves by place; `taken` are those that the worker will go on with."""
+    """Leaves by place; `taken` are those that the worker will continue with."""
 
     def __init__(self, disk: Disk, bucket: Bucket | None) -> None:
         self._disk, self._bucket = disk, bucket
@@ -22,7 +22,7 @@ class Inventory:
         self.taken: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Let go of all but the disk."""
+        """Discard everything except the disk's contents."""
         self._held, self.taken, self._fetched = None, {}, {}
 
     def keep(self, at: int, state: dict[str, int]) -> None:
@@ -42,13 +42,13 @@ class Inventory:
         )
 
     def fetch(self, request: schema.CollectLeaves) -> None:
-        """Get from the store what is to come from there; raises OSError."""
+        """Fetch the requested leaves from the store. Raises OSError."""
         assert self._bucket is not None
         found = Fetched(self._bucket, request.save[0])
         self._fetched = {leaf: found.read(leaf) for leaf in request.own["cloud"]}
 
     def own(self, request: schema.CollectLeaves) -> dict[str, int | None]:
-        """What this worker needs and has itself."""
+        """Return the leaves that this worker needs and has itself."""
         return {
             leaf: self.read(tier, request.save, leaf)
             for tier, leaves in request.own.items()
@@ -56,7 +56,7 @@ class Inventory:
         }
 
     def read(self, tier: str, save: Save, leaf: str) -> int | None:
-        """A leaf; None where it cannot be read as it was written."""
+        """Return a leaf's value; None if it cannot be read as it was written."""
         if tier == "disk":
             return self._disk.read(save, leaf)
         if tier == "cloud":

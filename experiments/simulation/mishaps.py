@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated worker does wrong next, though its process lives.
+"""Makes a live simulated worker misbehave.
 
-Owns these faults of a worker, and the answers that come of them. Does not own when they
-are drawn (`faults.py`).
+Owns these faults of a worker, and the answers that result. Does not own when they are
+drawn (`faults.py`).
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Message
 
-# Of another kind or epoch than was asked for, or the one before once more
+# An answer of the wrong kind or epoch, or the previous answer again
 Mumble = Literal["kind", "epoch", "again"]
 
 
 @dataclass
 class Mishaps:
-    """Faults to come; `has_mumbled` once an answer was one that must not be believed.
+    """The pending faults of a worker; `has_mumbled` after an answer that is invalid.
 
-    One that `is_stuck` gives signs of life, and does nothing. `fails_at` is the kind of
-    request that it comes upon an error in.
+    A worker that `is_stuck` gives signs of life but does nothing. `fails_at` is the
+    kind of request at which it fails.
     """
 
     is_stuck: bool = False
@@ -34,11 +34,11 @@ class Mishaps:
     _last: tuple[int, Message] | None = None
 
     def end(self) -> None:
-        """All goes well from now on, unless it is stuck already."""
+        """Cancel all pending faults; a stuck worker stays stuck."""
         self.fails_at, self.mumbles, self.is_not_finite = None, None, False
 
     def fails(self, request: AnyRequest) -> bool:
-        """Whether it comes upon an error in this one."""
+        """Whether the worker fails at this request."""
         found = self.fails_at is not None and isinstance(request, self.fails_at)
         if found:
             self.fails_at = None
@@ -47,7 +47,7 @@ class Mishaps:
     def replies(
         self, number: int, message: Message, is_last: bool
     ) -> Iterator[tuple[int, Message]]:
-        """What it sends for an answer, which `is_last` if it leaves then."""
+        """Yield the messages of an answer; `is_last` if the worker then leaves."""
         mumbles = self.mumbles
         if mumbles == "again" and self._last is not None:
             yield self._last
@@ -61,13 +61,16 @@ class Mishaps:
         yield self._last
 
     def stages(self) -> list[StageNumbers]:
-        """What a check of its state finds."""
+        """Return the result of a check of the worker's state."""
         is_finite, self.is_not_finite = not self.is_not_finite, False
         return [StageNumbers(stage=(0, 0), is_finite=is_finite, digests=())]
 
 
 def _tells_of_failure(message: Message) -> bool:
-    """Whether all requests may be answered so: another kind might be right, too."""
+    """Whether this kind of message may answer every request.
+
+    A wrong kind would then be no mistake.
+    """
     return isinstance(message, (schema.RequestFailed, schema.Lost))
 
 

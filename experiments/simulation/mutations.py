@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which run of chance notices a broken rule.
+"""Finds the random run that notices a broken rule.
 
-Owns looking for it. Does not own the rules (`broken_messages.py`,
+Owns the search over seeds. Does not own the rules (`broken_messages.py`,
 `broken_recovery.py`, `broken_store.py`), nor runs (`run.py`).
 """
 
@@ -19,20 +19,23 @@ MUTATIONS = (*MESSAGES, *RECOVERY, *STORE)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The first of the seeds at which the mutation goes wrong, and how."""
+    """The first seed at which the mutation causes a violation, and that violation."""
 
     seed: int
     violation: str
 
 
 def simulated(mutation: Mutation, seed: int) -> str | None:
-    """What is wrong with this run where the rule is broken, if anything."""
+    """Return this run's violation while the rule is broken; None if there is none."""
     with mutation.broken():
         return simulate(seed).violation
 
 
 def first_found(mutation: Mutation, seeds: Iterable[int]) -> Found | None:
-    """None if the mutation goes unnoticed: a seed that fails anyway does not count."""
+    """Return the first seed that notices the mutation; None if no seed does.
+
+    A seed that fails without the mutation does not count.
+    """
     for seed in seeds:
         violation = simulated(mutation, seed)
         if violation is not None and simulate(seed).violation is None:

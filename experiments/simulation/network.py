@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections between processes that end, fall silent or are cut, as real ones do.
+"""Simulates connections between processes that end, fall silent or are cut.
 
-Messages of a connection come in the order in which they were sent, late by chance. One
-that a relay drops, repeats or swaps is told by the count of frames, which ends the
-connection. Each end learns by itself that the other is gone: at once where the host can
-say so, else after a time of silence; until then it is half open. Owns delivery, cuts
-between hosts and silence. Does not own what messages mean.
+A connection delivers messages in the order in which they were sent, after a random
+delay. If a relay drops, repeats or swaps a frame, the frame count shows it and the
+connection ends. Each end learns separately that the other is gone: at once if the host
+can report it, else after a period of silence. Until then it is half open. Owns
+delivery, cuts between hosts and silence. Does not own what messages mean.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from experiments.simulation.world import Process, World
 
 SILENCE_S = 10.0
 _LATENCY_S = 0.0005, 0.03
-_HICCUP_S = 2.0  # once in a while
+_HICCUP_S = 2.0  # added rarely
 
 Receive = Callable[[Any], None]
 Ended = Callable[[str], None]
@@ -26,12 +26,12 @@ class End:
 
     def __init__(self, network: "Network", process: Process) -> None:
         self.network, self.process = network, process
-        self.peer: End  # set once both are made
+        self.peer: End  # set once both exist
         self.received: Receive = lambda message: None
         self.ended: Ended = lambda reason: None
         self.is_open = True
         self._num_sent = self._num_received = 0
-        self._free_s = 0.0  # when what was sent last arrives
+        self._free_s = 0.0  # when the last message arrives
 
     def send(self, message: Any) -> None:
         if self.is_open and self.process.is_alive:
@@ -40,20 +40,20 @@ class End:
                 self._carry(number, message)
 
     def close(self) -> None:
-        """End it here; the other end hears of it as far as it can be reached."""
+        """Close it here; the other end hears of it once it is reachable."""
         if self.is_open:
             self.is_open = False
             self.network.forget(self)
             self._carry(None, "left")
 
     def fail(self, reason: str) -> None:
-        """It has ended for this process, which is told."""
+        """End it for this process, and call `ended`."""
         if self.is_open:
             self.close()
             self.process.call(lambda: self.ended(reason))
 
     def _carry(self, number: int | None, message: Any) -> None:
-        """Bring it to the other end: later than all before, once no cut is between."""
+        """Deliver to the other end, after all earlier messages and after any cut."""
         world, network = self.process.world, self.network
         at_s = max(world.now_s + network.latency_s(), self._free_s)
         self._free_s = at_s
@@ -80,7 +80,7 @@ class End:
 
 
 class Network:
-    """All connections of a run, and which hosts cannot reach each other until when."""
+    """All connections of a run, and until when hosts cannot reach each other."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -89,7 +89,7 @@ class Network:
         self._garble = 0
 
     def connect(self, one: Process, other: Process) -> tuple[End, End]:
-        """Both ends of a connection between processes that are there."""
+        """Return both ends of a connection between live processes."""
         ends = End(self, one), End(self, other)
         ends[0].peer, ends[1].peer = ends[1], ends[0]
         self._ends |= dict.fromkeys(ends)
@@ -105,7 +105,7 @@ class Network:
         return latency_s + (_HICCUP_S if self.world.one_in(400) else 0.0)
 
     def garbled(self, number: int) -> list[int]:
-        """The frames that arrive for one that is sent: mostly itself."""
+        """Return the frames that arrive for one sent frame; usually only itself."""
         if not self._garble:
             return [number]
         self._garble -= 1
@@ -122,18 +122,18 @@ class Network:
         return self._cuts.get(frozenset((one, other)), 0.0)
 
     def cut(self, one: str, other: str, for_s: float) -> None:
-        """Let nothing pass between two hosts for a while; what is sent then waits."""
+        """Let nothing pass between two hosts for a while; messages wait."""
         until_s = max(self.world.now_s + for_s, self.cut_until_s(one, other))
         self._cuts[frozenset((one, other))] = until_s
         self._listen_for_silence(one, other)
 
     def reset(self, one: str, other: str) -> None:
-        """End all connections between two hosts; what is under way is lost."""
+        """End all connections between two hosts; messages under way are lost."""
         for end in self._between(one, other):
             end.fail("closed the connection (reset)")
 
     def process_ended(self, process: Process) -> None:
-        """Let others learn that it is gone: at once, or once they can be reached."""
+        """Let peers learn that it is gone: at once, or once they are reachable."""
         for end in [end for end in self._ends if end.process is process]:
             end.close()
             peer = end.peer
@@ -143,7 +143,7 @@ class Network:
             )
 
     def process_stopped(self, process: Process) -> None:
-        """Let its peers give it up unless it goes on in time."""
+        """Let its peers give it up unless it continues in time."""
         ends = [end.peer for end in self._ends if end.process is process]
 
         def check() -> None:
@@ -162,7 +162,7 @@ class Network:
                 for end in self._between(one, other):
                     end.process.call(lambda e=end: e.fail("gave no sign of life"))
 
-        # both sides do not hear of it at the same moment
+        # the two sides do not notice at the same moment
         for _ in range(2):
             self.world.after(SILENCE_S + self.world.random.random(), check)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store of objects that is slow, refuses, or does not answer for a while.
+"""Simulates an object store that is slow, refuses calls, or is away for a while.
 
-Owns the objects, and what becomes of calls: each ends with its result or, at its limit,
-with StoreError, as those of a real one do (`checkpoint/stores/store.py`); what was
-given up may still come to pass. Does not own when that is (`store_faults.py`) nor what
-is put there (the product's uploader).
+Owns the objects, and the outcome of calls. Each call ends with its result or, at its
+limit, with StoreError, as in a real store (`checkpoint/stores/store.py`). A call that
+was given up may still take effect later. Does not own when faults occur
+(`store_faults.py`) nor the content (the product's uploader).
 """
 
 from collections.abc import Callable, Iterable
@@ -27,22 +27,22 @@ from hetjax.checkpoint.stores.store import (
 )
 
 _TAKES_S = 0.01, 0.1
-_AFTER_S = 2.0  # in which what was given up comes to pass, once there is an answer
+_AFTER_S = 2.0  # most time until an abandoned call takes effect, once the store answers
 _Found = TypeVar("_Found")
-Content = str | int  # of a text, or the value of a leaf
+Content = str | int  # a text, or the value of a leaf
 
 
 def record_of(value: int) -> FileRecord:
-    """Of the file of a leaf."""
+    """Return the record of a leaf's file."""
     return FileRecord(size_bytes=8, crc32c=str(value))
 
 
 @dataclass
 class Bucket:
-    """What is in the store, and how it is now; `changed` hears of each name that is.
+    """The store's objects and condition; `changed` receives each name that changes.
 
-    `refuses_one_in` so many calls, and of these does what was asked nevertheless at
-    times.
+    One call in `refuses_one_in` is refused, though some of these take effect
+    nevertheless.
     """
 
     world: World
@@ -54,7 +54,7 @@ class Bucket:
     last_trouble_s: float = -1e9
 
     def trouble(self, until_s: float) -> None:
-        """Until then nobody need have done what needs the store."""
+        """Excuse everything that needs the store until then."""
         self.last_trouble_s = max(self.last_trouble_s, until_s)
 
     def create(self, name: str, content: Content) -> None:
@@ -70,7 +70,7 @@ class Bucket:
 
 
 class SimStore:
-    """`Store` of a bucket; `read` gives the value that a file has, as far as it can."""
+    """`Store` of a bucket; `read` returns a file's value, or None if it is gone."""
 
     def __init__(
         self, bucket: Bucket, read: Callable[[Path], int | None] = lambda path: None
@@ -107,7 +107,7 @@ class SimStore:
         return found
 
     def names(self, prefix: str) -> list[str]:
-        """What comes or goes while they are listed may be among them, or not."""
+        """List the names; one that comes or goes meanwhile may be among them or not."""
         before = {*self._bucket.objects}
         after = self._call(lambda: {*self._bucket.objects})
         chance = self._bucket.world.random
@@ -121,7 +121,7 @@ class SimStore:
             self._call(lambda name=name: self._bucket.remove(name))
 
     def written_s(self, name: str) -> float:
-        raise NotImplementedError  # no run asks
+        raise NotImplementedError  # no simulated run calls this
 
     def _call(self, act: Callable[[], _Found]) -> _Found:
         bucket, world = self._bucket, self._bucket.world
@@ -142,8 +142,10 @@ class SimStore:
         return act()
 
     def _given_up(self, act: Callable[[], _Found]) -> _Found:
-        """Answer late if it is there again in time; else what is asked may come later,
-        or never."""
+        """Answer late if the store returns in time.
+
+        Otherwise the call fails, and takes effect later or never.
+        """
         bucket, world = self._bucket, self._bucket.world
         bucket.trouble(world.now_s)
         left_s = bucket.away_until_s - world.now_s + world.random.uniform(0, _AFTER_S)
@@ -169,5 +171,5 @@ def _record(content: Content) -> FileRecord:
 
 
 def spoilt(content: Content) -> Content:
-    """What is left of an object that was damaged where it lies."""
+    """Return what remains of an object that was damaged in the store."""
     return TORN if isinstance(content, int) else content[: len(content) // 2]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How simulated workers are joined to each other, and what comes over their links.
+"""Connects simulated workers to each other, and keeps the messages of their links.
 
 Owns the links of an epoch: calling, being called, and learning that a peer is gone.
-Does not own delivery (`network.py`) nor what is sent (`worker.py`).
+Does not own delivery (`network.py`) nor the messages' content (`worker.py`).
 """
 
 from collections.abc import Callable, Collection
@@ -11,12 +11,12 @@ from typing import Any
 from experiments.simulation.network import End, Network
 from experiments.simulation.world import Process
 
-CONNECT_S = 120.0  # until all have called
-_CALL_S = 30.0  # a host that cannot be reached for longer is given up
+CONNECT_S = 120.0  # until all peers must have called
+_CALL_S = 30.0  # a host that stays unreachable for longer is given up
 
 
 class PeerGone(Exception):
-    """Another worker is lost, so that this request comes to nothing."""
+    """Another worker is lost, so this request cannot finish."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(peer, reason)
@@ -24,7 +24,7 @@ class PeerGone(Exception):
 
 
 class Peers:
-    """A worker's links in an epoch, and what has come over them; `look` is told."""
+    """A worker's links in an epoch, and their messages; each change calls `look`."""
 
     def __init__(
         self, process: Process, network: Network, look: Callable[[], None]
@@ -39,12 +39,12 @@ class Peers:
         self._look()
 
     def check(self) -> None:
-        """Raise PeerGone if one is lost."""
+        """Raise PeerGone if a peer is lost."""
         if self.lost is not None:
             raise PeerGone(*self.lost)
 
     def are_there(self, peers: Collection[str], end_s: float) -> bool:
-        """Whether links to all of these are made; PeerGone if one is lost, or late."""
+        """Whether all of these are linked. Raises PeerGone if one is lost or late."""
         missing = {*peers} - self.ends.keys()
         if missing:
             self.check()
@@ -53,7 +53,7 @@ class Peers:
         return not missing
 
     def call(self, other: "Peers", address: str) -> None:
-        """Make a link, once the host can be reached."""
+        """Make a link once the host is reachable."""
         here, there = self.process, other.process
         world, network = here.world, self._network
         cut_s = network.cut_until_s(here.host, there.host) - world.now_s

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller sees of the world: connections, machines, plans and a journal.
+"""Simulates the controller's ports: connections, machines and a journal.
 
-The same as in a real run, but that waiting lets simulated time pass. What follows from
-what comes is the real function (`hetjax/runtime/rpc/rounds.py`), and so is all that
-stands on these ports: `Controller`, `Driver`, `Loop`. Owns the ports.
+The ports behave as in a real run, except that waiting lets simulated time pass. The
+real function (`hetjax/runtime/rpc/rounds.py`) reacts to events, and all code above
+these ports is real: `Controller`, `Driver`, `Loop`. Owns the ports.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ _LOOK_S = 0.5
 
 
 class SimConnections:
-    """`WorkerConnections` over simulated ones."""
+    """`WorkerConnections` over simulated connections."""
 
     def __init__(self, site: Site, process: Process, asked_s: deque[float]) -> None:
         self._site, self._process, self._asked_s = site, process, asked_s
@@ -52,7 +52,7 @@ class SimConnections:
         return [*self._state.there]
 
     def admit(self, worker: SimWorker, line: End) -> None:
-        """A worker has called."""
+        """Add the connection of a worker that has called."""
         name, incarnation = worker.worker, worker.incarnation
 
         def received(message: tuple[int, schema.Message]) -> None:
@@ -128,7 +128,7 @@ class SimConnections:
         return answers_of(self._finished, what)
 
     def _check_lines(self) -> None:
-        """Only the newest start of a worker is connected."""
+        """Raise Violation if a start that is not the newest is still connected."""
         for (worker, incarnation), line in self._lines.items():
             if line.is_open and self._state.there.get(worker) != incarnation:
                 raise Violation(f"a start of {worker} is lost, and still connected")
@@ -141,7 +141,7 @@ class SimConnections:
             line.close()
 
     def _be_busy(self) -> None:
-        """Now and then the controller does something else, and events wait for it."""
+        """Sometimes keep the controller busy with something else, while events wait."""
         world = self._site.world
         if not world.one_in(30):
             return
@@ -156,7 +156,7 @@ class SimConnections:
             self._handle(event)
 
     def _sleep(self, limit_s: float, is_over: Callable[[], bool]) -> None:
-        """Let time pass; somebody who interrupts is asked now and then."""
+        """Let time pass, and call the interrupt regularly."""
         world = self._site.world
         end_s = world.now_s + limit_s
         while not is_over() and world.now_s < end_s:
@@ -180,11 +180,11 @@ class SimConnections:
                 self._finished = action
 
 
-_NUM_ROUNDS = 8  # in which a loss may still be unknown to the controller
+_NUM_ROUNDS = 8  # for so many rounds a loss may stay unknown to the controller
 
 
 class Machines:
-    """Which hosts are there, what runs on them, and their disks."""
+    """The hosts that are up, what runs on them, and their disks."""
 
     def __init__(
         self,
@@ -194,16 +194,16 @@ class Machines:
         tried: Callable[[], None],
     ) -> None:
         self.site, self.cluster, self._is_shared = site, cluster, is_shared
-        self.tried = tried  # to start workers, once more
-        self.num_tries = 0  # since the last step
-        self.broken = set[str]()  # hosts on which no process lives
+        self.tried = tried  # called at each attempt to start workers
+        self.num_tries = 0  # to start workers, since the last step
+        self.broken = set[str]()  # hosts on which no process survives
         self.up = {node.name for node in cluster.nodes}
         self.running: dict[str, list[SimWorker]] = {}
         self._shared, self._own = Disk(site.world), dict[str, Disk]()
         self._num_started = 0
-        self.asked_s: deque[float] = deque(maxlen=_NUM_ROUNDS)  # the last rounds
-        self.num_called = 0  # of those that were started
-        self.starts_fail = 0  # so many of those to come
+        self.asked_s: deque[float] = deque(maxlen=_NUM_ROUNDS)  # of the last rounds
+        self.num_called = 0  # how many started workers have called
+        self.starts_fail = 0  # how many future starts fail
 
     def disk(self, host: str) -> Disk:
         if self._is_shared:
@@ -215,7 +215,7 @@ class Machines:
         return self.disks_of(None)
 
     def disks_of(self, hosts: Collection[str] | None) -> list[Disk]:
-        """The disks of these machines, or of all."""
+        """Return the disks of these machines, or all disks if None."""
         if self._is_shared:
             return [self._shared]
         own = self._own.items()
@@ -231,7 +231,7 @@ class Machines:
         return found
 
     def take_away(self, host: str, keeps_disk: bool) -> None:
-        """The machine is gone at once, with all that runs there."""
+        """Remove the machine at once, with all that runs there."""
         self.up.discard(host)
         for process in self.running.get(host, []):
             process.kill()
@@ -244,7 +244,7 @@ class Machines:
 
 
 class SimLauncher:
-    """`Launcher` of simulated processes, which a controller that dies leaves behind."""
+    """`Launcher` of simulated processes, which outlive a controller that dies."""
 
     def __init__(self, machines: Machines, process: Process) -> None:
         self.machines, self._process = machines, process
@@ -303,7 +303,7 @@ class SimLauncher:
         return part_of(cluster, there) if there else cluster
 
     def _end_earlier(self, worker: str) -> None:
-        """What is left of it, unless its host cannot be reached."""
+        """End the earlier process of this worker, unless its host is unreachable."""
         earlier, site = self._own.pop(worker, None), self.machines.site
         if earlier is None:
             return
@@ -326,7 +326,7 @@ class SimLauncher:
 
 
 class SimJournal:
-    """`Journal` of metrics, which outlives the controller; `heard` is told of lines."""
+    """`Journal` of metrics that outlives the controller; `heard` receives each line."""
 
     def __init__(self, heard: Callable[[dict[str, Any]], None]) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -346,6 +346,6 @@ class SimJournal:
         return dropped
 
     def steps_found_again(self, last_step: int) -> set[int]:
-        """Steps up to that of a start which lack a line, as they were undone once."""
+        """Return steps up to `last_step` that lack a line because they were undone."""
         have = {line["step"] for line in self.lines if "loss" in line}
         return {step for step in self._undone - have if step <= last_step}

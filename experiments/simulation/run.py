@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One simulated run: the real loop, driver and controller, and what must hold.
+"""Runs one simulated run with the real loop, driver and controller.
 
-Owns what the loop, driver and controller are made of, and starting the run again after
-it has ended too soon. Does not own its sizes (`case.py`), what must hold
-(`invariants.py`), nor what goes wrong (`faults.py`).
+Owns the construction of these, and restarts of a run that ended too early. Does not own
+its sizes (`case.py`), its invariants (`invariants.py`), nor its faults (`faults.py`).
 """
 
 import warnings
@@ -72,14 +71,14 @@ from hetjax.training.settings.config import (
     RunConfig,
 )
 
-_ON_OTHERS = "where the plan has no stage"  # where no plan has all nodes
+_ON_OTHERS = "where the plan has no stage"  # in the refusal when no plan has all nodes
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run has seen, or how it went wrong: `told` are its last events."""
+    """The counts of a run, or its violation; `told` are then its last events."""
 
     seed: int
     num_events: int
@@ -92,7 +91,7 @@ class Outcome:
 
 
 class Run:
-    """A run from its first start to its last; what it must not do raises Violation."""
+    """A run from its first start to its last. A broken invariant raises Violation."""
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
@@ -139,11 +138,11 @@ class Run:
         self._store_faults = stored and StoreFaults(stored, self.faults)
         self._journal = SimJournal(invariants.hear_line)
         self.num_starts = self.num_recoveries = self.num_detours = 0
-        self._named = set[str]()  # who have a save together, a refusal says
+        self._named = set[str]()  # nodes that a refusal names as having a save together
         self._missed = list[str]()  # those of them that were not asked
-        self._passed_over = set[int]()  # steps that the last start told of
-        self._was_on = frozenset[str]()  # the nodes of the plan, when it ended
-        self._is_refused = False  # as a start without the disks of the save would be
+        self._passed_over = set[int]()  # that the last start reported as passed over
+        self._was_on = frozenset[str]()  # nodes of the plan when the last start ended
+        self._is_refused = False  # from a refusal until a start succeeds
 
     def to_its_end(self) -> None:
         case = self.case
@@ -163,26 +162,26 @@ class Run:
         self.invariants.check_end(self._journal.lines, self.num_starts)
 
     def _let_pass(self, seconds: float) -> None:
-        """Time in which no controller is there that could crash."""
+        """Let time pass without a controller that could crash."""
         end_s = self.world.now_s + seconds
         while self.world.now_s < end_s:
             with suppress(ControllerCrashed):
                 self.world.run_until(lambda: False, end_s)
 
     def _start(self) -> bool:
-        """One start of the same command; whether all is done after it."""
+        """Start the same command once; return whether training is complete after it."""
         self.num_starts += 1
         self.invariants.begin()
         self.world.tell(f"start {self.num_starts}")
         process = Process(self.world, CONTROLLER, f"{CONTROLLER}#{self.num_starts}")
         process.ended = lambda: self._network.process_ended(process)
-        self.world.after(60.0, lambda: None)  # time can pass
+        self.world.after(60.0, lambda: None)  # so that time can pass
         try:
             with ExitStack() as stack, self._threads.of(process):
                 try:
                     return self._train(process, stack) == self.case.steps
                 except ControllerCrashed:
-                    stack.pop_all()  # nothing is given back
+                    stack.pop_all()  # no lease is released
                     raise
         except ControllerCrashed:
             self.world.tell("the controller is gone")
@@ -192,7 +191,7 @@ class Run:
                 _ON_OTHERS in bad.got and self.invariants.was_nothing_saved
             )
             if self._is_refused and (asks_for_others or self.invariants.is_all_lost):
-                raise StateLost from bad  # a person would begin anew
+                raise StateLost from bad  # a person would start a new run
             self._is_refused = True
         except StoreError as error:
             self.world.tell(f"the store is not there: {error}")
@@ -201,7 +200,7 @@ class Run:
             self.world.tell(f"ended: {error}")
             self.invariants.check_ended(error)
         finally:
-            self.world.crash_at = None  # a controller that is not there cannot crash
+            self.world.crash_at = None  # a controller that is gone cannot crash
             process.kill()
         return False
 
@@ -306,7 +305,7 @@ class Run:
         asked: Sequence[str],
         begins_at: int | None,
     ) -> None:
-        """As `leftover_checkpoints.check_begins`, where something may be saved."""
+        """Apply the check of `leftover_checkpoints.check_begins`."""
         missed = unasked(held, {*asked})
         if begins_at is not None:
             self._passed_over = {later for later in missed if later > begins_at}
@@ -325,7 +324,7 @@ class Run:
             raise BadInput(got="no complete checkpoint", allowed="one", fix="--plan")
 
     def _first_plan(self, cluster: Cluster) -> Plan:
-        """Of a start; after a refusal the user gives the plan of what was saved."""
+        """Return the plan of a start; after a refusal, the plan of the save."""
         given, names = (
             self.invariants.plan_of_save,
             {node.name for node in cluster.nodes},
@@ -364,7 +363,7 @@ class Run:
 
 
 class _Context(RunContext):
-    """A run whose workers need nothing but the plan."""
+    """A run whose workers need only the plan."""
 
     def __init__(self, check: Callable[..., None]) -> None:
         self._check = check
@@ -402,7 +401,7 @@ def _nobody_looks(clusters: Any, plan: Plan) -> Any:
 
 
 def simulate(seed: int) -> Outcome:
-    """Run one seed; an error of whatever kind is a violation."""
+    """Run one seed; an error of any kind is a violation."""
     run = Run(seed)
     violation: str | None = None
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of the simulated model each worker has by a plan, and which it leads.
+"""Maps a plan to the layers that each worker holds, and to those that it leads.
 
-Owns these functions of a plan, and the plan itself: replicas of unlike depth.
+Owns these functions of a plan, and the plan itself, whose replicas differ in depth.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def workers_of(plan: Plan) -> list[str]:
 
 
 def layers_of(plan: Plan | None, layers: Sequence[str]) -> dict[str, list[str]]:
-    """What the stages of each worker are made of, of whichever replica."""
+    """Return the layers of each worker's stages, in all replicas."""
     found: dict[str, list[str]] = {}
     for _, _, stage in plan.stages() if plan is not None else ():
         found.setdefault(stage.node, []).extend(layers[slice(*stage.layers)])
@@ -24,7 +24,10 @@ def layers_of(plan: Plan | None, layers: Sequence[str]) -> dict[str, list[str]]:
 
 
 def led_by(worker: str, plan: Plan, layers: Sequence[str]) -> list[str]:
-    """The layers that it saves and counts in the norm: of their holders one does."""
+    """Return the layers that the worker saves and counts in the norm.
+
+    Exactly one holder leads each layer.
+    """
     by_worker = layers_of(plan, layers)
     found = []
     for number, layer in enumerate(layers):
@@ -37,9 +40,9 @@ def led_by(worker: str, plan: Plan, layers: Sequence[str]) -> list[str]:
 def planned(
     cluster: Cluster, num_layers: int, num_replicas: int, most_layers: int
 ) -> Plan:
-    """Replicas of unlike depth on all nodes, which have room for so many layers each.
+    """Return a plan of replicas of unlike depth, with at most `most_layers` on a node.
 
-    NoFeasiblePlan if they cannot have all layers together.
+    Raises NoFeasiblePlan if the nodes together cannot hold all layers.
     """
     names = [node.name for node in cluster.nodes]
     num_replicas = min(num_replicas, len(names) * most_layers // num_layers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all processes of a simulated run share, and who hears of what they do."""
+"""Defines what all processes of a simulated run share, and the listeners of a run."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -15,16 +15,17 @@ from experiments.simulation.world import World
 if TYPE_CHECKING:
     from experiments.simulation.worker import SimWorker
 
-Heard = Callable[["SimWorker", State, int], None]  # its state after so many steps
+Heard = Callable[["SimWorker", State, int], None]  # worker, its state, steps
 
 
 @dataclass(frozen=True)
 class Site:
-    """Hosts' disks, the network, a store if there is one, who is where.
+    """The network, the store if there is one, and the address of each process.
 
-    `listening` has by address who can be called there, `told` hears of every state,
-    `leaving` of who is to leave, `dropped` of whose state goes, `giving_up` of the last
-    step whose saves stay, `lost` whenever a worker is, `removed` of old saves.
+    `listening` maps each address to the peers that answer there. The callbacks: `told`
+    receives every state, `leaving` the workers that are to leave, `dropped` a worker
+    that drops its state, `giving_up` the last step whose saves stay. `lost` is called
+    whenever a worker is lost, `removed` when old saves were removed.
     """
 
     world: World

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a simulated run keeps its checkpoints: on disks, and in a store if it has one.
-
-Owns opening what it has, and who holds leases: a process of the machine on which
-controllers run. Does not own leases (`hetjax/checkpoint/leases/lease.py`).
-"""
+"""Defines where a simulated run keeps its checkpoints: on disks, perhaps in a store."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,8 +22,10 @@ DIRECTORY = Path("simulated")
 
 @dataclass(frozen=True, kw_only=True)
 class SimStorage(CheckpointStorage):
-    """`CheckpointStorage` whose store is a bucket, and whose lease is in a folder that
-    workers see or, if it is None, do not."""
+    """`CheckpointStorage` whose store is a bucket and whose lease is in `folder`.
+
+    `folder` is None if workers do not see it.
+    """
 
     bucket: Bucket | None
     folder: Bucket | None = None
@@ -57,7 +55,7 @@ def storage_of(keep: int, bucket: Bucket | None, folder: Bucket | None) -> SimSt
 
 
 class RunDirectory:
-    """What stands for the path of the run's directory, in which there is a run."""
+    """A stand-in for the path of a run directory that exists."""
 
     def __truediv__(self, name: str) -> "RunDirectory":
         return self
@@ -79,10 +77,7 @@ class RunDirectory:
 
 @contextmanager
 def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
-    """Processes of a run, in place of this machine's, hold leases within this.
-
-    Those on the run's directory are in the folder.
-    """
+    """Let the simulated processes, not this machine's, hold leases in this context."""
 
     def own(held_for: HeldFor) -> Holder:
         process = threads.process
@@ -97,7 +92,7 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
         )
 
     def is_known_dead(holder: Holder) -> bool:
-        """One can tell of a process of the same machine alone."""
+        """Whether the holder is dead; known only for processes of the same machine."""
         is_here = holder.machine == threads.process.host
         alive = {process.name for process in threads.processes if process.is_alive}
         return is_here and holder.started not in alive
@@ -110,7 +105,7 @@ def leases_in(threads: Threads, folder: Bucket) -> Iterator[None]:
         ):
             stack.enter_context(patch.object(lease, name, other))
         stack.enter_context(patch.object(leases, "time", threads))
-        # nobody removes the folder here, so no number is taken twice
+        # the folder is never removed here, so no number is taken twice
         never = lambda _: False  # noqa: E731
         stack.enter_context(patch.object(lease.Lease, "_has_another_holder", never))
         in_folder = lambda path: SimStore(folder)  # noqa: E731

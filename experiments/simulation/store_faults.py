@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with a store, and beside that with the machines that use it.
+"""Draws faults of a store, some of them together with faults of its users' machines.
 
-Owns these kinds of faults and how often they are drawn. Does not own the others
-(`faults.py`), nor what they do to calls (`object_store.py`).
+Owns these kinds of faults and how often they are drawn. Does not own the other faults
+(`faults.py`), nor their effects on calls (`object_store.py`).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from experiments.simulation.object_store import spoilt
 from experiments.simulation.stored import Stored
 
 _MEAN_S = 15.0
-_LONG_S = 100.0  # more than the limit of a call
+_LONG_S = 100.0  # longer than the limit of a call
 
 
 class StoreFaults:
@@ -24,7 +24,7 @@ class StoreFaults:
         self._bucket, self._world = stored.bucket, stored.bucket.world
 
     def spread(self) -> None:
-        """Draw some, until all goes well."""
+        """Draw some faults, all before FAULTS_S."""
         chance = self._world.random
         self._world.after(FAULTS_S, self._end)
         for _ in range(chance.choice([0, 1, 2, 4])):
@@ -44,7 +44,7 @@ class StoreFaults:
         kind(self)
 
     def _lose_store(self) -> None:
-        """It does not answer for a while."""
+        """Let the store stop answering for a while."""
         now_s = self._world.now_s
         away_s = self._world.random.uniform(1.0, _LONG_S)
         self._bucket.away_until_s = now_s + away_s
@@ -62,7 +62,7 @@ class StoreFaults:
         self._world.after(self._world.random.uniform(5.0, 60.0), then)
 
     def _damage_store(self) -> None:
-        """An object of a checkpoint cannot be read as it was written."""
+        """Damage an object of a checkpoint."""
         names = [name for name in self._bucket.objects if name.startswith("step_")]
         if names:
             name = self._world.random.choice(sorted(names))
@@ -71,11 +71,11 @@ class StoreFaults:
             self._stored.is_damaged = True
 
     def _lose_machine(self) -> None:
-        """A machine goes with its disk: what it had is in the store, or nowhere."""
+        """Take a machine and its disk away: its data are in the store, or lost."""
         self._faults.go_in_time(self._faults._some_host())
 
     def _lose_machines(self) -> None:
-        """All that are there, one after the other, go with their disks."""
+        """Take all machines and their disks away, one after another."""
         for node in self._faults.machines.cluster.nodes:
             delay_s = self._world.random.uniform(0.0, 60.0)
             go = partial(self._faults.go_in_time, node.name)
@@ -86,7 +86,7 @@ class StoreFaults:
         self._lose_machine()
 
     def _crash_as_it_goes(self) -> None:
-        """The controller crashes while the store is away."""
+        """Crash the controller while the store is away."""
         self._lose_store()
         self._faults._crash_controller()
 

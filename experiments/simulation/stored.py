@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold in a store: what it says to be complete can be restored from it.
+"""Checks that every step that a store marks as complete can be restored from it.
 
-Owns which steps those are, told from the objects alone, and that the newest of them
-stays. Does not own the store (`object_store.py`), nor what must hold elsewhere
+Owns which steps those are, judged by the objects alone, and that the newest of them
+stays. Does not own the store (`object_store.py`), nor other invariants
 (`invariants.py`).
 """
 
@@ -31,7 +31,10 @@ class Stored:
     behind: int = -1
 
     def hear(self, name: str) -> None:
-        """An object has come, or gone; uploaders would make light of a Violation."""
+        """Check after an object came or went.
+
+        A Violation is kept in `world.wrong`, because uploaders would swallow it.
+        """
         try:
             self._check(name)
         except Violation as wrong:
@@ -53,16 +56,19 @@ class Stored:
                 raise Violation(f"{name}: the newest step in the store is gone")
 
     def go_back(self, step: int) -> None:
-        """What is of this step or later may be removed, or replaced."""
+        """Allow saves of this step and later ones to be removed or replaced."""
         self.behind = max((at for at in self.whole if at < step), default=-1)
 
     def newest_at(self, then_s: float) -> int:
-        """The newest step of those that have been complete since then; -1: none."""
+        """Return the newest step that has been complete since then; -1 if none."""
         known = [step for step in self.whole if self.since_s[step] <= then_s]
         return max(known, default=-1)
 
     def _attempt(self, step: str, number: int) -> str | None:
-        """That of a step which counts as complete; it must be."""
+        """Return the attempt of a step that counts as complete; None if it does not.
+
+        Raises Violation if a step counts as complete but is not.
+        """
         objects = self.bucket.objects
         commit = objects.get(f"{step}/COMMIT")
         if not isinstance(commit, str):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for threads and the clock of the product's modules that have some.
+"""Replaces threads and the clock in the product's modules that use them.
 
-In place of `threading` and `time` there, so that they are run as they are: threads are
-fibers of the process that starts them, and waiting lets simulated time pass. Owns these
-stand-ins. Does not own fibers (`fibers.py`).
+These classes stand in for `threading` and `time` there, so that the modules run
+unchanged. Threads are fibers of the process that starts them, and waiting lets
+simulated time pass. Owns these stand-ins. Does not own fibers (`fibers.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,11 @@ _NEVER_S = 1e9
 def wait(
     world: World, is_over: Callable[[], bool], limit_s: float, woken: list[Fiber]
 ) -> bool:
-    """Wait, in a fiber that is among the `woken` meanwhile, or where all is."""
+    """Wait until `is_over()` or the limit; return whether it is over.
+
+    A fiber is in `woken` while it waits. Outside any fiber, simulated events run
+    meanwhile.
+    """
     end_s, fiber = world.now_s + limit_s, current()
     if fiber is None:
         world.run_until(is_over, end_s)
@@ -45,16 +49,16 @@ def sleep(world: World, seconds: float) -> None:
 
 
 class Threads:
-    """`threading` and `time`, within a process; `of` says which where no fiber is."""
+    """`threading` and `time` of a process; outside fibers, `of` sets which."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._process: Process | None = None
-        self.processes = set[Process]()  # of which something was begun here
+        self.processes = set[Process]()  # that started something here
 
     @contextmanager
     def of(self, process: Process) -> Iterator[None]:
-        """What begins within this is the process's."""
+        """Assign what starts within this context to the process."""
         before, self._process = self._process, process
         self.processes.add(process)
         try:
@@ -64,7 +68,7 @@ class Threads:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The product's modules have these in place of real ones."""
+        """Patch the product's modules with these stand-ins."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(uploader, "threading", self))
             yield
@@ -112,7 +116,7 @@ class Thread:
 
 
 class Condition:
-    """`threading.Condition`: nobody is interrupted within it."""
+    """`threading.Condition`, without a lock: only one fiber runs at a time."""
 
     def __init__(self, world: World) -> None:
         self._world, self._waiting = world, list[Fiber]()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the state of a run must be after each step, whoever computes it.
+"""Defines the correct state of a run after each step, whichever workers compute it.
 
-A layer's state is a number that each step mixes with what the step has come to, and
-what a step comes to is mixed of all layers: a state that was put together of different
-steps, or a step that was taken twice, shows. Owns these numbers.
+A layer's state is a number that each step mixes with the step's result, and a step's
+result is a mix of all layers. So a state that combines different steps, or a step that
+was taken twice, shows. Owns these numbers.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _MASK = (1 << 44) - 1
 
 
 def mixed(*numbers: int) -> int:
-    """A number that depends on all of these and on their order."""
+    """Return a number that depends on all of these and on their order."""
     found = 0x9E3779B97F4A7C15
     for number in numbers:
         found = ((found ^ number) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
@@ -25,7 +25,7 @@ def mixed(*numbers: int) -> int:
 
 
 def share(layer_state: int, step: int) -> int:
-    """What a layer brings to a step: shares of all layers are added."""
+    """Return a layer's share of a step; the shares of all layers are added."""
     return mixed(layer_state, step) >> 8
 
 
@@ -34,7 +34,7 @@ def updated(state: State, commit: StepCommit) -> dict[str, int]:
 
 
 def commit_of(total: int) -> StepCommit:
-    """What a step has come to, of the sum of its shares."""
+    """Return the result of a step from the sum of its shares."""
     losses = (((0, 0), float(total % 1_000_003)),)
     return StepCommit(squares=float(total), losses=losses, num_tokens=8)
 
@@ -49,7 +49,7 @@ class Truth:
     _commits: list[StepCommit] = field(default_factory=list)
 
     def state(self, at: int) -> dict[str, int]:
-        """The state of all layers after so many steps."""
+        """Return the state of all layers after `at` steps."""
         if not self._states:
             self._states.append(
                 {layer: mixed(self.seed, n) for n, layer in enumerate(self.layers)}
@@ -61,7 +61,7 @@ class Truth:
         return self._states[at]
 
     def commit(self, step: int) -> StepCommit:
-        """What the step comes to, counted from 0."""
+        """Return the result of the step, counted from 0."""
         while len(self._commits) <= step:
             at = len(self._commits)
             total = sum(share(value, at) for value in self.state(at).values())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The product's uploader, and its reading of stored steps, on simulated disks.
+"""Runs the product's uploader, and its reader of stored steps, on simulated disks.
 
-Owns what stands for the files of a worker's part: its manifest, and the values of its
-leaves. Does not own the order of an upload (`hetjax/checkpoint/uploader.py`), what is
-complete (`stored_steps.py`) nor the store (`object_store.py`).
+Owns the substitutes for the files of a worker's part: its manifest, and its leaves'
+values. Does not own the order of an upload (`hetjax/checkpoint/uploader.py`), which
+steps are complete (`stored_steps.py`) nor the store (`object_store.py`).
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ _TYPE = np.dtype("int64")
 
 
 def entry_of(leaf: str) -> Entry:
-    """The array that is a layer, of one slice."""
+    """Return the entry of a layer's array, which has one slice."""
     return Entry(leaf.removesuffix(".0of1"), (1,), _TYPE, (0, 1))
 
 
@@ -49,13 +49,13 @@ def manifest_of(step: int, worker: str, written: Written) -> Manifest:
 
 
 class PartFiles:
-    """The files of a worker's parts on a disk, by their paths."""
+    """The files of a worker's parts on a disk, by path."""
 
     def __init__(self, disk: Disk, worker: str) -> None:
         self._disk, self._worker = disk, worker
 
     def text(self, path: Path) -> str:
-        """That of a manifest; raises FileNotFoundError."""
+        """Return the text of a manifest. Raises FileNotFoundError."""
         assert path.name == MANIFEST, path
         step, written = self._found(path.parent)
         return to_text(manifest_of(step, self._worker, written))
@@ -77,7 +77,7 @@ class PartFiles:
 
 
 def uploader_of(storage: SimStorage, disk: Disk, worker: str) -> Uploader:
-    """The real one; its thread is the process's that this is called in."""
+    """Return a real uploader; its thread belongs to the process that calls this."""
     assert storage.bucket is not None
     files = PartFiles(disk, worker)
     return Uploader(
@@ -92,7 +92,7 @@ def uploader_of(storage: SimStorage, disk: Disk, worker: str) -> Uploader:
 
 
 class Fetched:
-    """A committed step in a store; raises OSError as `manifests` does."""
+    """A committed step in a store. Raises OSError as `manifests` does."""
 
     def __init__(self, bucket: Bucket, step: int) -> None:
         self._store = SimStore(bucket)
@@ -100,7 +100,7 @@ class Fetched:
         self._found: Checkpoint = merge(Path(), manifests(self._store, step))
 
     def read(self, leaf: str) -> int | None:
-        """A leaf; None where it is not to be had as it was written."""
+        """Return a leaf's value; None if it cannot be read as it was written."""
         ((path, record),) = self._found.leaf(leaf).files.items()
         try:
             self._store.get(object_name(self._step, str(path)), path, record)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated worker: the real one's decisions, and work that only takes time.
+"""Simulates a worker: it decides as a real one does, but its work only takes time.
 
-What it does next, how far its state is and which requests it refuses are the real
-functions (`hetjax/runtime/worker/duties.py`). Owns what stands for the work: stages
-that are a number per layer, and a step that waits for peers. Does not own links
-(`peers.py`), leaves (`inventory.py`), nor writing (`writer.py`).
+The real functions (`hetjax/runtime/worker/duties.py`) decide its next action, its
+progress and its refusals. Owns the substitutes for the work: stages of one number per
+layer, and a step that waits for peers. Does not own links (`peers.py`), leaves
+(`inventory.py`), nor writing (`writer.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -40,13 +40,13 @@ from hetjax.runtime.worker.duties import (
 
 
 class SimWorker(Process):
-    """A worker process, once it has called its controller by `line`."""
+    """A worker process; `line` is its connection to the controller."""
 
     def __init__(self, site: Site, worker: str, incarnation: int, disk: Disk) -> None:
         super().__init__(site.world, worker, f"{worker}#{incarnation}")
         self.worker, self.incarnation = worker, incarnation
         self.line: End
-        self.has_left = False  # asked to, in good order
+        self.has_left = False  # on request, in good order
         self.mishaps = Mishaps()
         self._site, self._disk = site, disk
         self._duties, self._progress = Duties(), Progress()
@@ -57,11 +57,11 @@ class SimWorker(Process):
         self._peers: Peers | None = None
         self._writer = Writer(self, disk, site)
         self._unfinished: dict[str, int] | None = None
-        self._looking: list[Callable[[], None]] = []  # at what has come
+        self._looking: list[Callable[[], None]] = []  # wait for messages
         self.ended = self._has_ended
 
     def hear(self, message: tuple[int, AnyRequest]) -> None:
-        """A request has come from the controller."""
+        """Handle a request from the controller."""
         self._handle(duties.Requested(*message))
 
     def controller_gone(self, reason: str) -> None:
@@ -123,7 +123,7 @@ class SimWorker(Process):
         self._handle(duties.Answered(answer))
 
     def _beside(self, request: AnyRequest, work: Callable[[], Message | None]) -> None:
-        """Answer with what comes of work that waits, unless that is nothing."""
+        """Run blocking work in a fiber and answer with its result unless it is None."""
 
         def do() -> None:
             try:
@@ -143,7 +143,7 @@ class SimWorker(Process):
             self._site.told(self, self._state, self._progress.at)
 
     def _wait(self, request: AnyRequest, look: Callable[[], Message | None]) -> None:
-        """Answer once `look` finds an answer in what has come; PeerGone ends it."""
+        """Answer once `look` finds an answer among the messages; PeerGone ends it."""
 
         def again() -> None:
             if self.mishaps.is_stuck:
@@ -164,14 +164,14 @@ class SimWorker(Process):
         for look in [*self._looking]:
             look()
 
-    # --- what the requests ask for
+    # --- handlers of requests
 
     def _build(self, request: schema.Build) -> Message:
         self._plan = self._built_for = request.settings["plan"]
         return schema.Done()
 
     def _reroute(self, request: schema.Reroute) -> Message:
-        """Its one stage is idle or not: it is never behind another of its own."""
+        """Take other numbers of microbatches; its single stage is never behind."""
         assert self._built_for is not None
         self._plan = with_microbatches(self._built_for, request.num_microbatches)
         self._progress, self._unfinished = rerouted(self._progress, False), None
@@ -212,7 +212,7 @@ class SimWorker(Process):
         peers, plan, state = self._peers, self._plan, self._state
         assert peers is not None and plan is not None and state is not None
         if peers.lost is not None and self.world.one_in(2):
-            # it needed something of theirs before it could do its own part
+            # it needed data of the lost peer before it could do its own part
             return self._answer(schema.Lost(worker=peers.lost[0], reason=peers.lost[1]))
         key = "squares", request.turn
         mine = {layer: share(state[layer], request.step) for layer in self._leads()}
@@ -274,7 +274,7 @@ class SimWorker(Process):
         assert peers is not None
         for worker, tier, leaves in request.give:
             for leaf in leaves:
-                if worker in peers.ends:  # else it has gone since
+                if worker in peers.ends:  # else it has gone meanwhile
                     value = self._inventory.read(tier, request.save, leaf)
                     peers.ends[worker].send((("leaf", request.turn, leaf), value))
         own = self._inventory.own(request)
@@ -357,7 +357,7 @@ class SimWorker(Process):
         self._writer.wait(lambda: self._finish(request, schema.Done()))
 
     def _leave(self, request: schema.Leave) -> None:
-        """What is not in the store yet is on its way there for as long as it takes."""
+        """Leave once everything is in the store, however long that takes."""
 
         if self._site.bucket is None:
             return self._await_saved(request)
@@ -369,7 +369,7 @@ class SimWorker(Process):
         self._writer.wait(lambda: self._beside(request, close))
 
     def _layers(self) -> list[str]:
-        """What the stages of this worker are made of, of whichever replica."""
+        """The layers of this worker's stages, in all replicas."""
         return layers_of(self._plan, self._site.layers).get(self.worker, [])
 
     def _leads(self) -> list[str]:

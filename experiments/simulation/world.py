@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time that passes only when something happens, and chance that a seed repeats.
+"""Defines simulated time, which only events advance, and seeded chance.
 
-Owns the clock, the events to come, the processes that they happen to, and what is told
-of a run that went wrong. Does not own what happens (`network.py`, `worker.py`).
+Owns the clock, the pending events, the processes that they affect, and the log of a run
+that failed. Does not own the events' content (`network.py`, `worker.py`).
 """
 
 import heapq
@@ -14,21 +14,21 @@ from experiments.simulation.fibers import Fiber
 
 _MOST_EVENTS = 400_000
 _NEVER_S = 1e12
-_NUM_TOLD = 400  # events of a run that went wrong
+_NUM_TOLD = 400  # last events that are kept for the log of a failed run
 
 Do = Callable[[], None]
 
 
 class ControllerCrashed(BaseException):
-    """The controller's process is gone: nothing of it runs any more."""
+    """The controller's process is gone; none of its code runs any more."""
 
 
 class Violation(AssertionError):
-    """What must never happen has happened."""
+    """Something happened that must never happen."""
 
 
 class Stuck(Violation):
-    """Somebody waits, and nothing will ever happen."""
+    """Something waits for an event that will never happen."""
 
 
 class World:
@@ -38,23 +38,23 @@ class World:
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.num_events = 0
-        self._num_waits = 0  # in which nothing has happened
+        self._num_waits = 0  # that no event ended
         self.crash_at: int | None = None
         self.told: deque[str] = deque(maxlen=_NUM_TOLD)
         self.fibers: list[Fiber] = []
-        self.wrong: Violation | None = None  # what was seen where it may be caught
+        self.wrong: Violation | None = None  # seen in code that might swallow it
         self._queue: list[tuple[float, int, Do]] = []
         self._count = 0
 
     def after(self, delay_s: float, do: Do) -> None:
-        """Let this happen in so many seconds."""
+        """Schedule this for `delay_s` seconds from now."""
         self._count += 1
         heapq.heappush(self._queue, (self.now_s + delay_s, self._count, do))
 
     def run_until(self, is_over: Callable[[], bool], until_s: float = _NEVER_S) -> None:
-        """Let events happen, one after the other, until it is over or that late.
+        """Run events in order until `is_over()` or the time `until_s`.
 
-        Raises ControllerCrashed where that happens to who waits here.
+        Raises ControllerCrashed if the controller crashes meanwhile.
         """
         while not is_over():
             if not self._queue and until_s >= _NEVER_S:
@@ -77,7 +77,7 @@ class World:
                 raise ControllerCrashed
 
     def end(self) -> None:
-        """Nothing waits any more."""
+        """Kill all fibers."""
         for fiber in self.fibers:
             fiber.kill()
 
@@ -89,7 +89,7 @@ class World:
 
 
 class Process:
-    """What runs on a host until it ends; while it is stopped, everything waits."""
+    """What runs on a host until it ends; while it is stopped, all its calls wait."""
 
     def __init__(self, world: World, host: str, name: str) -> None:
         self.world, self.host, self.name = world, host, name
@@ -99,7 +99,7 @@ class Process:
         self._fibers: list[Fiber] = []
 
     def begin(self, do: Do) -> None:
-        """Let it do something that waits, beside all else."""
+        """Run this in a new fiber, where it may wait."""
         fiber = Fiber(do, self)
         self._fibers = [found for found in self._fibers if not found.is_done]
         self._fibers.append(fiber)
@@ -107,7 +107,7 @@ class Process:
         self.after(0.0, fiber.resume)
 
     def call(self, do: Do) -> None:
-        """Let it happen to this process, if it still is."""
+        """Run this in the process if it is alive; while it is stopped, keep it."""
         if self.is_stopped:
             self._waiting.append(do)
         elif self.is_alive:
@@ -117,7 +117,7 @@ class Process:
         self.world.after(delay_s, lambda: self.call(do))
 
     def stop(self) -> None:
-        """As by SIGSTOP: no sign of life either."""
+        """Stop as SIGSTOP does: the process gives no sign of life either."""
         self.is_stopped = self.is_alive
 
     def go_on(self) -> None:
@@ -128,7 +128,7 @@ class Process:
                 self.call(do)
 
     def kill(self) -> None:
-        """As by SIGKILL; others see that its connections end."""
+        """End as SIGKILL does; others see its connections end."""
         if self.is_alive:
             self.is_alive = self.is_stopped = False
             self._waiting.clear()

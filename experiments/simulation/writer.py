@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a simulated worker writes its part of a checkpoint, as the real one does.
+"""Writes a simulated worker's part of a checkpoint in the order of the real writer.
 
-Leaves first, then a flush, then the manifest in one piece, then another flush, and only
-then what is outdated goes. Owns this order in time. Does not own what is outdated
-(`hetjax/checkpoint/disk.py`) nor the disk (`disk.py`).
+That is: leaves, a flush, the manifest in one piece, another flush, and only then the
+removal of outdated parts. Owns this order in time. Does not own which parts are
+outdated (`hetjax/checkpoint/disk.py`) nor the disk (`disk.py`).
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Then = Callable[[], None]
 
 
 class Writer:
-    """One save at a time; `newest` is the last that is there for good."""
+    """Writes one save at a time; `newest` is the last durable one."""
 
     def __init__(self, process: Process, disk: Disk, site: Site) -> None:
         self._process, self._disk, self._worker = process, disk, process.host
@@ -43,7 +43,7 @@ class Writer:
                 part.building = {}
 
     def open(self, storage: CheckpointStorage) -> None:
-        """Be ready to save there, as the first request that needs it says."""
+        """Open this storage at the first request that needs it."""
         assert isinstance(storage, SimStorage)
         if storage.bucket is not None and self._uploader is None:
             with self._threads.of(self._process):
@@ -77,11 +77,11 @@ class Writer:
                 part.earlier = None
 
     def keep_all(self) -> None:
-        """Until the next save begins, what is here stays: others are told of it."""
+        """Keep everything here until the next save begins: others were told of it."""
         self._keeps_all = True
 
     def give_up_after(self, step: int) -> None:
-        """What is here of later steps goes, also what others have written."""
+        """Remove saves of later steps, including those of other workers."""
         if self._uploader is None:
             self._disk.give_up_after(step)
         if self.newest is not None and self.newest[0] > step:
@@ -97,7 +97,7 @@ class Writer:
         return self._uploader is not None and bool(self._uploader.in_flight)
 
     def close(self) -> None:
-        """Let what was saved last get to the store, too."""
+        """Upload the last save, too, and close the uploader."""
         if self._uploader is not None:
             if self._not_stored is not None:
                 self._uploader.enqueue(self._not_stored)
@@ -105,7 +105,7 @@ class Writer:
             self._uploader.close()
 
     def wait(self, then: Then) -> None:
-        """Call this once nothing is being written."""
+        """Call `then` once no save is being written."""
         self._waiting.append(then) if self.busy else then()
 
     def _write(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store on a real server that speaks S3: Ceph's gateway, of this machine.
+"""Tests stores on a real server that speaks S3: Ceph's gateway, on this machine.
 
     python -m experiments.stores.ceph FOLDER
 
-As root, with Debian's Ceph (`own_ceph.py`). Prints a line of JSON for each of these:
+Needs root and Debian's Ceph (`own_ceph.py`). Prints a line of JSON for each of these:
 
     answers   requests of the product: does the gateway answer as the fake of the tests?
     doctor    what `hetjax doctor` says of the bucket with its owner's login, a wrong
-              secret, an unknown key, the key of somebody else, and of no bucket
-    lost      a run loses its directory and goes on from the bucket elsewhere: are all
+              secret, an unknown key, another user's key, and of a missing bucket
+    lost      a run loses its directory and resumes from the bucket elsewhere: are all
               losses those of a run that was not stopped?
     two       a second run with the same place in the bucket: is it refused?
 """
@@ -33,7 +33,7 @@ _SMALL = ("--seq-len", "32", "--global-batch", "8", "--evaluation.sample-tokens"
 
 
 def main() -> None:
-    """Print what each of them gave."""
+    """Run and report each of them."""
     parser = argparse.ArgumentParser(description="A store on Ceph.")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.absolute()
@@ -53,7 +53,7 @@ def report(name: str, **found: object) -> None:
 
 
 def answers(url: str) -> None:
-    """Every test that holds the fake against another server, with the gateway as it."""
+    """Run every test that compares the fake with another server on the gateway."""
     tests: dict[str, Callable[..., None]] = {
         name: test for name, test in vars(test_fake_s3).items() if name[:5] == "test_"
     }
@@ -70,7 +70,7 @@ def answers(url: str) -> None:
 
 
 def doctor(url: str) -> None:
-    """What is said of logins that may and may not."""
+    """Report what `doctor` says of logins with and without access."""
     add_user("other", "AKIAOTHER", "the secret of somebody else")
     logins = {
         "owner": {},
@@ -95,7 +95,7 @@ def looked(name: str, bucket: str, url: str, login: dict[str, str]) -> None:
 
 
 def lost(folder: Path, url: str) -> None:
-    """A run that loses its directory."""
+    """Run training that loses its directory, then resume it."""
     kept = ["--checkpoint.cloud", f"s3://{BUCKET}/lost", "--checkpoint.endpoint", url]
     train(folder / "whole", 8)
     stopped = train(folder / "first", 8, *kept, "--stop-after", "4")
@@ -112,7 +112,7 @@ def lost(folder: Path, url: str) -> None:
 
 
 def two(folder: Path, url: str) -> None:
-    """A second run while the first one trains."""
+    """Start a second run while the first one trains."""
     kept = ["--checkpoint.cloud", f"s3://{BUCKET}/two", "--checkpoint.endpoint", url]
     kept += ["--checkpoint.every", "5"]
     words = [*_HETJAX, *train_words(folder / "one", 10_000), *kept]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ceph of its own on this machine, in memory, and its gateway that speaks S3.
+"""Runs a private Ceph on this machine, in memory, and its gateway that speaks S3.
 
 Needs Debian's ceph-mon, ceph-osd, ceph-mgr and radosgw, and root. Owns its settings,
 its daemons and their end, a user and a bucket. All listen on loopback.
@@ -58,8 +58,10 @@ ms mon client mode = crc
 
 @contextmanager
 def own_ceph(folder: Path) -> Iterator[str]:
-    """Within it, a gateway with an empty bucket answers at the URL that it gives, and
-    the environment has the credentials of somebody who may do all there."""
+    """Run a gateway with an empty bucket; yield its URL.
+
+    Meanwhile the environment has the credentials of a user with all permissions.
+    """
     _write(folder)
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT, CEPH_CONF=str(folder / "ceph.conf"))
@@ -75,7 +77,7 @@ def own_ceph(folder: Path) -> Iterator[str]:
 
 
 def add_user(name: str, key: str, secret: str) -> None:
-    """Let somebody log in, who owns nothing yet."""
+    """Add a user who owns nothing yet."""
     words = ["--uid", name, "--display-name", name, "--access-key", key]
     _run("radosgw-admin", "user", "create", *words, "--secret-key", secret)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real jobs, replayed with and without their stragglers, and who the culprit is.
+"""Replays two real jobs with and without their stragglers, and names the culprits.
 
     python -m experiments.stragglers --groundtruth DIR [--json]
 
 Reads `traces/` of the folder: two jobs of ByteDance with 8 and 64 GPUs, and what their
-authors publish of them. `detector` is what hetjax's own detector says of the times of
-the same steps, where every stage of every replica is taken to have equal work; it sees
-what each operation took, and nothing of who waits for whom.
+authors publish of them. `detector` has the findings of hetjax's own detector on the
+times of the same steps, where every stage of every replica counts as equal work. It
+sees the time of each operation, but not which operation waits for which.
 """
 
 import argparse

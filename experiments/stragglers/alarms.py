@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does anything alarm where nothing has happened? Steps of real runs, drawn again.
+"""Counts false alarms of the straggler detector on resampled steps of real runs.
 
     python -m experiments.stragglers.alarms [--record] [--steps 10000]
 
 `--record` trains three small models on this machine's CPU by three layouts, one of them
-on packed sequences, whose work varies by batch, and keeps what each part of each step
-took in `experiments/results/step_times.json`. Else steps are drawn from there, with
-replacement and a fixed seed, and given to the detector: `alarms` in so many steps of
-each run, and for a drift of 1.25, 1.5 and 2 of each node, from step 101 of 60 draws on:
-how many were found within 10 and 40 steps under the right name, the median number of
-steps that took, and the worst factor over the true one. The runs were made beside
-others on the machine, which makes their steps noisier than a device's: `noise` is the
-deviation of the logarithm of the noisiest part, as the detector sees it.
+on packed sequences, whose work varies by batch. It records the time of each part of
+each step in `experiments/results/step_times.json`. Without it, steps are drawn from
+there, with replacement and a fixed seed, and given to the detector. `alarms` are those
+in `--steps` steps of each run. For a drift of 1.25, 1.5 and 2 of each node, from step
+101 of 60 draws on: how many were found within 10 and 40 steps under the right name, the
+median number of steps until then, and the worst factor over the true one. The runs
+shared the machine with others, which makes their steps noisier than a device's: `noise`
+is the deviation of the logarithm of the noisiest part, as the detector sees it.
 """
 
 import argparse
@@ -51,7 +51,7 @@ _RUNS = {
 
 
 def record() -> dict[str, Any]:
-    """Train, and return what steps took, as JSON values."""
+    """Train, and return the times of the steps as JSON values."""
     with TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
         text.write_text(_TEXT.read_text())
@@ -84,7 +84,7 @@ def _recorded(
     with (
         patch.object(SlowDevices, "begin", begin),
         patch.object(SlowDevices, "add", lambda self, times: heard.append(times) or []),
-        patch.object(slow_devices, "_MOST_SHARE", 1.0),  # or few would be timed
+        patch.object(slow_devices, "_MOST_SHARE", 1.0),  # else few steps would be timed
     ):
         assert train([*command, *_SMALL, *options]) == 0
     parts = sorted(set.intersection(*({*times.parts} for times in heard)))
@@ -99,7 +99,7 @@ def _recorded(
 
 
 def recorded(run: dict[str, Any]) -> tuple[Lanes, list[StepTimes]]:
-    """What a run was like, but for its first steps."""
+    """Return a run's lanes and steps, without its first steps."""
     lanes = Lanes(
         tuple(
             Lane(key=tuple(x["key"]), node=x["node"], devices=tuple(x["devices"]))
@@ -122,7 +122,7 @@ def drawn(steps: Sequence[StepTimes], number: int, seed: int) -> Iterator[StepTi
 
 
 def findings(lanes: Lanes, steps: Iterator[StepTimes]) -> list[Slowdown]:
-    """What the detector says of them."""
+    """Return the detector's findings on these steps."""
     detector = Detector()
     detector.begin(lanes)
     return [finding for times in steps for finding in detector.add(times)]
@@ -131,7 +131,7 @@ def findings(lanes: Lanes, steps: Iterator[StepTimes]) -> list[Slowdown]:
 def drifting(
     lanes: Lanes, steps: Iterator[StepTimes], node: str, factor: float
 ) -> Iterator[StepTimes]:
-    """The same steps, with a node that takes so many times as long from `AT` on."""
+    """Yield the same steps, where a node takes `factor` times as long from `AT` on."""
     slow = lanes.on(node)
     for times in steps:
         if times.step >= AT:

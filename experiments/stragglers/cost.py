@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to watch the times of every step.
+"""Measures what it costs to time the actions of every step.
 
     python -m experiments.stragglers.cost [--steps 40] [--blocks 8]
 
-Steps of a small pipeline of four stages in this process. `watching_us` is the CPU time
-of the threads that watch (`runtime/execution/action_watch.py`), for each action they
-watch; `share` is what that comes to of the step's wall time, were there no core for
-them. A run times as many of its steps as cost a hundredth, by
-`training/observers/slow_devices.py`. `detector_us` is what the detector takes for a
-step, on the controller.
+Runs steps of a small pipeline of four stages in this process. `watching_us` is the CPU
+time of the watching threads (`runtime/execution/action_watch.py`), for each action that
+they watch; `share` is its share of the step's wall time if no spare core did that work.
+A run times as many of its steps as cost a hundredth, by
+`training/observers/slow_devices.py`. `detector_us` is the detector's time for a step,
+on the controller.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def study(num_steps: int, num_blocks: int) -> dict[str, Any]:
 
 
 def _detector_s(plan: Any, watched: list[StepTimes]) -> float:
-    """Seconds of a step's look at its times, once there is a reference."""
+    """Return the detector's seconds for a step's times, once there is a reference."""
     detector = Detector()
     detector.begin(lanes_of(plan, {"node": "cpu"}))
     steps = [watched[n % len(watched)] for n in range(NUM_COLD + NUM_FIRST + 200)]

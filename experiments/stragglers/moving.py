@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host falls to half its speed in mid-run: does the run find it, move, and gain?
+"""Halves a host's speed in mid-run: does the run notice it, move, and gain?
 
     python -m experiments.stragglers.moving [--json] [--percent 40]
 
-Two workers of `tiny`, each in a control group with so many percent of a core, as root.
-From step THROTTLED on the group of one of them has half: the run, with `--replan auto`,
-names it, weighs another plan and moves. `after_s` is its median step from then on;
-`best_s` that of a run which had the throttle from its start and the plan that the full
-search makes for such a cluster: `of_best` is their ratio. `usual_s` and `slow_s` are
-steps before the throttle, and with it before the move. Each host once, and for each the
-two runs one after the other, as the machine is shared with others.
+Two workers of `tiny` each run in a control group with `--percent` of a core, as root.
+From step THROTTLED on, one of the groups has half. The run, with `--replan auto`, names
+it, weighs another plan and moves. `after_s` is its median step from then on. `best_s`
+is that of a run with the throttle from its start and the plan that the full search
+makes for such a cluster; `of_best` is their ratio. `usual_s` and `slow_s` are steps
+before the throttle, and with it before the move. Each host is throttled once. For each,
+the two runs are one after the other, because the machine is shared.
 """
 
 import argparse
@@ -55,18 +55,18 @@ _OPTIONS += "--evaluation.sample-tokens 0 --checkpoint.every 0 --no-simulate".sp
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Groups of processes, with the percent of a core that each has."""
+    """Groups of processes, and the percent of a core that each has."""
 
     groups: dict[str, Path]
     percent: float
 
     def allow(self, host: str, share: float) -> None:
-        """Let a host have this share of what it has usually."""
+        """Give a host this share of its usual CPU time."""
         for file, text in limits(1, self.percent * share).items():
             (self.groups[host] / file).write_text(text)
 
     def take(self, host: str, pid: int) -> None:
-        """Let a process, and all that it starts, be on this host."""
+        """Put a process, and all that it starts, on this host."""
         (self.groups[host] / "cgroup.procs").write_text(str(pid))
 
 
@@ -92,7 +92,7 @@ def cluster() -> Cluster:
 
 
 def halves() -> Plan:
-    """The plan that is the best one for equal hosts: each has half of the samples."""
+    """Return the best plan for equal hosts: each has half of the samples."""
     layers = len(load_named(TypedName(_MODEL)).layers)
     replicas = tuple(
         Replica(
@@ -106,7 +106,7 @@ def halves() -> Plan:
 
 
 def best_with(slow: str) -> Plan:
-    """What the full search makes for the cluster whose host is known to be slow."""
+    """Return the full search's plan for the cluster with a host known to be slow."""
     request = PlanRequest(
         model=load_named(TypedName(_MODEL)),
         cluster=slowness({slow: 2.0}, {}).applied(cluster()),
@@ -124,7 +124,7 @@ def run(
     *options: str,
     steps: int,
 ) -> list[float]:
-    """Train, doing `at` before each step; return the seconds of all steps."""
+    """Train, calling `at` before each step; return the seconds of all steps."""
     folder.mkdir()
     (folder / "cluster.toml").write_text(cluster_toml(cluster()))
     write_plan(folder / "plan.json", plan)
@@ -157,7 +157,7 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
-    """The run that moves, and the one that never had to."""
+    """Run the run that moves, and the one that need not; return both results."""
 
     def throttle(step: int) -> None:
         if step == THROTTLED:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would a step have taken, had some operations taken other times?
+"""Replays a step with other times for some operations.
 
-An operation starts when all that it waits for has ended, and an operation of no group
-then takes its own time. Communication ends together, at the latest start of its group
-plus what it takes once all have come: as measured, the end less that latest start.
-"Without stragglers" every operation takes the mean of its type, communication the
-median. These rules are those of the authors of the traces ("Understanding Stragglers in
-Large Model Training Using What-if Analysis", OSDI 2025, arXiv 2505.05713), as README-2
-of the ground truth states them; the code is ours. Owns the replay and these what-ifs.
+An operation starts when all operations that it waits for have ended. An operation of no
+group then takes its own time. Communication ends together: at the latest start of its
+group plus the time that it takes once all have come, which is measured as the end less
+that latest start. "Without stragglers" every operation takes the mean of its type,
+communication the median. These rules are those of the authors of the traces
+("Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025,
+arXiv 2505.05713), as README-2 of the ground truth states them; the code is ours. Owns
+the replay and these what-ifs.
 """
 
 from collections.abc import Iterator
@@ -19,14 +20,14 @@ from numpy.typing import NDArray
 
 from experiments.stragglers.trace import Floats, Trace
 
-# of these it is the work that takes time; of all other types the communication
+# types that do work; all others are communication
 _WORK = frozenset({"forward-compute", "backward-compute", "gc", "optimizer"})
 _IMPOSSIBLE_S = -0.010  # ends before all have come: clocks differ by no more than that
-_WORST = 0.03  # share of the workers that are the worst
+_WORST = 0.03  # share of the workers that count as the worst
 
 
 def own_times(trace: Trace) -> Floats:
-    """Return what operations take by themselves, own_SDO, as they were measured."""
+    """Return own_SDO: the measured time of each operation by itself."""
     end_SDO, own_SDO = trace.start_SDO + trace.duration_SDO, trace.duration_SDO.copy()
     for members in trace.members():
         replicas, ops = map(list, zip(*members, strict=True))
@@ -37,7 +38,7 @@ def own_times(trace: Trace) -> Floats:
 
 
 def without_stragglers(trace: Trace, own_SDO: Floats) -> Floats:
-    """Return ideal_SDO: for each type one time, in all steps and places."""
+    """Return ideal_SDO: one time for each type, in all steps and places."""
     ideal_SDO = np.empty_like(own_SDO)
     types = np.array([op.type for op in trace.ops])
     for name in np.unique(types):
@@ -48,7 +49,7 @@ def without_stragglers(trace: Trace, own_SDO: Floats) -> Floats:
 
 
 def replay(trace: Trace, own_SDO: Floats) -> Floats:
-    """Return the step times, step_S, if operations take these times."""
+    """Return the step times, step_S, if operations take the times own_SDO."""
     start_SDO, end_SDO = np.zeros_like(own_SDO), np.zeros_like(own_SDO)
     for members in _in_order(trace):
         latest_S = np.full(len(own_SDO), -np.inf)
@@ -65,7 +66,7 @@ def replay(trace: Trace, own_SDO: Floats) -> Floats:
 
 
 def _in_order(trace: Trace) -> Iterator[list[tuple[int, int]]]:
-    """Yield what ends together, each after all that it waits for."""
+    """Yield groups that end together, each after all that it waits for."""
     every = [(d, o) for d in range(trace.num_replicas) for o in range(len(trace.ops))]
     group_of = {pair: [pair] for pair in every}
     for members in trace.members():
@@ -110,12 +111,12 @@ class WhatIf:
 
     @cached_property
     def replayed_s(self) -> float:
-        """Mean step as it was."""
+        """Mean step time of the replay with measured times."""
         return float(replay(self.trace, self.own_SDO).mean())
 
     @cached_property
     def ideal_s(self) -> float:
-        """Mean step without stragglers."""
+        """Mean step time without stragglers."""
         return float(replay(self.trace, self.ideal_SDO).mean())
 
     @property
@@ -123,34 +124,34 @@ class WhatIf:
         return self.replayed_s / self.ideal_s
 
     def only(self, is_slow_DO: NDArray[np.bool_]) -> float:
-        """Slowdown if nothing else were other than ideal."""
+        """Return the slowdown if only these operations took their measured times."""
         times_SDO = np.where(is_slow_DO, self.own_SDO, self.ideal_SDO)
         return float(replay(self.trace, times_SDO).mean()) / self.ideal_s
 
     def cured(self, is_slow_DO: NDArray[np.bool_]) -> float:
-        """Share of what is lost that comes back if these were ideal."""
+        """Return the share of the loss that comes back if these were ideal."""
         times_SDO = np.where(is_slow_DO, self.ideal_SDO, self.own_SDO)
         mean_s = float(replay(self.trace, times_SDO).mean())
         return (self.replayed_s - mean_s) / (self.replayed_s - self.ideal_s)
 
     def by_replica(self) -> dict[int, float]:
-        """Slowdown by each data-parallel replica alone."""
+        """Return the slowdown by each data-parallel replica alone."""
         return {
             d: self.only(self._places(np.arange(self.trace.num_replicas) == d, None))
             for d in range(self.trace.num_replicas)
         }
 
     def by_stage(self) -> dict[int, float]:
-        """Slowdown by each stage alone, in all replicas."""
+        """Return the slowdown by each stage alone, in all replicas."""
         stages = np.unique(self.trace.stage_O)
         return {int(s): self.only(self._places(None, int(s))) for s in stages}
 
     def last_stage_cures(self) -> float:
-        """What the authors call M_S."""
+        """Return the authors' M_S."""
         return self.cured(self._places(None, int(self.trace.stage_O.max())))
 
     def worst_workers(self) -> list[tuple[int, int]]:
-        """The worst 3 % of (replica, stage), by the lesser of their slowdowns."""
+        """Return the worst 3 % of (replica, stage), by their lesser slowdown."""
         by_replica, by_stage = self.by_replica(), self.by_stage()
         score = {
             (d, s): min(x, y)
@@ -161,14 +162,14 @@ class WhatIf:
         return sorted(score, key=lambda worker: -score[worker])[:number]
 
     def worst_workers_cure(self) -> float:
-        """What the authors call M_W."""
+        """Return the authors' M_W."""
         worst = np.zeros(self.own_SDO.shape[1:], bool)
         for d, s in self.worst_workers():
             worst |= self._places(np.arange(self.trace.num_replicas) == d, s)
         return self.cured(worst)
 
     def culprit(self) -> str:
-        """Whose ideal times give most of what is lost back."""
+        """Return the place whose ideal times recover most of the loss."""
         if self.last_stage_cures() > self.worst_workers_cure():
             return f"last stage ({int(self.trace.stage_O.max())})"
         workers = [f"worker dp {d}, stage {s}" for d, s in self.worst_workers()]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of real training jobs: operations, what they wait for, when they ran.
+"""Reads traces of real training jobs: operations, their dependencies and times.
 
 Owns the form of the files (`README-2.md` of the ground truth, section "traces"; data of
 ByteDance's StragglerAnalysis, Apache-2.0, which are not part of this repository). Does
-not own what is made of them (`replay.py`).
+not own their analysis (`replay.py`).
 """
 
 import gzip
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """An operation of one data-parallel replica; `after` have to end first."""
+    """An operation of one data-parallel replica; those in `after` must end first."""
 
     stage: int
     type: str
@@ -29,7 +29,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Communication that ends together, over all replicas where it is `across_dp`."""
+    """Communication that ends together, over all replicas if it is `across_dp`."""
 
     ops: tuple[int, ...]
     across_dp: bool
@@ -37,9 +37,9 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """Steps of a job: S steps of D data-parallel replicas with the same O operations.
+    """S steps of a job of D data-parallel replicas with the same O operations.
 
-    Seconds; starts are relative to their step. A step takes `step_S`.
+    Times are seconds; starts are relative to their step. A step takes `step_S`.
     """
 
     ops: tuple[Operation, ...]
@@ -57,7 +57,7 @@ class Trace:
         return np.array([op.stage for op in self.ops])
 
     def members(self) -> list[list[tuple[int, int]]]:
-        """Groups of (replica, operation) that end together."""
+        """Return groups of (replica, operation) that end together."""
         found = []
         for group in self.groups:
             every = [[(d, o) for o in group.ops] for d in range(self.num_replicas)]
@@ -73,7 +73,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(raw: dict[str, Any]) -> Trace:
-    """Make a trace of the JSON values of a file."""
+    """Return the trace that a file's JSON values describe."""
     return Trace(
         ops=tuple(
             Operation(stage=op["stage"], type=op["type"], after=tuple(op["after"]))

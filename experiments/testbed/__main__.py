@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command among unequal hosts on this machine, then take them down.
+"""Runs a command among unequal hosts on this machine, then removes them.
 
     python -m experiments.testbed --host a100:80:1000 --host v100:40:100 -- COMMAND...
     python -m experiments.testbed --host a100:80:1000 --host v100:40:100 --ray -- ...
     python -m experiments.testbed --host a100:80:1000 --host v100:40:100 --self-test
 
-A host is NAME[:CPU_PERCENT[:MBIT_PER_S]]: percent of one core, the rate at which it
-sends; what is left out is unlimited. A quota is a limit and no promise: the sum should
-leave 10 to 20 % of the machine idle. COMMAND runs on the machine itself, with --ray on
-the first host (outside its quota), and finds in its environment
+A host is NAME[:CPU_PERCENT[:MBIT_PER_S]]: percent of one core, and the rate at which it
+sends. Values that are left out are unlimited. A quota is a limit and no promise: the
+sum should leave 10 to 20 % of the machine idle. COMMAND runs on the machine itself,
+with --ray on the first host (outside its quota), and finds in its environment
 
     HETJAX_TESTBED_CONTROLLER_ADDRESS  the machine's address towards the hosts
     HETJAX_TESTBED_ADDRESSES           JSON, {host: address}
     HETJAX_TESTBED_PREFIXES            JSON, {host: words before a command to run there}
 
 and with --ray what `ray.init()` needs to join; a host's node has the resource
-`hetjax_node_NAME`. The exit code is that of COMMAND. --self-test prints as JSON what a
-busy loop takes on each host and what a plain socket moves between neighbours. Needs
-root; --quota-less runs all on 127.0.0.1 at full speed instead.
+`hetjax_node_NAME`. The exit code is that of COMMAND. --self-test prints as JSON how
+long a busy loop takes on each host and the rate of a plain socket between neighbours.
+Needs root; --quota-less runs all on 127.0.0.1 at full speed instead.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def host_of(text: str) -> Host:
 
 
 def variables(testbed: Testbed) -> dict[str, str]:
-    """Return what a command finds in its environment."""
+    """Return the variables that a command finds in its environment."""
     names = [host.name for host in testbed.hosts]
     return {
         "HETJAX_TESTBED_CONTROLLER_ADDRESS": testbed.controller_address,

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share of the CPU for a group of processes, by Linux control groups.
+"""Gives a group of processes a share of the CPU, by Linux control groups.
 
-Owns the finding of the `cpu` controller (version 1 or 2), the groups of a testbed,
-their limits and their end. Does not own which processes are put in (`hosts.py`,
-`ray_nodes.py`).
+Owns finding the `cpu` controller (version 1 or 2), and a testbed's groups with their
+limits and their end. Does not own which processes join (`hosts.py`, `ray_nodes.py`).
 """
 
 import errno
@@ -15,7 +14,8 @@ from typing import Literal
 
 from experiments.testbed import processes
 
-# short, since a quota stops and goes: work that outlasts a few periods is just slower
+# short, because a quota stops and resumes processes: work that outlasts a few periods
+# is merely slower
 PERIOD_US = 10_000
 GROUP_VARIABLE = "HETJAX_TESTBED_CPU_GROUP"
 _LEAST_QUOTA_US = 1_000  # the kernel refuses less
@@ -31,7 +31,7 @@ class Controller:
 
 
 def find_controller(mounts: str | None = None) -> Controller | None:
-    """Return the mounted `cpu` controller, None where there is none.
+    """Return the mounted `cpu` controller, or None if there is none.
 
     `mounts` is the text of /proc/self/mountinfo (see proc(5)).
     """
@@ -48,7 +48,7 @@ def find_controller(mounts: str | None = None) -> Controller | None:
 
 
 def limits(version: Literal[1, 2], cpu_percent: float) -> dict[str, str]:
-    """Return what to write into which file of a group, in this order."""
+    """Return the text for each file of a group, in the order of writing."""
     period_us = round(max(PERIOD_US, _LEAST_QUOTA_US * 100 / cpu_percent))
     quota_us = round(period_us * cpu_percent / 100)
     if version == 2:
@@ -59,7 +59,7 @@ def limits(version: Literal[1, 2], cpu_percent: float) -> dict[str, str]:
 def make_group(controller: Controller, name: str, cpu_percent: float) -> Path:
     """Make a group whose processes together get `cpu_percent` of one core."""
     if controller.version == 2:
-        # stays on: another testbed may rely on it by the time this one goes
+        # never switched off, because another testbed may rely on it by then
         (controller.mount / "cgroup.subtree_control").write_text("+cpu")
     group = controller.mount / name
     group.mkdir()
@@ -82,13 +82,13 @@ def join_group() -> None:
 
 
 def remove_group(group: Path) -> None:
-    """End the processes of a group and remove it; one not there is no error."""
+    """End the processes of a group and remove it; a missing group is no error."""
     end_s = time.monotonic() + _REMOVAL_S
     while group.exists():
         processes.end(lambda: members(group))
         try:
             group.rmdir()
-        except OSError as error:  # one has come, or the last is still on its way out
+        except OSError as error:  # one has joined, or the last is still ending
             if error.errno != errno.EBUSY or time.monotonic() > end_s:
                 raise
             time.sleep(0.01)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The point of hetjax, measured: unlike hosts of this machine train one model.
+"""Measures what hetjax gains: unlike hosts of this machine train one model.
 
     python -m experiments.testbed.demo [--runs 5] [--output demo.json] [--plot demo.png]
 
-Stands up hosts of unlike speed behind links of unlike rates (CPU quotas, namespaces and
-shaped links of `experiments/testbed`; needs root and two idle cores), and trains in
-turn with the plan of hetjax, with an even split over all hosts (`--planner even`), and
-with the hosts of each kind alone, for which hetjax plans as well. Each run measures the
-layers under the quotas, plans with these times, compiles before the quotas hold, and
-times steps in rounds that alternate. Prints one JSON object: medians over the runs,
-measured beside predicted; a picture of it if asked for.
+Sets up hosts of unlike speed behind links of unlike rates (CPU quotas, namespaces and
+shaped links of `experiments/testbed`; needs root and two idle cores). Trains in turn
+with the plan of hetjax, with an even split over all hosts (`--planner even`), and with
+the hosts of each kind alone, for which hetjax plans, too. Each run measures the layers
+under the quotas, plans with these times, compiles before the quotas hold, and times
+steps in rounds that alternate. Prints one JSON object: medians over the runs, measured
+and predicted; draws a picture of it on request.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _even(request: PlanRequest) -> Predicted:
 
 
 def run(hosts: Sequence[Host], num_rounds: int, num_steps: int) -> dict[str, Any]:
-    """Measure layers, plan, and time all plans in turn; what each one reached."""
+    """Measure layers, plan, and time all plans in turn; return what each reached."""
     config = models.preset(MODEL).config
     with (
         tempfile.TemporaryDirectory() as name,
@@ -119,7 +119,7 @@ def run(hosts: Sequence[Host], num_rounds: int, num_steps: int) -> dict[str, Any
 
 
 def summary(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return medians over runs, and by how much ours is faster: a run's ratio."""
+    """Return medians over runs, and the median speedup of hetjax within a run."""
     keys = "tokens_per_s", "predicted_tokens_per_s"
     names = list(runs[0])
     return {
@@ -137,7 +137,7 @@ def summary(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def draw(found: Mapping[str, Any]) -> Picture:
-    """Draw tokens per second: a bar is measured, a tick predicted."""
+    """Draw tokens per second: bars are measured, ticks are predicted."""
     rows = sorted(found["contestants"].items(), key=_speed, reverse=True)
     figure = new_figure(1.0 + 0.42 * len(rows))
     axes = titled_axes(figure, f"{found['model']} on {'; '.join(found['hosts'])}")
@@ -162,7 +162,7 @@ def _speed(named: tuple[str, Mapping[str, Any]]) -> float:
 
 
 def measure(num_runs: int, num_rounds: int, num_steps: int) -> Iterator[dict[str, Any]]:
-    """Yield what is known after each run."""
+    """Yield the result so far after each run."""
     hosts = [
         f"{h.name}: {h.cpu_percent:g} % of a core, {h.egress_mbit_per_s:g} Mbit/s"
         for h in HOSTS
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = json.loads(given.result.read_text())
         draw(found).save(given.plot)
         return
-    os.environ["PJRT_NPROC"] = "1"  # threads of a host would wait for each other
+    os.environ["PJRT_NPROC"] = "1"  # threads of a host would contend
     text = ""
     for found in measure(given.runs, given.rounds, given.steps):
         text = json.dumps(found, indent=1)

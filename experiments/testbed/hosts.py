@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unequal hosts on one Linux machine: each a network, a link rate and a CPU share.
+"""Makes unequal hosts of one Linux machine: each a network, a link rate, a CPU share.
 
-Owns the description of a host, the building and the taking down of all of them in
-reverse order, and the words that run a command on a host. Does not own how a namespace
-(`network.py`), a quota (`cpu_quota.py`) or the end of a process (`processes.py`) is
-made, nor Ray (`ray_nodes.py`).
+Owns the description of a host, the set-up of all hosts and their removal in reverse
+order, and the words that run a command on a host. Does not own the making of a
+namespace (`network.py`) or a quota (`cpu_quota.py`), the end of a process
+(`processes.py`), nor Ray (`ray_nodes.py`).
 """
 
 import itertools
@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _MOST_HOSTS = 250  # of one /24
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-# of a machine, what quotas may take: the rest is for Ray and the driver
+# share of a machine that quotas may take: the rest is for Ray and the driver
 _QUOTA_SHARE = 0.9
 _QUOTA_LESS = (
     "pass --quota-less (or quota_less=True) to run all hosts on 127.0.0.1 at full speed"
@@ -37,7 +37,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One host; `cpu_percent` is of one core, None is without a limit."""
+    """One host; `cpu_percent` is of one core. None means no limit."""
 
     name: str
     cpu_percent: float | None = None
@@ -46,7 +46,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where a host is while the testbed stands."""
+    """Where a host is while the testbed exists."""
 
     namespace: str
     port: str
@@ -55,13 +55,13 @@ class _Place:
 
 
 class Testbed:
-    """Unequal hosts for the time of a `with` block; raises BadInput where it cannot.
+    """Unequal hosts for the time of a `with` block. Raises BadInput if set-up fails.
 
-    SIGTERM, SIGHUP and Ctrl-C leave the block by an exception, so all is taken down.
-    With `quota_less` nothing is built: all hosts are this machine, unlimited.
+    SIGTERM, SIGHUP and Ctrl-C leave the block by an exception, so everything is
+    removed. With `quota_less` nothing is built: all hosts are this machine, unlimited.
     """
 
-    __test__ = False  # no test class, whatever pytest thinks of the name
+    __test__ = False  # no test class, though pytest would take it for one
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Testbed:
         return [] if self.quota_less else network.enter(self._place(host).namespace)
 
     def cpu_group(self, host: str) -> Path | None:
-        """Return the file that puts a process under a host's quota: write its id."""
+        """Return the file that takes a process's id to put it under a host's quota."""
         group = None if self.quota_less else self._place(host).cpu_group
         return group and group / "cgroup.procs"
 
@@ -138,7 +138,7 @@ class Testbed:
         return found
 
     def hold_quotas(self) -> None:
-        """Put what runs on the hosts under their quotas, if it was started outside."""
+        """Put processes that were started outside the hosts' quotas under them."""
         for host in self.hosts:
             group = self.cpu_group(host.name)
             if group is None:
@@ -148,12 +148,12 @@ class Testbed:
                     group.write_text(str(pid))
 
     def set_link(self, host: str, mbit_per_s: float | None) -> None:
-        """Change the rate at which a host sends, also while it sends."""
+        """Change the rate at which a host sends, even while it sends."""
         _check_positive(f"host {host!r}", "link rate", mbit_per_s)
         network.shape(self._place(host).namespace, mbit_per_s)
 
     def cut(self, host: str) -> None:
-        """Pull a host's cable: what is sent either way is lost, silently."""
+        """Pull a host's cable: data sent in either direction is lost, silently."""
         network.set_port(self._bridge, self._place(host).port, "down")
 
     def mend(self, host: str) -> None:
@@ -189,7 +189,7 @@ class Testbed:
         return self._places[host]
 
     def _build(self) -> None:
-        # what takes a thing down is noted before the thing is made
+        # register the removal of each thing before making it
         self._undo.callback(network.delete_namespace, self._bridge)
         network.make_namespace(self._bridge)
         network.make_bridge(self._bridge)
@@ -199,7 +199,7 @@ class Testbed:
         network.plug_machine(self._bridge, self._link, f"{subnet[1]}/24")
         for n, host in enumerate(self.hosts):
             self._build_host(host, f"host{n}", str(subnet[2 + n]))
-        # all at once; those that are only on their way end with their host
+        # all at once; processes that are just starting end with their host
         self._undo.callback(processes.end, self._members)
 
     def _build_host(self, host: Host, port: str, address: str) -> None:
@@ -219,7 +219,7 @@ class Testbed:
         if cpu_percent is None:
             return None
         controller = cpu_quota.find_controller()
-        assert controller is not None  # `obstacle` looked
+        assert controller is not None  # `obstacle` checked this
         self._undo.callback(cpu_quota.remove_group, controller.mount / name)
         return cpu_quota.make_group(controller, name, cpu_percent)
 
@@ -236,7 +236,7 @@ class Testbed:
 
 
 def obstacle(hosts: Sequence[Host]) -> BadInput | None:
-    """Return why these hosts cannot be built on this machine, None if they can."""
+    """Return why these hosts cannot be built on this machine, or None if they can."""
     lacking = _lacking(any(host.cpu_percent is not None for host in hosts))
     if lacking is None:
         return None
@@ -306,15 +306,15 @@ def _warn_of_quotas(hosts: Sequence[Host]) -> None:
 
 
 def _prefix(name: str) -> str:
-    """Return how the labels of a name begin where process ids mean what ours do."""
+    """Return how labels of a name start in the process-id space of this process."""
     pid_space = Path("/proc/self/ns/pid").stat().st_ino  # a container has its own
     return f"{name}-{pid_space}"
 
 
 def clear_abandoned(name: str) -> None:
-    """Remove what testbeds left that were killed by SIGKILL.
+    """Remove the remains of testbeds that were killed by SIGKILL.
 
-    Not those of other containers: whether their makers live cannot be seen from here.
+    Those of other containers stay: this process cannot see whether their makers live.
     """
     pattern = re.compile(rf"{re.escape(_prefix(name))}-(hj-(\d+)-\d+)[.-].+")
     controller = cpu_quota.find_controller()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a testbed's hosts and links do, against what they were set to.
+"""Measures a testbed's hosts and links against their settings.
 
 Owns the self-test: the same busy loop on each host, a plain socket between neighbours.
 Does not own the loop and the socket (`probe.py`) nor the hosts (`hosts.py`).
@@ -27,7 +27,7 @@ def self_test(testbed: Testbed) -> dict[str, Any]:
     links = zip(testbed.hosts, testbed.hosts[1:] + testbed.hosts[:1], strict=True)
     return {
         "quota_less": testbed.quota_less,
-        "load_before": os.getloadavg()[0],  # others' work takes from hosts' shares
+        "load_before": os.getloadavg()[0],  # other work takes CPU from the hosts
         "num_cores": len(os.sched_getaffinity(0)),
         "loop_one_by_one": _told(
             testbed,
@@ -39,7 +39,7 @@ def self_test(testbed: Testbed) -> dict[str, Any]:
 
 
 def link_speed(testbed: Testbed, sender: Host, receiver: str) -> dict[str, Any]:
-    """Return what a plain socket moves from one host to another, outside quotas."""
+    """Return the rate of a plain socket from one host to another, outside quotas."""
     rate = sender.egress_mbit_per_s
     num_bytes = _UNLIMITED_BYTES if rate is None else round(rate * 1e6 / 8 * _SEND_S)
     address = testbed.address(receiver)
@@ -70,9 +70,9 @@ def _rounds() -> int:
 
 
 def _told(testbed: Testbed, read: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """Return each host's loop, its time over the first host's, and what that should be.
+    """Return each host's loop, its time over the first host's, and the expected ratio.
 
-    A loop has one thread: more than 100 % is as good as no quota.
+    A loop has one thread: more than 100 % equals no quota.
     """
     hosts = () if testbed.quota_less else testbed.hosts
     percents = [min(host.cpu_percent or 100.0, 100.0) for host in hosts]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network namespaces on one bridge, with links that can be slowed and cut.
+"""Makes network namespaces on one bridge, with links that can be slowed and cut.
 
-Owns the `ip` and `tc` commands: namespaces, the bridge in a namespace of its own (so
-that no packet filter of the machine sees what hosts send), cables, rates, the choice of
-a free subnet, who is in a namespace. Does not own what a host is, nor when things are
-taken down (`hosts.py`).
+Owns the `ip` and `tc` commands: namespaces, the bridge in its own namespace (so that no
+packet filter of the machine sees the hosts' traffic), cables, rates, the choice of a
+free subnet, and the processes in a namespace. Does not own what a host is, nor when
+things are removed (`hosts.py`).
 """
 
 import ipaddress
@@ -17,11 +17,12 @@ from pathlib import Path
 
 from experiments.testbed import processes
 
-HOST_END = "eth0"  # what a host calls its end of the cable
+HOST_END = "eth0"  # a host's name for its end of the cable
 _BRIDGE = "bridge"
 _NAMESPACES = Path("/run/netns")
-# the bucket: what a link that was idle sends at once. Small, or short messages would
-# cross for nothing; but 64 KiB packets must fit, and timers may come late by this much
+# The bucket is what a link that was idle sends at once. It must be small, or short
+# messages would cross at no cost. But 64 KiB packets must fit, and timers may be late
+# by this much.
 _BURST_S = 0.005
 _LEAST_BURST_BYTES = 80_000
 _LATENCY = "200ms"  # of a full queue
@@ -29,8 +30,8 @@ _LINK_UP_S = 10.0
 
 
 def run(*words: str) -> str:
-    """Run a command, return what it prints; raise RuntimeError with what it says."""
-    # of its own session, or the Ctrl-C that ends a testbed would end its taking down
+    """Run a command and return its output. Raises RuntimeError with its errors."""
+    # in its own session: else the Ctrl-C that ends a testbed would stop its removal
     done = subprocess.run(words, capture_output=True, text=True, start_new_session=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
@@ -38,9 +39,9 @@ def run(*words: str) -> str:
 
 
 def free_subnet(first: int, routes: str | None = None) -> ipaddress.IPv4Network:
-    """Return a 10.77.x.0/24 that no route of the machine goes to, from x = first on.
+    """Return a 10.77.x.0/24 that no route of the machine uses, from x = first on.
 
-    `routes` is what `ip -4 -json route show table all` prints.
+    `routes` is the output of `ip -4 -json route show table all`.
     """
     text = run("ip", "-4", "-json", "route", "show", "table", "all")
     taken = [
@@ -48,8 +49,8 @@ def free_subnet(first: int, routes: str | None = None) -> ipaddress.IPv4Network:
         for route in json.loads(text if routes is None else routes)
         if route["dst"] != "default"
     ]
-    # wider routes than /16 lead somewhere by way of a gateway: 256 addresses of them
-    # can be spared
+    # routes wider than /16 lead to distant networks through a gateway; the testbed may
+    # shadow 256 addresses of such a network
     narrow = [network for network in taken if network.prefixlen >= 16]
     for n in range(256):
         subnet = ipaddress.IPv4Network(f"10.77.{(first + n) % 256}.0/24")
@@ -70,9 +71,9 @@ def make_namespace(name: str) -> None:
 
 
 def delete_namespace(name: str) -> None:
-    """Delete a namespace, its interfaces and its processes; one not there is no error.
+    """Delete a namespace, its interfaces and its processes; a missing one is no error.
 
-    Without its name no other process can come, but those inside would keep it alive.
+    Once the name is gone no process can enter, but those inside would keep it alive.
     """
     if name in namespaces():
         inode = (_NAMESPACES / name).stat().st_ino
@@ -90,7 +91,7 @@ def members(name: str) -> set[int]:
 def enter(name: str) -> list[str]:
     """Return the words that run a command in a namespace, as the same process.
 
-    Not `ip netns exec`: that hides /sys/fs/cgroup from the command.
+    These avoid `ip netns exec`, which hides /sys/fs/cgroup from the command.
     """
     return ["nsenter", f"--net={_NAMESPACES / name}", "--"]
 
@@ -121,18 +122,18 @@ def plug_machine(bridge: str, link: str, interface: str) -> None:
 
 
 def unplug_machine(link: str) -> None:
-    """Take this process's own cable away; one that is not there is no error."""
+    """Remove this process's own cable; a missing one is no error."""
     if any(there["ifname"] == link for there in _links()):
         run("ip", "link", "delete", link)
 
 
 def set_port(bridge: str, port: str, state: str) -> None:
-    """Set a port of the bridge `up` or `down`; the host sees its carrier go."""
+    """Set a port of the bridge `up` or `down`; the host sees its carrier change."""
     run("ip", "-n", bridge, "link", "set", port, state)
 
 
 def shape(host: str, mbit_per_s: float | None) -> None:
-    """Limit what a host sends, also while it sends; None lifts the limit."""
+    """Limit what a host sends, even while it sends; None lifts the limit."""
     if mbit_per_s is not None:
         run("tc", "-n", host, "qdisc", "replace", *_root(), *bucket(mbit_per_s))
     elif "qdisc tbf" in run("tc", "-n", host, "qdisc", "show", "dev", HOST_END):
@@ -159,7 +160,7 @@ def wait_for_links(bridge: str, hosts: Iterable[str]) -> None:
 
 def _inside(inode: int) -> set[int]:
     def is_inside(pid: int) -> bool:
-        with suppress(OSError):  # it has ended, or is another container's
+        with suppress(OSError):  # it has ended, or belongs to another container
             return Path(f"/proc/{pid}/ns/net").stat().st_ino == inode
         return False
 
@@ -171,7 +172,7 @@ def _root() -> tuple[str, ...]:
 
 
 def _down(namespace: str) -> list[str]:
-    # a loopback has no such state; a cable that is cut is down on purpose
+    # a loopback has no such state; a cable that was cut is down on purpose
     links = [link for link in _links("-n", namespace) if link["ifname"] != "lo"]
     asked = [link for link in links if "UP" in link["flags"]]
     return [link["ifname"] for link in asked if link["operstate"] != "UP"]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work for a host to do: a busy loop, the two ends of a plain socket. Prints JSON.
+"""Works on a host: a busy loop, or an end of a plain socket. Prints JSON.
 
     python probe.py loop NUM_ROUNDS
     python probe.py receive ADDRESS
     python probe.py send ADDRESS PORT NUM_BYTES
 
-Owns what a measurement runs on a host, by the standard library alone, so that it starts
-at once. Does not own what is measured (`measured.py`).
+Owns what a measurement runs on a host. Uses only the standard library, so that it
+starts at once. Does not own the measurements (`measured.py`).
 """
 
 import json
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def loop(num_rounds: int) -> dict[str, float]:
-    """Count, and return the seconds that went by and those on the CPU."""
+    """Count, and return the elapsed seconds and those on the CPU."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     total = 0
     for n in range(num_rounds):
@@ -30,7 +30,7 @@ def loop(num_rounds: int) -> dict[str, float]:
 
 
 def receive(address: str) -> dict[str, int]:
-    """Take one connection's bytes to the end, then acknowledge their number."""
+    """Receive one connection's bytes to the end, then acknowledge their number."""
     with socket.create_server((address, 0)) as server:
         print(json.dumps({"port": server.getsockname()[1]}), flush=True)
         connection, _ = server.accept()
@@ -44,7 +44,7 @@ def receive(address: str) -> dict[str, int]:
 
 
 def send(address: str, port: int, num_bytes: int) -> dict[str, float]:
-    """Send so many bytes; the seconds end with the acknowledgement."""
+    """Send `num_bytes` bytes; the seconds end with the acknowledgement."""
     chunk = memoryview(bytes(_CHUNK_BYTES))
     with socket.create_connection((address, port)) as connection:
         start_s = time.perf_counter()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of processes, and signals while things are taken down.
+"""Ends processes for certain, and holds signals during the removal of a testbed.
 
-Owns how a set of processes is ended for certain, and how a signal becomes an exception,
-so that what was built is taken down. Does not own which processes these are.
+Owns how a set of processes is ended, and how a signal becomes an exception, so that a
+testbed is removed. Does not own which processes these are.
 """
 
 import os
@@ -18,9 +18,9 @@ _KILL_S = 10.0
 
 
 def end(pids: Callable[[], set[int]], grace_s: float = GRACE_S) -> None:
-    """End what `pids` lists: by SIGTERM, then by SIGKILL, until none is left.
+    """End all that `pids` lists: by SIGTERM, then by SIGKILL, until none is left.
 
-    Asks again and again, so it finds what a process started as it ended.
+    Calls `pids` repeatedly, so it finds processes that an ending process started.
     """
     if _gone(pids, signal.SIGTERM, grace_s, each_once=True):
         return
@@ -29,7 +29,7 @@ def end(pids: Callable[[], set[int]], grace_s: float = GRACE_S) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -38,13 +38,13 @@ def is_alive(pid: int) -> bool:
 
 
 def all_alive() -> set[int]:
-    """Return the ids of all processes that are there and no zombies."""
+    """Return the ids of all processes that are no zombies."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     return {pid for pid in pids if is_alive(pid)}
 
 
 def end_group(leader: int) -> None:
-    """End all of the process group of this leader."""
+    """End all processes of this leader's process group."""
     end(lambda: _group(leader))
 
 
@@ -52,7 +52,7 @@ def end_group(leader: int) -> None:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt.
 
-    A program's own handlers stay; so does all outside the main thread.
+    A program's own handlers stay, and nothing changes outside the main thread.
     """
     ours = [s for s in _ENDING if signal.getsignal(s) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
@@ -81,7 +81,7 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            # None: set by something other than Python, which cannot be set back
+            # None: not set by Python, which cannot restore it
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if held:
         signal.raise_signal(held[0])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Ray node on each host of a testbed, the head on the first.
+"""Starts a real Ray node on each host of a testbed, with the head on the first.
 
-Owns the start of the nodes, what a driver must know to join them, and the end of
-exactly these processes. Ray's own processes stay outside the CPU quotas; its workers,
-and so actors, put themselves under the quota of their host as they start. Does not own
-the hosts (`hosts.py`).
+Owns the start of the nodes, what a driver needs to join them, and the end of exactly
+these processes. Ray's own processes stay outside the CPU quotas; its workers, and so
+actors, put themselves under their host's quota when they start. Does not own the hosts
+(`hosts.py`).
 """
 
 import importlib.util
@@ -31,17 +31,17 @@ _MARK = "HETJAX_TESTBED_RAY"
 _PORT = 6379
 _OBJECT_STORE_BYTES = 100_000_000
 _START_S = 120.0
-_GRACE_S = 1.0  # what stays longer waits for nothing that matters here
+_GRACE_S = 1.0  # nothing that matters here takes longer
 _ROOT = str(Path(__file__).parents[2])
-# Ray's workers call what this names as they start; it is how Ray hands the setup hook
-# of a runtime environment on, and works without an agent for these
+# Ray's workers call the function that this variable names when they start. Ray itself
+# passes the setup hook of a runtime environment on in this way, and it needs no agent.
 _WORKER_HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 _JOIN = f"{cpu_quota.__name__}.{cpu_quota.join_group.__name__}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayNodes:
-    """Ray nodes that run; `environment` is what a driver's must hold to join them."""
+    """Running Ray nodes; a driver needs `environment` in its own to join them."""
 
     address: str
     environment: dict[str, str]
@@ -66,7 +66,7 @@ def ray_nodes(testbed: Testbed) -> Iterator[RayNodes]:
 
 def _start_all(testbed: Testbed, undo: ExitStack) -> RayNodes:
     with processes.undisturbed():
-        # a short path, for those of Unix sockets have at most 107 characters
+        # short, because paths of Unix sockets have at most 107 characters
         folder = Path(tempfile.mkdtemp(prefix="hetjax-ray-", dir="/tmp"))
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
     token = folder / "token"
@@ -88,7 +88,7 @@ def _start_all(testbed: Testbed, undo: ExitStack) -> RayNodes:
 
 
 def start_words(host: Host, address: str) -> list[str]:
-    """Return the command that starts a host's node, less whether it is the head."""
+    """Return the command that starts a host's node, without --head or --address."""
     num_cpus = math.ceil((host.cpu_percent or 100.0) / 100)
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start"),
@@ -137,10 +137,10 @@ def _start(
 
 
 def _ours(testbed: Testbed, sessions: set[int], mark: str) -> set[int]:
-    """Return what was started on the hosts with these nodes.
+    """Return the processes that were started on the hosts with these nodes.
 
-    Nodes stay in the session of their start, what they start may leave it; but a
-    process that renames itself may write over its environment.
+    Nodes stay in the session of their start. Their children may leave it, but keep the
+    mark in their environment; a process that renames itself may overwrite that.
     """
     pids = set().union(*(testbed.members(host.name) for host in testbed.hosts))
     return {

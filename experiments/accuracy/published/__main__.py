@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted against measured, and how sure: published runs of other frameworks.
+"""Compares predictions, and their certainty, with published runs of other frameworks.
 
     python -m experiments.accuracy.published --groundtruth DIR [--json]
 
 DIR holds the published rows; none of it is part of this repository. Every family is
-left out in turn: what the others teach is held against it. Printed are estimate over
-measured by family, the share of rows within their 90 % intervals and what the median
-interval multiplies and divides by. Two minutes of CPU time.
+left out in turn, and predicted by what the other families teach. Prints estimate over
+measured by family, the share of rows within their 90 % intervals, and the factor by
+which the median interval multiplies and divides. Two minutes of CPU time.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def study(predictions: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def rows_of(predictions: Sequence[Predicted]) -> Rows:
-    """Give the predictions as arrays."""
+    """Return the predictions as arrays."""
     families = list(dict.fromkeys(p.run.family for p in predictions))
     chips = [_chip(p) for p in predictions]
     kinds = list(dict.fromkeys(chips))
@@ -81,7 +81,7 @@ def rows_of(predictions: Sequence[Predicted]) -> Rows:
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Lay the families out for people."""
+    """Format the families as a table for people."""
     header = ("family", "rows", "min", "median", "max", "below 1", "error", "learnt")
     header += ("in 90 %", "factor", "ratios in 90 %", "factor")
     lines = [

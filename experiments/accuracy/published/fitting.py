@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What errors on published runs say of speeds: leaving one family of runs out in turn.
+"""Fits speeds to errors on published runs, leaving one family of runs out in turn.
 
 Owns the fit. The logarithm of measured over predicted time is a sum of slopes times
-speeds; a speed differs from the model's by a part that all have in common, one of its
-kind of device and one of its family (framework and hardware). All parts are normal, and
-their widths are those that make the rows most probable (type II maximum likelihood).
-Does not own predictions (`predicting.py`).
+speeds. A speed differs from the model's by three parts: one common to all, one of its
+kind of device, and one of its family (framework and hardware). All parts are normal,
+and their widths are those that make the rows most probable (type II maximum
+likelihood). Does not own predictions (`predicting.py`).
 """
 
 import math
@@ -20,16 +20,16 @@ from scipy.optimize import minimize
 Floats = NDArray[np.float64]
 
 SPEEDS = ("products", "attention", "memory", "launches", "links", "network")
-_ROWS = 24  # of a family that are fitted to: each counts about as much
+_ROWS = 24  # the most of a family that the fit uses: families then count about equally
 _NORMAL_90 = 1.6449
-# Widths before the rows are looked at: common, of a family, of a kind, of each speed.
-# Products cannot be much faster than 80 % of a peak; launches of programs that nobody
-# compiled, and attention, are another matter.
+# Prior widths of each speed: common, of a family, of a kind. Products cannot be much
+# faster than 80 % of a peak. Attention, and launches of uncompiled programs, are much
+# less certain.
 _COMMON = (0.07, 0.4, 0.15, 1.0, 0.3, 0.3)
 _FAMILY = (0.1, 0.25, 0.2, 1.0, 0.6, 0.4)
 _KIND = (0.07, 0.2, 0.1, 0.3, 0.25, 0.2)
 _SOFTWARE, _NOISE = 0.1, 0.07
-_SURE = np.array([0.2] * 18 + [0.5] * 2)  # of the logarithms of these
+_SURE = np.array([0.2] * 18 + [0.5] * 2)  # prior widths of the logarithms of the above
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,11 +54,12 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How well the others foretell one family.
+    """How well the other families predict this family.
 
     Errors are means of |predicted / measured - 1|, by the catalogue and as learnt from
-    the others; `covered` is the share of rows in their 90 % intervals, `factor` what
-    the median interval multiplies and divides by, and the same of ratios of two rows.
+    the others. `covered` is the share of rows in their 90 % intervals, `factor` what
+    the median interval multiplies and divides by. `ratios_covered` and `ratios_factor`
+    are the same for ratios of two rows.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Family:
 
 
 def leave_one_out(rows: Rows) -> list[Family]:
-    """Judge every family by what the others say of it."""
+    """Judge every family by the prediction from the others."""
     found = []
     for family in range(len(rows.families)):
         is_left_out = rows.family_N == family
@@ -145,7 +146,7 @@ def _judged(rows: Rows, family: int, widths: Floats) -> Family:
 def _told_by(
     rows: Rows, widths: Floats, train: NDArray[np.int64], test: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Mean and covariance of some rows' surprises, given others'."""
+    """Return mean and covariance of surprises at `test`, given those at `train`."""
     smooth_NN = _covariance(rows, widths)
     noise = widths[19] ** 2
     known_TT = smooth_NN[np.ix_(train, train)] + noise * np.eye(len(train))
@@ -157,7 +158,7 @@ def _told_by(
 
 
 def _fitted(rows: Rows) -> Floats:
-    """The widths that make the rows most probable."""
+    """Return the widths that make the rows most probable, under their prior."""
     start = np.log([*_COMMON, *_FAMILY, *_KIND, _SOFTWARE, _NOISE])
 
     def loss(logs: Floats) -> float:
@@ -174,7 +175,7 @@ def _fitted(rows: Rows) -> Floats:
 
 
 def _covariance(rows: Rows, widths: Floats) -> Floats:
-    """Of all rows' surprises, without noise."""
+    """Return the covariance of all rows' surprises, without noise."""
     family_NN = rows.family_N[:, None] == rows.family_N
     kind_NN = rows.kind_N[:, None] == rows.kind_N
     found_NN = widths[18] ** 2 * family_NN
@@ -188,7 +189,7 @@ def _covariance(rows: Rows, widths: Floats) -> Floats:
 
 
 def _thinned(rows: Rows) -> Rows:
-    """At most so many rows of each family."""
+    """Return at most `_ROWS` rows of each family."""
     draw = np.random.default_rng(0)
     kept = [
         draw.permutation(np.flatnonzero(rows.family_N == family))[:_ROWS]

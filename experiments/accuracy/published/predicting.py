@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the product predicts for a published run, and what that prediction rests on.
+"""Predicts a published run as the product does, with the prediction's sensitivities.
 
 Owns the path of a user's prediction: `costs_of`, the programs, the simulator. Does not
-own the rows (`rows.py`), nor what is concluded from errors (`fitting.py`).
+own the rows (`rows.py`), nor the conclusions from errors (`fitting.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _NO_NETWORK = Speeds(links=1e6, network=1e6)
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """One run, its predicted seconds, and how much of them each parameter decides."""
+    """One run, its predicted seconds, and the elasticity of each parameter."""
 
     run: PublishedRun
     time_s: float

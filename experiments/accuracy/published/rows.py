@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published runs of other frameworks, as plans of ours.
+"""Turns published runs of other frameworks into plans of ours.
 
-Owns reading what their authors have printed, and what of it becomes a plan, a model and
-a cluster. Does not own the prediction (`predicting.py`). Nothing here is fitted: a row
-says its layout, the catalogue its devices.
+Owns reading the authors' printed figures, and building plans, models and clusters from
+them. Does not own the prediction (`predicting.py`). Nothing here is fitted: the layout
+comes from the row, the devices from the catalogue.
 
-Where a framework shards weights (FSDP, ZeRO), the plan has one stage with a data axis;
-an MLP without a gate is a gated one of as many elements. Rows in fp8, with context
-parallelism or with async tensor parallelism are left out: hetjax has none of these.
+Where a framework shards weights (FSDP, ZeRO), the plan has one stage with a data axis.
+An MLP without a gate becomes a gated MLP with as many elements. Rows in fp8, with
+context parallelism or with async tensor parallelism are left out: hetjax has none of
+these.
 """
 
 import json
@@ -48,8 +49,8 @@ _SAILOR_DEVICES = {
 class PublishedRun:
     """One row: what ran, on what, and its measured seconds of a step.
 
-    `hides_sums` where the framework exchanges weights and gradients beside compute;
-    `only_passes` where forward and backward of one microbatch were measured alone.
+    `hides_sums`: the framework exchanges weights and gradients during compute.
+    `only_passes`: only forward and backward of one microbatch were measured.
     """
 
     family: str
@@ -231,7 +232,7 @@ def _korthikanti(folder: Path) -> Iterator[PublishedRun]:
 
 
 def _sailor_layers(folder: Path) -> Iterator[PublishedRun]:
-    """Layer times of two models by kind of device: their sums over a whole model."""
+    """Yield layer times of two models by kind of device, summed over a whole model."""
     published = json.loads((folder / "sailor/models.json").read_text())
     for path in sorted((folder / "sailor/profiles_referee").glob("*/*.json")):
         name, device = path.parent.name, _SAILOR_DEVICES[path.stem]
@@ -303,7 +304,7 @@ def _llama(name: str, dims: dict[str, int], seq_len: int) -> Model:
 
 
 def _ungated(inner_size: int) -> int:
-    """The gated MLP of as many elements; a multiple of 128."""
+    """Return the inner size of a gated MLP with as many elements, a multiple of 128."""
     return round(inner_size * 2 / 3 / 128) * 128
 
 
@@ -352,7 +353,7 @@ def _pipeline(
     global_batch: int,
     remat: Remat,
 ) -> Plan:
-    """Equal stages, the embedding with the first and the head with the last."""
+    """Return equal stages, the embedding with the first and the head with the last."""
     num_microbatches = global_batch // microbatch_size
     cuts = [0, *accumulate([num_blocks // depth] * depth, initial=1)][2:-1]
     stages = tuple(

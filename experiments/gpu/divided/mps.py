@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's Multi-Process Service as a daemon of ours, which ends with whoever uses it.
+"""Runs NVIDIA's Multi-Process Service as a daemon that ends with its user.
 
-Processes that are clients of the service compute on one card at the same time, each on
-a share of its multiprocessors. The daemon has directories of its own, and no setting of
-the card is changed. A small process stands between it and its user: it starts the
-daemon, waits for the end of its standard input, which comes however the user ends, and
-then stops the daemon. It does not carry a session's mark, so that a session that ends
-all processes of a part does not end it before it has done that.
+Clients of the service compute on one card at the same time, each on a share of the
+card's multiprocessors. The daemon has its own directories, and no setting of the card
+is changed. A small process, the keeper, stands between the daemon and its user. It
+starts the daemon, waits for the end of its standard input, which comes however the user
+ends, and then stops the daemon. The keeper does not carry a session's mark: a session
+that ends all processes of a part must not end the keeper first.
 
 Owns the daemon's life. Does not own what clients compute (`parts/unequal.py`).
 """
@@ -32,17 +32,17 @@ _OF_A_PART = (MARK, "TMPDIR")
 
 
 class NoService(Exception):
-    """The service does not start here; its text says why."""
+    """The service does not start here; the message says why."""
 
 
 @contextmanager
 def multi_process_service(card: str) -> Iterator[Mapping[str, str]]:
-    """Run the service for a card, of which a UUID is best; NoService if it cannot be.
+    """Run the service for a card, best given by UUID. Raises NoService if it fails.
 
-    Yields the variables of its clients, to which they add
-    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, their share of the multiprocessors.
+    Yields the environment variables of its clients. Each client adds its share of the
+    multiprocessors as CUDA_MPS_ACTIVE_THREAD_PERCENTAGE.
     """
-    # neither the mark nor the temporary folder of a part, which may end before it
+    # without the part's mark and temporary folder: the part may end before the keeper
     environment = {n: text for n, text in os.environ.items() if n not in _OF_A_PART}
     keeper = subprocess.Popen(
         [sys.executable, "-m", "experiments.gpu.divided.mps"],
@@ -60,18 +60,18 @@ def multi_process_service(card: str) -> Iterator[Mapping[str, str]]:
         yield answer | {"CUDA_VISIBLE_DEVICES": _seen_by_clients(card)}
     finally:
         keeper.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # it goes on by itself
+        with suppress(subprocess.TimeoutExpired):  # the keeper continues without us
             keeper.wait(2 * _ANSWER_S + _QUIT_S + 2 * _END_S)
         keeper.stdout.close()
 
 
 def _seen_by_clients(card: str) -> str:
-    """A UUID is the same to all; by number clients count what the daemon sees."""
+    """Return the card's name for clients: its UUID, or its number in the daemon."""
     return card if card.startswith(("GPU-", "MIG-")) else "0"
 
 
 def _keep() -> None:
-    """Be the process between: say how clients find the daemon, or why there is none."""
+    """Run the keeper: print how clients find the daemon, or why there is none."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with TemporaryDirectory(prefix="hetjax-mps-") as folder:
         pipes = {
@@ -114,7 +114,7 @@ def _start(folder: Path, pipes: Mapping[str, str]) -> None:
 
 
 def _asked(request: str, pipes: Mapping[str, str]) -> str | None:
-    """The daemon's answer; None if there is none in time."""
+    """Return the daemon's answer; None if the daemon fails or misses the limit."""
     try:
         done = subprocess.run(
             [_CONTROL],
@@ -130,7 +130,7 @@ def _asked(request: str, pipes: Mapping[str, str]) -> str | None:
 
 
 def _stop(folder: Path, pipes: Mapping[str, str]) -> None:
-    """Ask daemon and servers to quit, and end those that do not."""
+    """Ask daemon and servers to quit, and kill those that do not."""
     daemon = _pids((_read(folder / _PID_FILE),))
     if not daemon:
         return
@@ -153,14 +153,14 @@ def _pids(words: tuple[str, ...] | list[str]) -> tuple[int, ...]:
 
 
 def _wait(pids: tuple[int, ...], limit_s: float) -> None:
-    """Wait until none of these is there any more."""
+    """Wait until none of these processes runs, or the limit has passed."""
     end_s = time.monotonic() + limit_s
     while any(map(_is_there, pids)) and time.monotonic() < end_s:
         time.sleep(_LOOK_S)
 
 
 def _is_there(pid: int) -> bool:
-    """Whether the process runs; one that has ended, and is not waited for, does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

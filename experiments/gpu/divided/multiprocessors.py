@@ -3,9 +3,9 @@
 
     python -m experiments.gpu.divided.multiprocessors
 
-CUDA's driver is asked, in a process whose environment says which card that is and, for
-a client of MPS, which share of it. A context is made, so that a service that does not
-work shows itself here, and at once. Needs no JAX.
+Asks CUDA's driver. The process's environment selects the card and, for a client of MPS,
+the client's share of it. Makes a context, so that a service that does not work fails
+here at once. Needs no JAX.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ class NoContext(Exception):
 
 
 def multiprocessors(environment: Mapping[str, str]) -> int:
-    """Return how many a process with this environment sees; NoContext says why none."""
+    """Return the number in a process with this environment; NoContext if it fails."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "experiments.gpu.divided.multiprocessors"],

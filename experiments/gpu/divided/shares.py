@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two unequal shares of one device, each for the processes of a node of its own.
+"""Divides one device into two unequal shares, each a node with its own processes.
 
-Owns what is set for the processes of a share, the nodes that shares are in a cluster,
-and measuring a model's layers on one. Does not own the service that divides a card
+Owns the environment of a share's processes, the cluster whose nodes are the shares, and
+measuring a model's layers on each share. Does not own the service that divides a card
 (`mps.py`), nor what is planned and trained (`parts/unequal.py`).
 """
 
@@ -29,7 +29,7 @@ from hetjax.profiling.found_apart import as_found_apart, run_here
 
 LARGER, SMALLER = "larger", "smaller"
 FRACTIONS = {LARGER: 0.7, SMALLER: 0.3}
-_UNOPTIMISED = "--xla_backend_optimization_level=0"  # a few times as slow, on CPUs
+_UNOPTIMISED = "--xla_backend_optimization_level=0"  # a few times slower, on CPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +42,12 @@ class Share:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """All that a process of the share has in its environment."""
+        """The whole environment of a process of the share."""
         return {**os.environ, **malloc_environment(), **self.environment}
 
 
 def shares_of_card(clients: Mapping[str, str]) -> tuple[Share, ...]:
-    """Return two shares of a card of which `clients` of the service see one."""
+    """Return two shares of the one card that `clients` of the service see."""
     return tuple(
         Share(
             name=name,
@@ -67,8 +67,8 @@ def shares_of_card(clients: Mapping[str, str]) -> tuple[Share, ...]:
 
 
 def shares_of_cpu() -> tuple[Share, ...]:
-    """Return two CPUs of one thread each, for the second of which programs are compiled
-    without optimisation: a slower device, without a privilege."""
+    """Return two CPUs of one thread each. Programs of the second are compiled without
+    optimisation, which makes a slower device without any privilege."""
     own = {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1"}
     slow = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_UNOPTIMISED}"}
     return (
@@ -80,7 +80,7 @@ def shares_of_cpu() -> tuple[Share, ...]:
 def cluster_of_shares(
     shares: Sequence[Share], device: str, memory_gib: float, folder: Path
 ) -> Cluster:
-    """Return a node for each share, joined by the way between processes as measured.
+    """Return a cluster with a node for each share and the measured loopback link.
 
     A kind of card that the catalogue lacks is measured, too.
     """
@@ -99,13 +99,13 @@ def cluster_of_shares(
 
 
 def _loopback() -> Link:
-    """The way from one process to the other, as `hetjax doctor --peers` measures it."""
+    """Return the link between the two processes, measured as `doctor --peers` does."""
     with closing(socket.create_server((LOOPBACK, 0))) as listening:
         port = listening.getsockname()[1]
         with ThreadPoolExecutor(1) as pool:
             pool.submit(answer, listening)
             peer = ask(f"{LOOPBACK}:{port}")
-            listening.close()  # and so the answering ends
+            listening.close()  # which ends `answer`
     if peer.error:
         raise RuntimeError(f"loopback was not measured: {peer.error}")
     return Link(
@@ -116,9 +116,9 @@ def _loopback() -> Link:
 
 
 def as_kinds(cluster: Cluster, shares: Sequence[Share]) -> Cluster:
-    """Return the same nodes as devices of two kinds, as the planner has to see them.
+    """Return the same nodes as devices of two kinds, because the planner needs kinds.
 
-    A profile says what each computes in which time; the peak counts where it is silent.
+    A profile gives the time of each kind; the peak is used where a profile has none.
     """
     nodes = tuple(
         _as_kind(cluster.node(share.name), share.fraction) for share in shares
@@ -141,7 +141,7 @@ def _as_kind(node: Node, fraction: float) -> Node:
 
 
 def kind_of(share: str) -> str:
-    """The name of the device kind that a share is to the planner."""
+    """Return the name of the device kind that the planner sees for a share."""
     return f"{share}-share"
 
 
@@ -156,8 +156,8 @@ def profiled(
 ) -> Profile:
     """Measure the model's layers on all shares at the same time, as in training.
 
-    `options` are of `hetjax.profile`; the measurements are of the shares' own kinds.
-    OutOfTime says which share's profile did not end.
+    `options` are those of `hetjax.profile`. Each measurement carries its share's kind.
+    OutOfTime names the share whose profile did not end.
     """
 
     def measure(share: Share) -> Profile:

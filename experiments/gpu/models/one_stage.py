@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as one stage on one device, in what the product would take there.
+"""Builds a model as one stage on one device, as the product would run it there.
 
 Owns the plan with the device's own precision and attention, the runtime that trains by
-it, and what the product predicts of it. Does not own what is measured.
+it, and the product's predictions for it. Does not own what is measured.
 """
 
 from collections.abc import Mapping
@@ -45,12 +45,13 @@ from hetjax.stage.partition import tied_holders
 CLIP_NORM = 1.0
 NODE = "node"
 KEY: StageKey = (0, 0)  # of the one stage
-_LOSS_SCALE = 2.0**8  # what a run begins with, where it scales the loss
+_LOSS_SCALE = 2.0**8  # the first scale of a run that scales the loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneStage:
-    """The plan says its stage's precision and attention."""
+    """A one-stage plan with its model and cluster; the plan sets precision and
+    attention."""
 
     model: Model
     plan: Plan
@@ -70,11 +71,11 @@ class OneStage:
 
     @property
     def loss_scale(self) -> float | None:
-        """What `step` is given."""
+        """The loss scale for `StageRuntime.step`."""
         return _LOSS_SCALE if self.precision == "float16" else None
 
     def batch(self) -> Batch:
-        """Tokens without meaning; of a packed plan each sequence has two documents."""
+        """Return random tokens; in a packed plan each sequence has two documents."""
         batch = random_batch(self.plan, self.model.vocab_size)
         if not self.plan.packed:
             return batch
@@ -92,22 +93,22 @@ class OneStage:
         optimizer: optax.GradientTransformation,
         told: Mapping[str, int],
     ) -> CompiledBytes:
-        """What the compiler has told of the stage (`Stages.temp_bytes`), as `train`
-        keeps it."""
+        """Return the compiler's figures for the stage (`Stages.temp_bytes`) in the form
+        that `train` keeps."""
         devices = stage_devices(self.plan, self.cluster)
         init = optimizer.init
         programs = PlanPrograms.from_plan(self.plan, self.model, devices, init)
         return by_program(programs, {KEY: told})
 
     def predicted(self, optimizer: optax.GradientTransformation) -> Predicted:
-        """What `simulate` says; NoFeasiblePlan if the device has too little memory."""
+        """Return what `simulate` says; NoFeasiblePlan if device memory is too small."""
         return predict(self.plan, self._costs(optimizer, NOTHING), self._tied)
 
     def memory(
         self, optimizer: optax.GradientTransformation, compiled: CompiledBytes
     ) -> MemoryUse:
-        """What the device would hold at its peak by the compiler's workspaces, whether
-        or not it has that."""
+        """Return the device's peak memory by the compiler's workspaces, even if the
+        device has less."""
         programs = lower(self.plan, self._tied)
         uses = memory_uses(programs, self.plan, self._costs(optimizer, compiled))
         return uses[f"{NODE}/0"]
@@ -131,7 +132,7 @@ class OneStage:
 
 
 def node_of(device: jax.Device) -> Node:
-    """The device as the product finds it; a kind that it does not know is measured."""
+    """Return the device as the product finds it; an unknown kind is measured."""
     (node,) = cluster_here([device])[0].nodes
     return replace(node, name=NODE)
 
@@ -149,7 +150,7 @@ def one_stage(
     offload: Offload = "none",
     packed: bool = False,
 ) -> OneStage:
-    """BadInput for attention that cannot run there."""
+    """Return the stage with its plan. BadInput if the attention cannot run there."""
     model, cluster = model_of(config), Cluster(name="here", nodes=(node,))
     model = fine_tuned(model, WHOLE, lora)
     plan = even_pipeline(model, 1, microbatches, size, remat)
@@ -171,6 +172,6 @@ def _offloaded(plan: Plan, offload: Offload) -> Plan:
 
 
 def other_forms(form: AttentionForm | None) -> tuple[AttentionForm, ...]:
-    """What else runs wherever this form does."""
+    """Return the other forms that run wherever this form does."""
     everywhere: tuple[AttentionForm, ...] = ("chunked", "xla")
     return tuple(other for other in everywhere if other != form)

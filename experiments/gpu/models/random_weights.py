@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights without meaning, for models of which only time and memory are measured."""
+"""Makes random weights for models of which only time and memory are measured."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-_NUM_DRAWN = 2**20 + 7  # numbers, repeated: to draw a billion takes a host too long
+_NUM_DRAWN = 2**20 + 7  # numbers, then repeated: drawing a billion takes too long
 _SPREAD = 0.02
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small stage that takes the same first step, or the same update, again and again.
+"""Repeats the same first step, or the same update, of a small stage.
 
-What it leaves are its gradients or its weights, on the host, to be compared to the bit.
-Owns the stage and that nothing of one time is left for the next. Does not own what is
-compared with what (`parts/bits.py`).
+Each repetition leaves its gradients or weights on the host, for comparison to the bit.
+Owns the stage and the fresh start of each repetition. Does not own the comparisons
+(`parts/bits.py`).
 """
 
 import os
@@ -26,21 +26,21 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 NUM_BLOCKS = 2  # these have every kernel of the whole model
 GRADIENT = "opt."  # optax.trace without decay keeps the gradient as its state
 _MICROBATCHES = 2
-_GRADIENTS = 1e-2  # their size
+_GRADIENTS = 1e-2  # standard deviation of random gradients
 
 State = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repeated:
-    """A stage, and what it has kept after each of the times."""
+    """A stage, and its state after each repetition."""
 
     stage: OneStage
     states: tuple[State, ...]
 
 
 def begin(variables: Mapping[str, str]) -> None:
-    """A process begins here, before JAX does."""
+    """Set a new process's environment before it starts JAX."""
     os.environ.update(variables)
 
 
@@ -50,7 +50,7 @@ def stepped(
     attention: Attention = "best",
     times: int = 1,
 ) -> Repeated:
-    """Take the first step of a stage anew, as often as asked for."""
+    """Take the first step of a stage anew, `times` times."""
     stage = _stage(setting, dtype, attention)
     runtime = stage.runtime(setting.device, optax.trace(decay=0.0))
     states = list[State]()
@@ -110,7 +110,7 @@ def _stage(setting: Setting, dtype: Dtype | None, attention: Attention) -> OneSt
 
 
 def described(stage: OneStage) -> str:
-    """Return in words what is repeated."""
+    """Describe the repeated stage in words."""
     return (
         f"{NUM_BLOCKS} blocks of {stage.model.name}, {stage.plan.seq_len} positions, "
         f"{stage.precision}, attention {stage.stage.attention}"
@@ -118,7 +118,7 @@ def described(stage: OneStage) -> str:
 
 
 def unlike_names(one: State, other: State) -> list[str]:
-    """Return the names of arrays that are not the same bits in both."""
+    """Return the names of arrays whose bits differ between the two states."""
     assert one.keys() == other.keys()
     return [n for n, value in one.items() if value.tobytes() != other[n].tobytes()]
 

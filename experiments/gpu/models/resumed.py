@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of `hetjax train` that is stopped and resumed, and the same without a stop.
+"""Runs `hetjax train` twice: once stopped and resumed, once without a stop.
 
 Owns the commands and the comparison of losses. Does not own what is restored
 (`hetjax/checkpoint/`).
@@ -23,7 +23,7 @@ from hetjax.training.directory.rundir import METRICS
 _SAME = "a run that was stopped and resumed: losses of one that was not"
 _STEPS, _STOP_AFTER = 6, 3
 _STOPPED = 4  # the exit code of a run that was stopped with its state saved
-_MODULES = ("argparse", "json", "pathlib", "tarfile")  # whose manuals are the text
+_MODULES = ("argparse", "json", "pathlib", "tarfile")  # their manuals are the text
 _LEAST_S = 15.0
 
 
@@ -50,8 +50,8 @@ def stopped_and_resumed(setting: Setting) -> Iterator[Row]:
 
 
 def _write(scratch: Path) -> None:
-    """Write the text and the model: the preset `tiny` would bring a cluster of its own
-    where there is no card."""
+    """Write the text and the model. Preset `tiny` would bring its own cluster where
+    there is no card."""
     manuals = [pydoc.plain(pydoc.render_doc(module)) for module in _MODULES]
     (scratch / "manual.txt").write_text("\n".join(manuals), encoding="utf-8")
     (scratch / "model").mkdir()
@@ -62,7 +62,7 @@ def _write(scratch: Path) -> None:
 def _both_losses(
     setting: Setting, scratch: Path
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Train in one go and, at the same time, in two; return the losses by step."""
+    """Train without a stop and, at the same time, with one; return losses by step."""
     with ThreadPoolExecutor() as pool:
         whole = pool.submit(_train, setting, scratch, "whole")
         _train(setting, scratch, "stopped", "--stop-after", str(_STOP_AFTER))
@@ -73,7 +73,7 @@ def _both_losses(
 def _train(
     setting: Setting, scratch: Path, run: str, *options: str
 ) -> dict[int, float]:
-    """Run the command; return the losses that the run has so far."""
+    """Run the command; return the losses of all the run's steps so far."""
     directory = scratch / run
     command = [sys.executable, "-m", "hetjax.train", str(scratch / "model"), *options]
     command += ["--run-dir", str(directory), "--steps", str(_STEPS)]

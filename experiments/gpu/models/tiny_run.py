@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs of preset `tiny`, as a user types them, on the devices that are asked for.
+"""Defines short runs of preset `tiny`, as a user types them, on chosen devices.
 
-Owns the words of the command and reading what a run has left in its directory. Does not
-own starting it (`background.py`), nor what a part makes of it.
+Owns the words of the command and reading what a run leaves in its directory. Does not
+own starting the command (`background.py`), nor how a part uses the results.
 """
 
 import shutil
@@ -20,7 +20,7 @@ _TEXT = Path(__file__).parents[3] / "LICENSE"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
-    """How much `tiny` computes in a run."""
+    """The amount of work of a `tiny` run."""
 
     steps: int
     seq_len: int
@@ -35,10 +35,10 @@ class RunSize:
 def tiny_arguments(
     run_dir: Path, cluster: Cluster, size: RunSize, cache: Path, *more: str
 ) -> Sequence[str]:
-    """Return what follows `python -m hetjax.train`; writes the cluster's file and the
+    """Return what follows `python -m hetjax.train`. Writes the cluster's file and the
     text, which is the licence.
 
-    The run shows no text and saves only at its end, unless `more` says otherwise.
+    The run generates no text and saves only at its end, unless `more` says otherwise.
     """
     file, text = run_dir.with_suffix(".toml"), cache.with_suffix(".txt")
     file.write_text(cluster_toml(cluster), encoding="utf-8")
@@ -54,7 +54,7 @@ def tiny_arguments(
 
 
 def losses(run_dir: Path) -> list[float]:
-    """Return the loss of each step that was committed."""
+    """Return the loss of each committed step."""
     lines = read_journal(run_dir / METRICS)
     return [line["loss"] for line in lines if "loss" in line]
 

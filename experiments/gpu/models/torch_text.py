@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers' `generate` of a model of ours, in a process of its own.
+"""Times transformers' `generate` on a model of ours, in its own process.
 
     python -m experiments.gpu.models.torch_text llama-1b bfloat16 cuda 512 128
 
-Prints a JSON line: seconds until the first new token and until the last, and the peak
-of memory. Needs PyTorch and transformers.
+Prints a JSON line: seconds until the first new token and until the last, and peak
+memory. Needs PyTorch and transformers.
 """
 
 import json
@@ -23,7 +23,7 @@ from hetjax.models.presets import model_config
 def measured(
     model_name: str, dtype: str, platform: str, prompt_tokens: int, new_tokens: int
 ) -> dict[str, Any]:
-    """Return what is printed."""
+    """Return the fields of the printed line."""
     on_card = platform == "cuda"
     sizes = model_config(model_name)
     sizes = replace(sizes, max_seq_len=max(sizes.max_seq_len, prompt_tokens))
@@ -33,9 +33,9 @@ def measured(
             config, attn_implementation="sdpa", dtype=getattr(torch, dtype)
         ).eval()
         prompt_BL = torch.randint(sizes.vocab_size, (1, prompt_tokens))
-    model.generation_config.eos_token_id = None  # a text is as long as was asked for
+    model.generation_config.eos_token_id = None  # always generate `new_tokens` tokens
 
-    for _ in range(2):  # the second time all is loaded
+    for _ in range(2):  # the first time warms up
         clock = _Clock()
         found_BL = model.generate(
             prompt_BL,
@@ -55,7 +55,7 @@ def measured(
 
 
 class _Clock(transformers.generation.BaseStreamer):
-    """When the prompt and each token came to the host."""
+    """Records when the prompt and each token reached the host."""
 
     def __init__(self) -> None:
         self._begin_s, self.times_s = time.perf_counter(), list[float]()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What most people would train with instead: transformers' model under `torch.compile`.
+"""Trains the same model as most people would: transformers under `torch.compile`.
 
-Equal sizes, microbatches, tokens and clipping; fp32 masters, products in the card's own
-precision by autocast, fused AdamW, scaled-dot-product attention. Needs PyTorch and
-transformers. Owns the training step; the process around it is `way.py`'s.
+Sizes, microbatches, tokens and clipping are equal. Masters are fp32; autocast computes
+products in the card's own precision; AdamW is fused; attention is scaled-dot-product.
+Needs PyTorch and transformers. Owns the training step; `way.py` owns the process.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def by_torch(task: Task) -> Trained:
-    """The task's model, compiled when it takes its first step."""
+    """Return the task's model, which compiles at its first step."""
     torch.manual_seed(0)
     on_card = task.platform == "cuda"
     device = torch.device("cuda" if on_card else "cpu")
@@ -67,7 +67,7 @@ def by_torch(task: Task) -> Trained:
 
 
 def _model(task: Task) -> Any:
-    """Transformers' model of the same sizes, in fp32 with random weights."""
+    """Return transformers' model of the same sizes, in fp32 with random weights."""
     fields = fields_of(model_config(task.model)) | _NO_DROPOUT
     fields["max_position_embeddings"] = task.seq_len
     config = transformers.AutoConfig.for_model(**fields)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to train a model, in a process that takes steps when it is asked to.
+"""Trains a model in one way, in a process that takes steps on request.
 
     python -m experiments.gpu.models.way product --model llama-1b
 
 Ways are `product` (hetjax's runtime, one stage), `jit` (the same model as one plain
-jit) and `torch` (`torch_way.py`). Prints a JSON line once it has compiled and warmed
-up; then, for each number of steps on standard input, a line with the seconds of each;
-at the end of the input, a line with its peak of memory. So several ways can share a
-card and be timed in turns.
+jit) and `torch` (`torch_way.py`). The process prints a JSON line after compiling and
+warming up. For each number of steps on standard input it prints a line with the seconds
+of each step. At the end of the input it prints a line with its peak memory. Thus
+several ways can share a card and be timed in turns.
 
-Owns both ends of that. Does not own what is compared (`parts/speed.py`).
+Owns both ends of this exchange. Does not own what is compared (`parts/speed.py`).
 """
 
 import argparse
@@ -45,7 +45,7 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What all ways train: so many microbatches of `size` sequences a step."""
+    """What all ways train: `microbatches` of `size` sequences in each step."""
 
     model: str
     seq_len: int
@@ -56,7 +56,7 @@ class Task:
     platform: str
 
     def stage(self, node: Node) -> OneStage:
-        """Return the model as one stage of a plan on a device of this node."""
+        """Return the model as a one-stage plan on a device of this node."""
         config = replace(model_config(self.model), max_seq_len=self.seq_len)
         return one_stage(
             config,
@@ -68,16 +68,16 @@ class Task:
         )
 
     def options(self) -> list[str]:
-        """Return the words of the command."""
+        """Return the task as options of the command."""
         found = asdict(self).items()
         return [w for k, v in found for w in (f"--{k.replace('_', '-')}", str(v))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """A model that can take steps: `step` returns when the device has done it.
+    """A model that can take steps. `step` returns when the device has finished it.
 
-    `memory` is what its allocator says, by JAX's names, if it says anything."""
+    `memory` returns the allocator's figures under JAX's names; empty if none."""
 
     step: Callable[[], None]
     peak_bytes: Callable[[], int | None]
@@ -86,16 +86,16 @@ class Trained:
 
 
 class WayFailed(Exception):
-    """A way's process has ended; what it printed last says why."""
+    """A way's process has ended; its last output says why."""
 
 
 class Way:
-    """A way in a process of its own, for who compares it with others."""
+    """The caller's handle of a way that runs in its own process."""
 
     def __init__(
         self, name: str, task: Task, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start it with these variables besides those of this process."""
+        """Start the process with these variables added to this environment."""
         command = [
             sys.executable,
             "-m",
@@ -104,7 +104,7 @@ class Way:
             *task.options(),
         ]
         self.name, self._peak_bytes = name, None
-        self.memory: dict[str, int] = {}  # once it has ended
+        self.memory: dict[str, int] = {}  # set by `end`
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -115,11 +115,11 @@ class Way:
         )
 
     def ready(self) -> dict[str, Any]:
-        """Wait until it has warmed up; return what it says of itself."""
+        """Wait until the process has warmed up; return its description of itself."""
         return self._answer()
 
     def steps_s(self, number: int) -> list[float]:
-        """Let it take so many steps; return the seconds of each."""
+        """Let the process take `number` steps; return the seconds of each."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -130,8 +130,8 @@ class Way:
         return self._process.poll() is not None
 
     def end(self) -> int | None:
-        """End it, if it has not; return the peak of its memory in bytes, where the
-        device tells."""
+        """End the process if it still runs. Return its peak memory in bytes, where the
+        device reports it."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             self._process.stdin.close()
@@ -151,12 +151,12 @@ class Way:
 
 
 def product(task: Task) -> Trained:
-    """The model through hetjax's runtime, as a run does it."""
+    """Return the model that hetjax's runtime trains, as in a run."""
     device = jax.local_devices(backend=task.platform)[0]
     stage = task.stage(node_of(device))
     runtime = stage.runtime(device, optax.adamw(1e-4), clip_norm=CLIP_NORM)
     runtime.compile()
-    compiling_bytes = peak_bytes(device)  # a compiler tries out kernels on the device
+    compiling_bytes = peak_bytes(device)  # a compiler tries kernels on the device
     runtime.initialise(0)
     batch, number = stage.batch(), 0
 
@@ -176,7 +176,7 @@ def product(task: Task) -> Trained:
 
 
 def jit(task: Task) -> Trained:
-    """The same mathematics, microbatches and optimizer as one jitted function."""
+    """Return the same mathematics, microbatches and optimizer as one jitted program."""
     device = jax.local_devices(backend=task.platform)[0]
     stage = task.stage(node_of(device))
     held, train = one_jit(
@@ -198,7 +198,7 @@ def jit(task: Task) -> Trained:
 
 
 def peak_bytes(device: jax.Device) -> int | None:
-    """Return the peak of this process so far; CPUs do not tell."""
+    """Return this process's peak memory so far; None on CPUs, which report none."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
@@ -235,7 +235,7 @@ def main() -> None:
     share_card()
     if name == "torch":
         from experiments.gpu.models.torch_way import (
-            by_torch,  # needs what may not be here
+            by_torch,  # needs libraries that may be missing
         )
 
         serve(by_torch(task))

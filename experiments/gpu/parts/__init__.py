@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a session, each a module with `measure(setting)`, in order of worth."""
+"""Lists the parts of a session, each a module with `measure(setting)`, by worth."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """`limit_s` is its share of a session of `USUAL_S`; a longer session has more."""
+    """`limit_s` is its share of a session of `USUAL_S`; a longer session gives more."""
 
     title: str
     limit_s: float
 
 
-USUAL_S = 420.0  # fewer than all parts need: the rest is for another time
+USUAL_S = 420.0  # less than all parts need: the rest waits for another session
 PARTS: Mapping[str, Part] = {
     "runs": Part(title="It runs", limit_s=45),
     "speed": Part(title="Speed beside one jit and beside PyTorch", limit_s=110),

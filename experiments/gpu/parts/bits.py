@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an update and a step give the same bits again, and how exact attention is.
+"""Tests whether an update and a step repeat to the bit, and how exact attention is.
 
 Replicas on equal cards are compared to the bit, which needs updates with the same bits
-in every process; a run that resumes is promised the bits of one that was never stopped,
-which needs that of a whole step. Attention by cuDNN does not give it, so that a step is
-taken by programs without nondeterministic operations, too. Owns the comparison of
-states and what such programs cost. Does not own the stage (`one_stage.py`) nor what
-takes steps and updates (`repeated.py`).
+in every process. A resumed run promises the bits of a run that never stopped, which
+needs the same of a whole step. Attention by cuDNN does not repeat to the bit, so this
+part also takes steps by programs without nondeterministic operations. Owns the
+comparison of states and the cost of such programs. Does not own the stage
+(`one_stage.py`) nor the repeated steps and updates (`repeated.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.measured.compiled import NOTHING
 from hetjax.plans.precision import node_precision
 
-# of the norm of a parameter's gradient in float32: what rounding may change
+# bound on the error that rounding may cause, relative to the float32 gradient's norm
 BOUNDS: Mapping[Precision, float] = {
     "float32": 1e-4,
     "bfloat16": 5e-2,
@@ -45,15 +45,15 @@ BOUNDS: Mapping[Precision, float] = {
 }
 COST = "step, deterministic over default"
 _TIMES = 3
-_COMPILING_S = 6.0  # without which no other form of attention is begun
-_COSTING_S = 35.0  # without which steps are not timed
+_COMPILING_S = 6.0  # the time left that another form of attention needs
+_COSTING_S = 35.0  # the time left that timing steps needs
 _ROUNDS, _STEPS = 4, 3
 _AT_ONCE = "both processes compile at the same time"
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    """Compare updates and steps with themselves, here and in other processes; time
-    steps of both kinds of programs; then compare gradients with float32."""
+    """Compare repeated updates and steps, here and in other processes. Time steps of
+    both kinds of programs. Then compare gradients with float32."""
     with _process() as other:
         updates = other.submit(updated, setting)
         steps = other.submit(stepped, setting)
@@ -77,7 +77,7 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def _process(environment: Mapping[str, str] | None = None) -> ProcessPoolExecutor:
-    """A process that has not started JAX; it does so with these variables."""
+    """Return a pool of one process that will start JAX with these variables."""
     return ProcessPoolExecutor(
         1,
         mp_context=get_context("spawn"),
@@ -87,7 +87,7 @@ def _process(environment: Mapping[str, str] | None = None) -> ProcessPoolExecuto
 
 
 def _deterministic(setting: Setting) -> Iterator[Row]:
-    """The step again, in two processes whose programs are to give the same bits."""
+    """Repeat the step in two processes whose programs should give the same bits."""
     variables = with_flag(TO_THE_SAME_BITS)
     with _process(variables) as one, _process(variables) as other:
         steps = one.submit(stepped, setting, times=_TIMES)
@@ -104,7 +104,7 @@ def _deterministic(setting: Setting) -> Iterator[Row]:
 def _repeated(
     what: str, first: State, others: Sequence[State], note: str
 ) -> Iterator[Row]:
-    """How far the others are from the first state, if they are not the same bits."""
+    """Yield whether all states have the first one's bits, and their distance."""
     unlike = sorted({n for other in others for n in unlike_names(first, other)})
     if unlike:
         note = f"{note}; {len(unlike)} of {len(first)} arrays differ: {unlike[0]}, ..."
@@ -114,7 +114,7 @@ def _repeated(
 
 
 def _cost(setting: Setting) -> Iterator[Row]:
-    """Steps of a whole model by both kinds of programs, in turns."""
+    """Time steps of a whole model by both kinds of programs, in turns."""
     task = _task_of_two(setting)
     if task is None:
         yield Row(what=COST, measured=None, note="the card has no memory for two")
@@ -138,8 +138,8 @@ def _cost(setting: Setting) -> Iterator[Row]:
 
 
 def _task_of_two(setting: Setting) -> Task | None:
-    """What two processes can train on the card at once: the larger model, if it can
-    be."""
+    """Return a task that fits on the card twice: the larger model if possible. None if
+    none fits."""
     node = node_of(setting.device)
     for model in setting.choose(("llama-1b", "gpt2-124m"), ("tiny",)):
         task = Task(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of generated text, beside transformers.
+"""Measures the rate of generated text in tokens per second, beside transformers.
 
-The prompt and what follows it are timed apart: the first token needs all of the
-prompt, and is bound by products; each other one reads all weights, and is bound by the
-memory's bandwidth. By the code behind `hetjax sample`, at temperature 0; nothing in the
-product predicts these times, but what weights take of the memory it does.
+Times the prompt and the following tokens apart. The first token needs the whole prompt,
+and is bound by products. Each later token reads all weights, and is bound by the
+memory's bandwidth. Uses the code behind `hetjax sample`, at temperature 0. The product
+does not predict these times; it does predict the memory of the weights.
 
 Owns the rows. Does not own transformers' part (`experiments/gpu/models/torch_text.py`).
 """
@@ -40,7 +40,7 @@ _RUNS = "runs, transformers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """How long the prompt is, and how many tokens follow it."""
+    """The numbers of tokens in the prompt and after it."""
 
     prompt_tokens: int
     new_tokens: int
@@ -48,7 +48,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Tokens per second of the prompt, and of what follows its first new token."""
+    """Tokens per second of the prompt, and of the tokens after the first new one."""
 
     prompt: float
     following: float
@@ -86,7 +86,7 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def product_rates(loaded: LoadedModel, text: Text) -> Rates:
-    """Return the rates of a second text: at the first, programs are compiled."""
+    """Return the rates of a second text; the first text compiles the programs."""
     rng = np.random.default_rng(0)
     vocab_size = loaded.model.vocab_size
     prompt = rng.integers(0, vocab_size, text.prompt_tokens).tolist()
@@ -106,7 +106,7 @@ def product_rates(loaded: LoadedModel, text: Text) -> Rates:
 
 
 def rates(text: Text, prompt_s: float, whole_s: float) -> Rates:
-    """Return what follows from the time to the first token, and to the last."""
+    """Compute the rates from the times to the first token and to the last."""
     return Rates(
         prompt=text.prompt_tokens / prompt_s,
         following=(text.new_tokens - 1) / (whole_s - prompt_s),
@@ -156,5 +156,5 @@ def _peak(who: str, peak: int | None) -> Row:
 
 
 def _used_bytes(setting: Setting) -> int:
-    """Return what this process holds of the device now; 0 where it does not tell."""
+    """Return the device bytes that this process holds now; 0 if not reported."""
     return (setting.device.memory_stats() or {}).get("bytes_in_use", 0)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The card and the CPU of its machine as two islands of one job, and either one lost.
+"""Trains on the card and its machine's CPU as two islands of one job; kills either.
 
-First the gradients of a pipeline over both, in this process, against those of one stage
-on the CPU. Then preset `tiny` on two worker processes, by a plan of the planner, which
-is told that no node has the memory for the whole model, and so leaves none of them out.
-The run is repeated twice; in one the CPU's worker is killed, in the other the card's.
-Owns the clusters, the blows, and what of a run is compared.
+First compares the gradients of a pipeline over both, in this process, with those of one
+stage on the CPU. Then trains preset `tiny` on two worker processes. The planner makes
+the plan for a cluster in which no node has the memory for the whole model, so the plan
+uses both nodes. The run is repeated twice: in one the CPU's worker is killed, in the
+other the card's. Owns the clusters, the kills, and the comparison of runs.
 """
 
 import os
@@ -53,10 +53,10 @@ _LOST = {HOST: "CPU's worker", CARD: "card's worker"}
 _USUAL = RunSize(steps=60, seq_len=64, microbatches=8, microbatch_size=2)
 _QUICK = RunSize(steps=24, seq_len=16, microbatches=4, microbatch_size=2)
 _KILLED_AFTER = 8  # steps
-_SAVED_EVERY = 2  # steps: with one pipeline, state comes back from the disk
-_MEMORY = 0.75  # of what the whole model needs, each node has
+_SAVED_EVERY = 2  # steps: with one pipeline, lost state is restored from disk
+_MEMORY = 0.75  # each node's memory, as a share of what the whole model needs
 _LOOK_S = 0.01
-_KEPT_S = 1.0  # for the rows after a run that does not end
+_KEPT_S = 1.0  # left for the rows after a run that does not end
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -77,9 +77,9 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def _gradients(device: jax.Device) -> Row:
-    """Of a stage on the device and one on the CPU, against one stage on the CPU."""
+    """Compare a two-stage pipeline on device and CPU with one stage on the CPU."""
     model = model_preset("tiny")
-    cpu = jax.local_devices(backend="cpu")[-1]  # another one, where there are several
+    cpu = jax.local_devices(backend="cpu")[-1]  # not `device`, if possible
     first, last = (0, len(model.layers) // 2), (len(model.layers) // 2, 6)
     whole = even_pipeline(model, 1, microbatches=2, size=2)
     stages = (_stage(CARD, first, 2), _stage(HOST, last, 1))
@@ -109,7 +109,7 @@ def _stage(node: str, layers: tuple[int, int], launch_ahead: int) -> Stage:
 def _gradients_by(
     plan: Plan, nodes: Mapping[str, list[jax.Device]], batch: Batch
 ) -> dict[str, np.ndarray]:
-    """Take one step; optax.trace without decay keeps the gradient as its state."""
+    """Return one step's gradients; optax.trace without decay keeps them as state."""
     model = model_preset(plan.model)
     runtime = StageRuntime(plan, model, nodes, optax.trace(decay=0.0))
     runtime.initialise(0)
@@ -129,13 +129,13 @@ def cluster_of_two_kinds(device: jax.Device) -> Cluster:
 
 
 def cramped(cluster: Cluster, size: RunSize) -> Cluster:
-    """Return the cluster without room for all of `tiny` on any node."""
+    """Return the cluster with too little memory for all of `tiny` on any node."""
     nodes = tuple(_cramped(node, size) for node in cluster.nodes)
     return replace(cluster, nodes=nodes)
 
 
 def _cramped(node: Node, size: RunSize) -> Node:
-    """The node with part of the memory that the whole model takes there."""
+    """Return the node with `_MEMORY` of the memory that the whole model needs there."""
     model = model_preset("tiny")
     replica = Replica(
         num_microbatches=size.microbatches,
@@ -171,7 +171,7 @@ def _request(cluster: Cluster, size: RunSize) -> PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The same run for all that happens to it, in folders of their own."""
+    """One job, run several times, each time in its own folders."""
 
     setting: Setting
     folder: Path
@@ -184,12 +184,12 @@ class Job:
 
     @property
     def note(self) -> str:
-        """How its programs are compiled, where that is not as usual."""
+        """A note on how its programs are compiled, if not in the usual way."""
         return noted(self.setting.platform)
 
     @contextmanager
     def started(self, name: str) -> Iterator[Background]:
-        """The run as long as it is wanted; its log stays, and those of its workers."""
+        """Run it within the block; keep its log and its workers' logs."""
         logs = self.setting.logs_of("islands", self.folder)
         environment = {**os.environ, **quickly(self.setting.platform)}
         log, words = logs / f"{name}.txt", self.arguments(name)
@@ -201,14 +201,14 @@ class Job:
                 shutil.copy(file, logs / f"{name}-{file.stem}.txt")
 
     def arguments(self, name: str) -> list[str]:
-        """What follows `python -m hetjax.train`."""
+        """Return what follows `python -m hetjax.train`."""
         run_dir = self.run_dir(name)
         plan = run_dir.with_suffix(".json")
         write_plan(plan, self.planned.plan)
         words = ["--launcher", "processes", "--plan", str(plan), "--dtype", "float32"]
         words += ["--checkpoint.every", str(_SAVED_EVERY)]
         words += ["--platform", "cpu"] if self.setting.platform == "cpu" else []
-        # later runs find what the first has compiled, and have its bits
+        # later runs reuse what the first has compiled, and so get the same bits
         cache = self.folder / "cache"
         return [
             *tiny_arguments(run_dir, self.cluster, self.size, cache),
@@ -217,8 +217,8 @@ class Job:
 
 
 def _runs(job: Job, run: Background) -> Iterator[Row]:
-    """`run` is the one that nothing happens to. The others begin when it trains: they
-    find what it has compiled."""
+    """Yield the rows of all runs. `run` is the undisturbed one; the others start when
+    it trains, and reuse what it has compiled."""
     setting, whole = job.setting, job.run_dir("whole")
     while run.process.poll() is None and not losses(whole) and _has_time(setting):
         time.sleep(_LOOK_S)
@@ -238,7 +238,7 @@ def _runs(job: Job, run: Background) -> Iterator[Row]:
 
 
 def _whole(code: int | None, found: list[float], run: Background, job: Job) -> Row:
-    """One that had no time to end says nothing of the card."""
+    """Judge the undisturbed run; one that had no time to end says nothing."""
     is_whole = code == 0 and len(found) == job.size.steps
     why = f"{ending(code)}, {len(found)} steps; {run.tail}"
     return Row(
@@ -266,7 +266,7 @@ def _step_time(run_dir: Path, job: Job) -> Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disturbed:
-    """A run of which a worker was killed, if there was time; `tail` ends its log."""
+    """A run whose worker was killed, if there was time; `tail` ends its log."""
 
     is_killed: bool
     code: int | None
@@ -276,7 +276,7 @@ class Disturbed:
 
 
 def _run_with_loss(worker: str, job: Job) -> Disturbed:
-    """Kill a worker as soon as some steps are trained."""
+    """Run the job and kill a worker after `_KILLED_AFTER` steps."""
     name, setting = f"without-{worker}", job.setting
     run_dir = job.run_dir(name)
     with job.started(name) as run:
@@ -293,8 +293,8 @@ def _run_with_loss(worker: str, job: Job) -> Disturbed:
 
 
 def _kill(worker: str, run_dir: Path, run: Background, setting: Setting) -> bool:
-    """Kill the worker once `_KILLED_AFTER` steps are in the journal; False if the run
-    has ended before."""
+    """Kill the worker once `_KILLED_AFTER` steps are in the journal. Return False if
+    the run or the time ended first."""
     while run.process.poll() is None and _has_time(setting):
         pid = workers(run_dir).get(worker)
         if pid is not None and len(losses(run_dir)) >= _KILLED_AFTER:

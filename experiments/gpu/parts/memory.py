@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peak of a stage's memory: predicted, by the compiler's figures, and measured.
+"""Compares a stage's peak memory: predicted, by the compiler's figures, and measured.
 
-First whether a process starts with the share of a GPU that hetjax lets it take, and
-holds what plans may fill of it; then stages that differ in model, remat and length,
-each trained in a process of its own, since a peak is a process's. This process leaves
-the card to them. Owns which stages, and how many at once. Does not own the processes
-(`start.py`, `way.py`).
+First tests whether a process starts with the share of a GPU that hetjax lets it take,
+and holds what plans may fill of it. Then trains stages that differ in model, remat and
+length, each in its own process, because the peak is counted per process. This process
+leaves the card to them. Owns which stages run, and how many at once. Does not own the
+processes (`start.py`, `way.py`).
 """
 
 from collections import deque
@@ -34,14 +34,14 @@ HIGHEST = "peak of memory over the prediction, the highest"
 LOWEST = "peak of memory over the prediction, the lowest"
 _OTHER_SHARE = 0.9
 _START_LIMIT_S = 60.0
-_STAGE_S = 15.0  # in which a stage gets nowhere
+_STAGE_S = 15.0  # with less time left, no stage starts
 _AT_ONCE, _NUM_STAGES = 3, 6
 _MICROBATCHES = 2
-# names that allocators give to the memory that they keep; the first that is there
+# names that allocators give to the memory that they keep; the first one present counts
 _KEPT = ("peak_pool_bytes", "pool_bytes", "peak_bytes_reserved", "bytes_reserved")
 _UNKNOWN = "CPUs tell no peak: this is the compiler's total"
 
-# model, recomputation, positions, sequences of a microbatch; the first six that fit
+# model, remat, positions, sequences of a microbatch; the first six that fit run
 Choice = tuple[str, Remat, int, int]
 _USUAL: tuple[Choice, ...] = (
     ("llama-1b", "selective", 4096, 1),
@@ -50,7 +50,7 @@ _USUAL: tuple[Choice, ...] = (
     ("llama-1b", "full", 16384, 1),
     ("qwen3-0.6b", "selective", 8192, 1),
     ("gpt2-124m", "selective", 1024, 4),
-    ("smollm2-360m", "none", 2048, 2),  # from here on for cards that hold less
+    ("smollm2-360m", "none", 2048, 2),  # from here on for cards with less memory
     ("smollm2-135m", "full", 8192, 1),
     ("gpt2-124m", "full", 1024, 2),
     ("smollm2-135m", "selective", 2048, 1),
@@ -61,7 +61,7 @@ _QUICK: tuple[Choice, ...] = (("tiny", "selective", 32, 1), ("tiny", "none", 64,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidate:
-    """A stage, what its process trains, and the bytes that the model predicts."""
+    """A stage, the task of its process, and the bytes that the model predicts."""
 
     task: Task
     stage: OneStage
@@ -75,7 +75,7 @@ class _Candidate:
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    jax.config.update("jax_platforms", "cpu")  # of this process: it only predicts
+    jax.config.update("jax_platforms", "cpu")  # this process only predicts
     try:
         first = _started(setting, GPU_ALLOCATOR_FRACTION)
     except NotStarted as why:
@@ -95,13 +95,13 @@ def _started(setting: Setting, share: float) -> Started:
 
 
 def _not_started(what: str, why: NotStarted) -> Row:
-    """One that had no time to start says nothing of the card."""
+    """Report a process that did not start; one without enough time says nothing."""
     measured = None if isinstance(why, NotInTime) else False
     return Row(what=what, measured=measured, note=str(why))
 
 
 def _shared(found: Started, share: float) -> Iterator[Row]:
-    """What the process has, and what plans and the driver count on."""
+    """Yield the process's memory beside what plans and the driver count on."""
     card_bytes = device_spec(found.node).memory_gib * 2**30
     yield Row(
         what=f"memory of JAX at {share:.0%}",
@@ -195,7 +195,7 @@ def _peaks(
 def _running(
     setting: Setting, candidates: Iterator[_Candidate], node: Node
 ) -> Iterator[tuple[_Candidate, Way]]:
-    """Start the next as soon as there is room, and give the one that began first."""
+    """Start candidates while there is room; yield the running ones in their order."""
     running = deque[tuple[_Candidate, Way]]()
     candidate = next(candidates, None)
     while candidate or running:
@@ -216,7 +216,7 @@ def _has_room(
 
 
 def _fitting(setting: Setting, node: Node) -> Iterator[_Candidate]:
-    """The stages that the model predicts to fit."""
+    """Yield the stages that the model predicts to fit."""
     precision = best_precision(device_spec(node))
     for model, remat, seq_len, size in setting.choose(_USUAL, _QUICK):
         task = Task(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to train a model that a card is too small or too old for, ten steps of each.
+"""Trains by methods for cards that are too small or too old, ten steps of each.
 
-LoRA, QLoRA, updates on the host, float16 with a scaled loss, packed sequences: seconds
-of a step and the peak of memory, beside what the product predicts. Then a run of the
-command `train` is stopped and resumed (`experiments/gpu/models/resumed.py`).
+The methods are LoRA, QLoRA, updates on the host, float16 with a scaled loss, and packed
+sequences. Measures step time and peak memory, beside the product's predictions. Then
+stops and resumes a run of the command `train` (`experiments/gpu/models/resumed.py`).
 
-A process has one peak of memory, so all methods share this one in the order of what
-they are predicted to take: each peak that exceeds the one before is its method's own.
+A process has only one peak of memory, so all methods run in this process in the order
+of their predicted memory: each peak above the previous one belongs to its method.
 Owns the methods and their rows. Does not own the stage (`one_stage.py`).
 """
 
@@ -42,9 +42,9 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.predicted import Predicted
 
 _STEPS = 10
-_MOST_S = 6.0  # of all steps of a method: the host may take seconds for an update
-_EACH_S = 15.0  # what a method takes: to compile, to get its weights, its steps
-_LEAST_S = 4.0  # in which no method gets anywhere
+_MOST_S = 6.0  # for all steps of a method: an update on the host may take seconds
+_EACH_S = 15.0  # for a method: compilation, weights, steps
+_LEAST_S = 4.0  # with less time left, no method starts
 _RANK = 16
 
 
@@ -70,7 +70,7 @@ class Method:
         )
 
 
-METHODS = (  # those that are worth most first
+METHODS = (  # the most valuable first
     Method(name="QLoRA (NF4)", lora=LoraConfig(rank=_RANK, frozen="nf4")),
     Method(name="LoRA", lora=LoraConfig(rank=_RANK)),
     Method(name="optimizer on the host", offload="optimizer"),
@@ -81,7 +81,7 @@ METHODS = (  # those that are worth most first
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prepared:
-    """A method's stage, what is predicted of it, and what runs it."""
+    """A method's stage, its prediction, and its runtime."""
 
     name: str
     stage: OneStage
@@ -138,7 +138,7 @@ def _prepared(method: Method, setting: Setting, node: Node) -> _Prepared:
 def _tried(
     method: _Prepared, compiling: Future[None], device: jax.Device
 ) -> Iterator[Row]:
-    """Yield the method's rows and whether it ran; one that fails lets others run."""
+    """Yield the method's rows and whether it ran; a failure does not stop others."""
     runs, note = True, ""
     try:
         compiling.result()

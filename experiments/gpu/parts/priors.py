@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a card gives of what costs count on: products, attention, bytes, launches.
+"""Measures what costs assume of a card: products, attention, bytes, launches.
 
-First the times, each beside what costs say of it, the most doubtful first; then the
-constants of `hetjax/costs/roofline.py` that the times ask for, beside today's. Owns
-which sizes are measured. Does not own the programs (`timed_programs.py`,
-`attention_rows.py`) nor the fit (`calibrating.py`).
+First yields the times, the most doubtful first, each beside the predicted time. Then
+yields the constants of `hetjax/costs/roofline.py` fitted to these times, beside today's
+constants. Owns which sizes are measured. Does not own the programs
+(`timed_programs.py`, `attention_rows.py`) nor the fit (`calibrating.py`).
 """
 
 import math
@@ -43,9 +43,9 @@ from hetjax.models.configs import LlamaConfig
 from hetjax.models.presets import model_config
 
 HOST_TO_DEVICE = "host to device"
-_LAST_S = 10.0  # in which a measurement ends that has begun
+_LAST_S = 10.0  # with less time left, no measurement starts
 _PRECISIONS: tuple[Precision, ...] = ("bfloat16", "float16", "float32")
-_PROGRAM_S = 1e-3  # that a program's products take: its launch is then no matter
+_PROGRAM_S = 1e-3  # least time of a program's products: its launch is then negligible
 _MOST_PAIRS = 16  # of products in a program
 _MOST_OF_MEMORY = 1 / 16  # that a copied array takes
 
@@ -54,7 +54,7 @@ Sizes = tuple[int, int, int]  # rows, columns, depth
 
 @dataclass(slots=True)
 class _Times:
-    """What the fit is made of; it grows while rows are measured."""
+    """The times that the fit uses; collected while rows are measured."""
 
     products: list[TimedProduct] = field(default_factory=list)
     bytes_per_s: list[float] = field(default_factory=list)
@@ -106,8 +106,8 @@ def _heads(model: LlamaConfig) -> HeadSizes:
 
 
 def _decoder(model: LlamaConfig) -> Iterator[Sizes]:
-    """The products of a sequence: of the MLP, output, keys, head; and of a short one
-    in the MLP."""
+    """Yield the products of a sequence: MLP, attention output, keys and head. Then
+    yield that of a short sequence in the MLP."""
     rows, depth = model.max_seq_len, model.hidden_size
     keys = model.num_kv_heads * model.size_of_heads
     for columns in (model.inner_size, depth, keys, model.vocab_size):
@@ -130,7 +130,7 @@ def _products(
         predicted = 2e-12 * math.prod(whole) / counted_s
         try:
             found_s = product_s(card.device, *whole[1:], precision, pairs)
-        except RuntimeError as error:  # of XLA: not of this device, or too large for it
+        except RuntimeError as error:  # XLA's: not supported here, or too large
             why = str(error).partition("\n")[0]
             yield Row(what=what, measured=None, predicted=predicted, note=why)
             continue
@@ -197,7 +197,7 @@ def _host_link(card: Card, setting: Setting) -> Iterator[Row]:
 def _constants(
     card: Card, times: _Times, attention: dict[str, list[TimedProduct]]
 ) -> Iterator[Row]:
-    """What `Calibration` would say, of as much as there was time to measure."""
+    """Yield the constants of `Calibration` that the measured times determine."""
     today, fitted = calibration(card.spec), calibration(card.spec)
     peak = flops_per_s(card.spec, card.precision)
     if times.launches_s:

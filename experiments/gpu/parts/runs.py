@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether hetjax runs on the card at all, knows it, and trains there as on the CPU.
+"""Tests whether hetjax runs on the card, identifies it, and trains as on the CPU.
 
-The card says what it is, the driver and JAX how much memory it has; then preset `tiny`
-trains as one stage through the product, on the card and on the CPU at the same time,
-while `hetjax devices` and `hetjax doctor` run as a user runs them. Owns these questions
-and the bounds within which losses count as equal.
+Asks the card for its kind, and the driver and JAX for its memory. Then trains preset
+`tiny` as one stage through the product, on the card and on the CPU at the same time,
+while `hetjax devices` and `hetjax doctor` run as a user runs them. Owns these tests and
+the bounds within which losses count as equal.
 """
 
 import os
@@ -35,7 +35,7 @@ _NODE = "device"
 _LAYERS = 6  # of preset tiny: the embedding, four blocks, the head
 _USUAL = RunSize(steps=24, seq_len=64, microbatches=2, microbatch_size=8)
 _QUICK = RunSize(steps=6, seq_len=16, microbatches=2, microbatch_size=4)
-_KEPT_S = 1.0  # for the rows after a run that does not end
+_KEPT_S = 1.0  # left for the rows after a run that does not end
 _CPU_ALONE = {"JAX_PLATFORMS": "cpu"}
 
 
@@ -43,7 +43,7 @@ _CPU_ALONE = {"JAX_PLATFORMS": "cpu"}
 class Precision:
     """How a run on the card computes, and how far its losses may be from the CPU's.
 
-    `rounding` says what the bound rests on.
+    `rounding` gives the reason for `bound`.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Precision:
     environment: Mapping[str, str]
 
 
-# A run's losses are means over tokens, so that roundings partly cancel; each step
-# starts from weights that the roundings of those before it have moved. Against float32
-# on a CPU the usual run was off by 2.4e-4 in float16, which has the mantissa of TF32,
-# and by 1.2e-3 in bfloat16.
+# A run's losses are means over tokens, so roundings partly cancel. Each step starts
+# from weights that earlier steps' roundings have moved. Against float32 on a CPU the
+# usual run was off by 2.4e-4 in float16, which has the mantissa of TF32, and by 1.2e-3
+# in bfloat16.
 PRECISIONS = (
     Precision(
         name="float32",
@@ -97,13 +97,13 @@ def measure(setting: Setting) -> Iterator[Row]:
             )
             for name in ("devices", "doctor")
         )
-        yield from _devices(devices, setting)  # they end first
+        yield from _devices(devices, setting)  # `devices` and `doctor` end first
         yield _exit_code("hetjax doctor", doctor, setting)
         yield from _trained(setting, folder, on_cpu, on_card)
 
 
 def _card(device: jax.Device) -> Iterator[Row]:
-    """What the card says of itself, beside what catalogue and driver say."""
+    """Yield what the card reports, beside what catalogue and driver report."""
     yield Row(what="card", measured=device.device_kind)
     shown = [card for card in driver_cards() if card.name == device.device_kind]
     card = shown[0] if shown and device.platform != "cpu" else None
@@ -133,7 +133,7 @@ def _capability(device: jax.Device) -> str | None:
 
 
 def _memory(device: jax.Device, card: Card | None) -> Iterator[Row]:
-    """The catalogue, the driver, JAX's allocator and a plan's budget, in that order."""
+    """Yield memory by catalogue, driver and JAX's allocator, and a plan's budget."""
     known = catalogue().get(canonical_name(device_name(device)))
     by_driver = card.memory_gib if card and card.memory_gib else None
     yield Row(
@@ -193,7 +193,7 @@ def _trainings(
 def _trained(
     setting: Setting, folder: Path, on_cpu: Background, on_card: Sequence[Background]
 ) -> Iterator[Row]:
-    """Hold what the card has trained against what the CPU has."""
+    """Compare the runs on the card with the run on the CPU."""
     size = setting.choose(_USUAL, _QUICK)
     on_cpu.exit_code(setting.left_s() - _KEPT_S)
     expected = losses(folder / "cpu" / "run")
@@ -206,7 +206,7 @@ def _trained(
 
 
 def one_stage_plan(size: RunSize) -> Plan:
-    """Return the whole of `tiny` on one device, as any planner would have it."""
+    """Return the plan for all of `tiny` on one device, as any planner would make it."""
     stage = Stage(node=_NODE, devices=(0,), layers=(0, _LAYERS), launch_ahead=1)
     replica = Replica(
         num_microbatches=size.microbatches,
@@ -224,7 +224,7 @@ def one_stage_plan(size: RunSize) -> Plan:
 def _falls(
     found: Sequence[float], size: RunSize, code: int | None, run: Background
 ) -> Row:
-    """One that had no time to end says nothing of the card."""
+    """Judge the run on the card; one that had no time to end says nothing."""
     is_whole = len(found) == size.steps and code == 0
     course = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps" if found else ""
     return Row(
@@ -243,7 +243,7 @@ def _beside_cpu(
     size: RunSize,
     run: Background,
 ) -> Iterator[Row]:
-    """The distance of losses that were not all made is not known."""
+    """Compare the losses with the CPU's; None if some steps are missing."""
     is_whole = len(found) == len(expected) == size.steps
     distance = furthest(found, expected)
     yield Row(
@@ -262,7 +262,7 @@ def _beside_cpu(
 
 
 def _devices(command: Background, setting: Setting) -> Iterator[Row]:
-    """`hetjax devices` says in its last line what this machine has."""
+    """Test whether the last line of `hetjax devices` names this machine's device."""
     ended = _exit_code("hetjax devices", command, setting)
     yield ended
     device = setting.device

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second through hetjax beside one plain jit, then beside PyTorch.
+"""Measures tokens per second through hetjax, beside one plain jit and beside PyTorch.
 
-All train the same sizes in the same precision, with the recomputation that the product
-predicts to be fastest. Two take turns on the card if it holds both at once, and have it
-one after the other if not.
+All train the same sizes in the same precision, with the remat that the product predicts
+to be fastest. Two ways take turns on the card if it holds both at once; otherwise one
+runs after the other.
 
 Owns the order and the rows. Does not own the ways (`experiments/gpu/models/way.py`).
 """
@@ -30,19 +30,19 @@ from hetjax.schedule.predicted import Predicted
 
 _NAMES = {"product": "hetjax", "jit": "one plain jit", "torch": "PyTorch"}
 _ROUNDS, _STEPS = 3, 3
-_ENOUGH_S = 45.0  # for another model
-_SHARE = 0.9  # of the memory that ways which share a card are predicted to take
+_ENOUGH_S = 45.0  # the time left that another model needs
+_SHARE = 0.9  # of the memory, for ways that share a card, by prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What all ways train, and what the product predicts of its own."""
+    """The task that all ways train, and the product's prediction for it."""
 
     task: Task
     stage: OneStage
     predicted: Predicted
-    fit: float  # how many of them the card holds at once
-    suffix: str  # of each row, which tells the second model from the first
+    fit: float  # how many such stages the card holds at once
+    suffix: str  # of each row's name, which separates the second model from the first
 
     @property
     def note(self) -> str:
@@ -63,9 +63,9 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def _compare(setting: Setting, compared: Compared) -> Iterator[Row]:
-    """The product and a plain jit take turns, then the product and PyTorch.
+    """Time the product and a plain jit in turns, then the product and PyTorch.
 
-    PyTorch compiles meanwhile if the card has room for a third.
+    PyTorch compiles meanwhile if the card has room for a third way.
     """
     task, suffix = compared.task, compared.suffix
     others = ["jit", "torch"] if has_torch() else ["jit"]
@@ -97,7 +97,7 @@ def _compare(setting: Setting, compared: Compared) -> Iterator[Row]:
 
 
 def _started(name: str, compared: Compared, product: Way) -> Way:
-    """Start another way, without the product beside it where only one fits."""
+    """Start another way. If only one fits on the card, end the product first."""
     if compared.fit < 2:
         product.end()
     return Way(name, compared.task)
@@ -106,7 +106,7 @@ def _started(name: str, compared: Compared, product: Way) -> Way:
 def _turns(
     setting: Setting, product: Way, other: Way
 ) -> tuple[list[float], list[float]]:
-    """Seconds of steps of both; none of the product if it has ended."""
+    """Return step seconds of both; none of the product if it has ended."""
     steps = setting.choose(_STEPS, 1)
     ours_s, theirs_s = list[float](), list[float]()
     for _ in range(_ROUNDS):
@@ -135,7 +135,7 @@ def _rows(compared: Compared, way: str, steps_s: list[float]) -> Iterator[Row]:
 
 
 def _peak(compared: Compared, way: Way) -> Row:
-    """End the way; its peak of memory is known then."""
+    """End the way, and report its peak memory, which is known only then."""
     predicted = compared.predicted.memory[f"{NODE}/0"].total_bytes
     return Row(
         what=f"peak memory, {_NAMES[way.name]}{compared.suffix}",
@@ -146,7 +146,8 @@ def _peak(compared: Compared, way: Way) -> Row:
 
 
 def _fastest(setting: Setting, model: str, suffix: str) -> Compared | None:
-    """The recomputation with the shortest predicted step of those that fit."""
+    """Return the task whose remat fits with the shortest predicted step; None if none
+    fits."""
     device = setting.device
     node = node_of(device)
     usual = Task(
@@ -178,5 +179,5 @@ def _fastest(setting: Setting, model: str, suffix: str) -> Compared | None:
 
 
 def has_torch() -> bool:
-    """Whether PyTorch and transformers are installed here."""
+    """Return whether PyTorch and transformers are installed here."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

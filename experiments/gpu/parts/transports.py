@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast arrays get from a device to one of another process, and to another device.
+"""Measures transfer rates to a device of another process, and to another local device.
 
-Each beside what costs count on: between the workers of two nodes a network card's
+Compares each with what costs assume: between the workers of two nodes a network card's
 rate, inside a node that of its links. Owns the sizes and the rows. Does not own the
 processes (`two_processes.py`).
 """
@@ -25,7 +25,7 @@ from experiments.gpu.timing.timed_programs import normal
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.network.routes import Place, route, trunks
 
-_LAST_S = 2.0  # kept for what is measured in this process
+_LAST_S = 2.0  # kept for the measurements in this process
 _LONGEST_S = 600.0
 _MIB = 1 << 20
 _NAMES = {"sockets": "sockets", "transfer": "jax.experimental.transfer"}
@@ -44,7 +44,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         stderr=subprocess.PIPE,
     )
     try:
-        node = node_of(setting.device)  # JAX starts here and there at once
+        node = node_of(setting.device)  # JAX starts in all processes at once
         told, why, is_late = ended(process, setting.left_s() - _LAST_S)
         yield from between_processes(told, why, is_late, sizes, node)
     finally:
@@ -53,15 +53,15 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def works(transport: str) -> str:
-    """Return what the row is called that says whether a transport works."""
+    """Return the name of the row that says whether a transport works."""
     return f"{_NAMES[transport]} between two processes: what is sent arrives"
 
 
 def ended(
     process: subprocess.Popen[bytes], limit_s: float
 ) -> tuple[list[Told], str, bool]:
-    """Return what the process has printed, why it has printed no more, and whether
-    that is for want of time."""
+    """Return the lines that the process printed, why it printed no more, and whether
+    it ran out of time."""
     limit_s, why, is_late = min(limit_s, _LONGEST_S), "", False
     try:
         printed, errors = process.communicate(timeout=limit_s)
@@ -81,8 +81,8 @@ def between_processes(
     sizes: Sequence[int],
     node: Node,
 ) -> Iterator[Row]:
-    """Whether each transport has carried arrays of all sizes, and how fast; nobody
-    knows of one that was not done when time was up."""
+    """Yield whether each transport carried arrays of all sizes, and how fast. The
+    answer is None if the time ended first."""
     workers = replace(node, name="a"), replace(node, name="b")
     cluster = Cluster(name="here", nodes=workers)
     for transport in TRANSPORTS:
@@ -122,7 +122,7 @@ def _between_devices(
 
 
 def counted_s(cluster: Cluster, source: Place, target: Place, num_bytes: int) -> float:
-    """Return the seconds that a plan counts for a message that nothing else meets."""
+    """Return the seconds that a plan counts for a message without contention."""
     way, rates = route(cluster, source, target), trunks(cluster)
     return way.latency_s + num_bytes / min(rates[name] for name in way.trunks)
 

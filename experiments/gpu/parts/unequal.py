@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two unequal cards made of one: is the planner's layout the fastest, and as predicted?
+"""Divides one card into two unequal ones; tests whether the planner's layout is best.
 
-Two processes share the card as clients of MPS, one with 70 % of its multiprocessors and
-one with 30 %, each with as large a share of its memory. Both are profiled at the same
-time; then a plan of the planner, an even split and the larger share alone train in
-turn, each on workers of its own. On CPUs there is no MPS: the smaller one runs slower
-programs. Owns the layouts and their comparison. Does not own the
-shares (`experiments/gpu/divided/shares.py`), the service that makes them
+Two processes share the card as clients of MPS: one gets 70 % of its multiprocessors and
+one 30 %, each with the same share of its memory. Both are profiled at the same time.
+Then the planner's plan, an even split and the larger share alone train in turn, each on
+its own workers. On CPUs there is no MPS: there the smaller share runs slower programs.
+Owns the layouts and their comparison. Does not own the shares
+(`experiments/gpu/divided/shares.py`), the service that makes them
 (`experiments/gpu/divided/mps.py`) nor the model (`experiments/islands/models.py`).
 """
 
@@ -63,7 +63,7 @@ from hetjax.training.worker import worker_settings
 
 PLANNED, EVEN, ALONE = "the planner's layout", "an even split", "the larger share alone"
 _WORKER = "experiments.islands.worker"
-_CPU_GIB = 4.0  # of memory, as the catalogue says of a CPU
+_CPU_GIB = 4.0  # of memory, the catalogue's figure for a CPU
 _PROFILE_S = 300.0  # at most
 _KEPT_S = 2.0  # for the last rows
 
@@ -93,7 +93,7 @@ _QUICK = Sizes(
 
 def measure(setting: Setting) -> Iterator[Row]:
     card = None if setting.platform == "cpu" else _card()
-    jax.config.update("jax_platforms", "cpu")  # the card is for the shares alone
+    jax.config.update("jax_platforms", "cpu")  # only the shares use the card
     sizes = setting.choose(_USUAL, _QUICK)
     with setting.scratch() as folder, _shares(card) as shares:
         gib = _CPU_GIB if card is None else memory_gib_of(card)
@@ -108,7 +108,7 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def _card() -> LocalDevice:
-    """The first GPU that a process of this user may have."""
+    """Return the first GPU that a process of this user may use; Skipped if none."""
     cards = [d for d in accelerators_here(os.environ) if d.platform == "cuda"]
     if not cards:
         raise Skipped("no GPU of NVIDIA is here, and only those have MPS")
@@ -119,7 +119,7 @@ def _card() -> LocalDevice:
 
 @contextmanager
 def _shares(card: LocalDevice | None) -> Iterator[Sequence[Share]]:
-    """Two shares of the card, or of the CPU, as long as they are needed."""
+    """Yield two shares of the card, or of the CPU, within the block."""
     if card is None:
         yield shares_of_cpu()
         return
@@ -132,7 +132,7 @@ def _shares(card: LocalDevice | None) -> Iterator[Sequence[Share]]:
 
 
 def _multiprocessors(shares: Sequence[Share]) -> Iterator[Row]:
-    """Whether the service divides the card; Skipped if nothing runs on a share."""
+    """Test whether the service divides the card; Skipped if nothing runs on a share."""
     whole = multiprocessors(os.environ)
     for share in shares:
         try:
@@ -149,7 +149,7 @@ def _multiprocessors(shares: Sequence[Share]) -> Iterator[Row]:
 
 
 def _unlike(profile: Profile, sizes: Sizes, note: str) -> Row:
-    """How unequal the shares are, for what is trained."""
+    """Report how unequal the shares are for the model that is trained."""
     block_s = {}
     for name in (LARGER, SMALLER):
         found = measured(
@@ -172,7 +172,7 @@ def _unlike(profile: Profile, sizes: Sizes, note: str) -> Row:
 class Job:
     """What all layouts have in common.
 
-    `cluster` has the shares as what they are, two devices of one kind.
+    `cluster` has the shares as they are, two devices of one kind.
     """
 
     setting: Setting
@@ -183,7 +183,7 @@ class Job:
 
     @property
     def precision(self) -> Precision:
-        """What both compute in; without a loss scale, which float16 would need."""
+        """The precision of both shares; not float16, which would need a loss scale."""
         best = best_precision(device_spec(self.cluster.nodes[0]))
         return best if best == "bfloat16" else "float32"
 
@@ -197,7 +197,7 @@ class Job:
 
     @property
     def note(self) -> str:
-        """How its programs are compiled, where that is not as usual."""
+        """A note on how its programs are compiled, if not in the usual way."""
         return noted(self.setting.platform)
 
     def profile(self) -> Profile:
@@ -228,7 +228,7 @@ class Job:
         )
 
     def request(self, profile: Profile) -> PlanRequest:
-        """Ask for a plan of the shares as devices of two kinds."""
+        """Return the request for a plan of the shares as devices of two kinds."""
         config = self.config()
         return PlanRequest(
             model=model_preset(self.sizes.model),
@@ -245,7 +245,7 @@ class Job:
         )
 
     def as_run(self, plan: Plan) -> Plan:
-        """The plan with the attention of the devices that the shares are."""
+        """Return the plan with the attention of the shares' real devices."""
         replicas = tuple(
             replace(r, stages=tuple(replace(s, attention=None) for s in r.stages))
             for r in plan.replicas
@@ -262,7 +262,7 @@ class Job:
 
 
 def _compared(job: Job, profile: Profile) -> Iterator[Row]:
-    """Each layout's step beside its prediction, then what the planner gains."""
+    """Yield each layout's step beside its prediction, then the planner's gain."""
     layouts = predicted_layouts(job.request(profile), job.sizes)
     model = model_preset(job.sizes.model)
     dataset = models.own_sources(job.folder, model.vocab_size)
@@ -283,7 +283,7 @@ def _compared(job: Job, profile: Profile) -> Iterator[Row]:
 
 
 def predicted_layouts(request: PlanRequest, sizes: Sizes) -> Mapping[str, Predicted]:
-    """Return the layouts that are held against each other, all for the same batch."""
+    """Return the layouts to compare, all for the same batch."""
     cluster, size = request.cluster, max(sizes.microbatch_sizes)
     replica = models.pipeline(
         request.model, (LARGER, SMALLER), sizes.global_batch // size, size
@@ -302,8 +302,8 @@ def predicted_layouts(request: PlanRequest, sizes: Sizes) -> Mapping[str, Predic
 def _running(
     layouts: Mapping[str, Predicted], job: Job, dataset: Dataset
 ) -> Iterator[Mapping[str, Controller]]:
-    """Workers of all layouts, ready to train; they start at the same time on a machine
-    with the cores for it."""
+    """Yield the controllers of all layouts, ready to train. The layouts start at the
+    same time in a full session, one by one in a quick one."""
     with ExitStack() as ends:
         stacks = {name: ends.enter_context(ExitStack()) for name in layouts}
 
@@ -321,7 +321,7 @@ def _running(
 def _started(
     plan: Plan, job: Job, dataset: Dataset, name: str, stack: ExitStack
 ) -> Controller:
-    """A worker on each share that the plan uses; each sees what its share says."""
+    """Start a worker on each share that the plan uses, in the share's environment."""
     launcher = OnThisMachine(
         job.logs / name.replace(" ", "-"),
         stack,
@@ -339,7 +339,7 @@ def _started(
 
 
 def _step_s(controller: Controller, steps: int) -> float:
-    """Seconds of a step: the median of the later two thirds."""
+    """Return a step's seconds: the median of the later two thirds."""
     times_s = []
     for step in range(steps):
         begin_s = time.perf_counter()
@@ -349,7 +349,7 @@ def _step_s(controller: Controller, steps: int) -> float:
 
 
 def gain(step_s: Mapping[str, float], predicted_s: Mapping[str, float]) -> Row:
-    """Return how many times as fast as the better of the others the planner's is."""
+    """Return the speed of the planner's layout relative to the better of the others."""
     return Row(
         what="gain of the planner's layout over the better of the other two",
         measured=min(step_s[EVEN], step_s[ALONE]) / step_s[PLANNED],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that runs while a part measures something else.
+"""Runs a command while a part measures something else.
 
 Owns its log and its end: no command outlives the block that started it. Does not own
 what is run, nor the processes that a command starts in its turn (`time_box.py`).
@@ -41,7 +41,7 @@ class Background:
 
 
 def ending(code: int | None) -> str:
-    """Return in words how a command has ended by its exit code, None without one."""
+    """Say in words how a command ended, by its exit code; None means out of time."""
     return "time was up" if code is None else f"exit code {code}"
 
 
@@ -52,8 +52,8 @@ def python_module(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Background]:
-    """Run `python -m MODULE ARGUMENTS`; it is killed with the block, if it still runs:
-    nobody needs what it would save, and time is short."""
+    """Run `python -m MODULE ARGUMENTS`. Kills it at the end of the block if it still
+    runs: its last results are not needed, and time is short."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

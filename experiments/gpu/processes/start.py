@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that starts as a worker does, and says what memory it got.
+"""Starts JAX as a worker does, and reports the memory that it got.
 
     python -m experiments.gpu.processes.start --platform cuda
 
-Prints one JSON object (`Started`). Owns what it tries, and how another process asks for
-it. Does not own what follows from it (`parts/memory.py`).
+Prints one JSON object (`Started`). Owns what it tries, and how another process starts
+it. Does not own the conclusions (`parts/memory.py`).
 """
 
 import argparse
@@ -23,23 +23,23 @@ from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.cluster.speeds import Speeds
 
-_PIECES = 32  # arrays that fill what plans may fill
+_PIECES = 32  # arrays that together fill what plans may fill
 
 
 class NotStarted(Exception):
-    """The process has ended before it could say anything; the text says why."""
+    """The process ended before it could report; the text says why."""
 
 
 class NotInTime(NotStarted):
-    """It may have started, had it had more time."""
+    """The process might have started with more time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
     """`node` is the device as the product finds it. `bytes_limit` is what JAX has of
-    it, `used_bytes` what its driver says is used, both None where nobody tells.
-    `is_filled` says whether it has held as much as plans may fill, or None where that
-    is not tried: a CPU shares its memory with all else."""
+    it, `used_bytes` what its driver reports as used; None where not reported.
+    `is_filled` says whether the process held as much as plans may fill. It is None on a
+    CPU, which shares its memory with everything else."""
 
     node: Node
     bytes_limit: int | None
@@ -48,8 +48,8 @@ class Started:
 
 
 def started(platform: str, share: float, limit_s: float) -> Started:
-    """Start a process with this share of a GPU's memory; raises NotStarted, of which
-    NotInTime."""
+    """Start a process with this share of a GPU's memory. Raises NotStarted if it fails,
+    NotInTime if it exceeds the limit."""
     variables = os.environ | {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
@@ -83,7 +83,7 @@ def started(platform: str, share: float, limit_s: float) -> Started:
 
 
 def here(device: jax.Device) -> Started:
-    """Run a program, fill the memory, and say what was found."""
+    """Run a program, fill the memory, and report what was found."""
     jax.block_until_ready(jnp.ones((), device=device) + 1)
     node = node_of(device)
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -95,18 +95,18 @@ def here(device: jax.Device) -> Started:
 
 
 def _is_filled(device: jax.Device, num_bytes: float) -> bool:
-    """Whether arrays of so many bytes can be there at once."""
+    """Return whether arrays of `num_bytes` in all can exist at once."""
     size = int(num_bytes) // _PIECES
     try:
         held = [jnp.ones(size, jnp.uint8, device=device) for _ in range(_PIECES)]
         jax.block_until_ready(held)
-    except RuntimeError:  # XLA's, for what does not fit
+    except RuntimeError:  # XLA's, when memory is exhausted
         return False
     return True
 
 
 def _used_bytes() -> int | None:
-    """By all processes, if there is one card: others are not told apart."""
+    """Return the bytes that all processes use; None unless there is one card."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(query, capture_output=True, text=True, timeout=10)

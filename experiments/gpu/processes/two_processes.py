@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that go from a device to one of another process and back, by both transports.
+"""Sends arrays to a device of another process and back, by both transports.
 
     python -m experiments.gpu.processes.two_processes --platform cpu --sizes 65536
 
-The transports are those of a run (`hetjax/comm/`): over sockets, by way of the host's
-memory, then by `jax.experimental.transfer`. This process starts another one, which
-sends back whatever comes, and prints a JSON line for each transport and size: half the
-seconds of a round trip, and whether what came back is what was sent. Owns both ends.
-Does not own what is expected of them (`parts/transports.py`).
+The transports are those of a run (`hetjax/comm/`): sockets, through the host's memory,
+then `jax.experimental.transfer`. This process starts another one, which sends back
+whatever it receives. This process prints a JSON line for each transport and size: half
+the seconds of a round trip, and whether the returned array equals the sent one. Owns
+both ends. Does not own the expected rates (`parts/transports.py`).
 """
 
 import argparse
@@ -36,15 +36,15 @@ from hetjax.mesh.process_setup import simulate_devices
 
 TRANSPORTS = ("sockets", "transfer")
 _HOST = "127.0.0.1"
-_STAGES = {"east": 0, "west": 1}  # the process that measures has the first
-_ROUNDS = 6  # of which the first compiles and connects
+_STAGES = {"east": 0, "west": 1}  # the measuring process has the first
+_ROUNDS = 6  # the first compiles and connects
 _NUM_THREADS = 4
 _CONNECT_S = 30.0
 _WIDTH = 1024
 
 
 class _End:
-    """One of the two processes, once it is connected to the other."""
+    """One of the two processes, and its connection to the other."""
 
     def __init__(self, own: str, device: jax.Device) -> None:
         self.own, self.device = own, device
@@ -61,7 +61,7 @@ class _End:
         self._pool = HostWorkPool(self.peers, _NUM_THREADS)
 
     def go_on_by(self, transport: str) -> None:
-        """From now on send and receive by this transport."""
+        """Send and receive by this transport from now on."""
         if transport != self._by:
             self._by, self._transport = transport, self._made(transport)
 
@@ -78,7 +78,7 @@ class _End:
         self._transport.send(_tag(turn, number, self.other), x)
 
     def receive(self, turn: int, number: int, num_bytes: int) -> jax.Array:
-        """Wait for the array of that size; raises PeerLost with the other process."""
+        """Wait for the array of that size; PeerLost if the other process is lost."""
         tag, version = _tag(turn, number, self.own), self.peers.mailbox.version
         while not self._transport.arrived(tag):
             version = self.peers.mailbox.wait(version)
@@ -98,7 +98,7 @@ def _shape(num_bytes: int) -> tuple[int, int]:
 
 
 def measuring(options: Sequence[str]) -> None:
-    """Start the other process, send it arrays, and print how long they were away."""
+    """Start the other process, send it arrays, and print their round-trip times."""
     command = [
         sys.executable,
         "-m",
@@ -129,13 +129,13 @@ def measuring(options: Sequence[str]) -> None:
         told = {"transport": transport, "num_bytes": num_bytes}
         told |= {"seconds": median(times_s[1:]), "are_equal": are_equal}
         print(json.dumps(told), flush=True)
-    child.stdin.close()  # it ends then
+    child.stdin.close()  # which ends it
     child.wait()
-    os._exit(0)  # with what waits for a peer that is gone
+    os._exit(0)  # without waiting for threads that wait for the ended peer
 
 
 def answering(options: Sequence[str]) -> None:
-    """Send back whatever comes."""
+    """Send back whatever arrives."""
     end = _End("west", _device(options))  # JAX starts in both processes at once
     secret, address = sys.stdin.readline().split()
     threading.Thread(target=_end_with_other, daemon=True).start()
@@ -145,7 +145,7 @@ def answering(options: Sequence[str]) -> None:
         end.go_on_by(transport)
         for number in range(_ROUNDS):
             end.send(turn, number, end.receive(turn, number, num_bytes))
-    threading.Event().wait()  # what was sent last may not have been pulled yet
+    threading.Event().wait()  # the last arrays may not have been pulled yet
 
 
 def _end_with_other() -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and backward of causal attention, each a program: timed, and predicted.
+"""Times and predicts causal attention's forward and backward, each as one program.
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
-Owns the two programs and the figures that costs have of them. Does not own the forms
-(`hetjax/models/attention/attention.py`) nor which of them run where.
+Owns the two programs and the figures that costs give for them. Does not own the forms
+(`hetjax/models/attention/attention.py`) nor where each form runs.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _AT_ONCE = 4  # calls that are queued
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSizes:
-    """How many heads a model has, and how large they are."""
+    """The numbers of heads of a model, and their size."""
 
     num_heads: int
     num_kv_heads: int
@@ -37,7 +37,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPasses:
-    """What is computed, in which form and precision."""
+    """Attention of given sizes in a given form and precision."""
 
     sequences: int
     length: int
@@ -59,7 +59,7 @@ class AttentionPasses:
         }
 
     def product(self, name: str, seconds: float) -> TimedProduct:
-        """Return a pass that took so long, with the arithmetic that costs count."""
+        """Return a pass with this time and the arithmetic that costs count."""
         heads = self.sequences * self.heads.num_heads
         return TimedProduct(
             sizes=(heads, self.length, self.length, self.heads.head_size),
@@ -83,8 +83,8 @@ class AttentionPasses:
         return attend(q, k, v, form=self.form)
 
     def _kept(self, q: Any, k: Any, v: Any) -> tuple[jax.Array, Any]:
-        """The same, and what the backward needs: a program copies what of that it was
-        given, so that this one is not timed."""
+        """Return the forward's result and the backward's residuals. Not timed: the
+        program copies those residuals that were its inputs."""
         return jax.vjp(self._forward, q, k, v)
 
     def _counted_s(
@@ -101,7 +101,7 @@ class AttentionPasses:
 
     @cached_property
     def _abstract(self) -> list[jax.ShapeDtypeStruct]:
-        """Queries, keys, values and the gradient of what comes of them."""
+        """Queries, keys, values and the gradient of the output."""
         queries, keys = self.heads.num_heads, self.heads.num_kv_heads
         return [
             jax.ShapeDtypeStruct(

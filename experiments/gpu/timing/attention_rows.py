@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rates of attention, by form and length, beside those that costs count on.
+"""Measures attention's rates by form and length, beside those that costs assume.
 
 Owns which forms and lengths fit a card, and the rows. Does not own how attention is
 called (`attention_passes.py`).
@@ -17,17 +17,17 @@ from hetjax.plans.attention import EVERYWHERE
 from hetjax.plans.plan import AttentionForm
 
 LONGEST = "attention of the longest sequence, heads of 128, both passes"
-# of Llama-3-8B, and of the published figures
+# as in Llama-3-8B and in the published figures
 _HEADS_OF_128 = HeadSizes(num_heads=32, num_kv_heads=8, head_size=128)
-_SCORES_AT_ONCE = 5  # arrays of all scores in fp32 that `xla` holds, as compiled
+_SCORES_AT_ONCE = 5  # fp32 arrays of all scores that compiled `xla` attention holds
 
 Timed = dict[str, TimedProduct]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRows:
-    """`positions` are those that fill a device, in several sequences if these are
-    short. `timed` collects the passes of the form that a stage takes there."""
+    """`positions` is the number that fills a device, in several sequences if they are
+    short. `timed` collects the passes of the form that a stage uses."""
 
     card: Card
     heads: HeadSizes
@@ -37,7 +37,7 @@ class AttentionRows:
     )
 
     def longest(self, length: int) -> Iterator[Row]:
-        """Forward and backward together, of the heads that published figures have."""
+        """Measure both passes together, with the heads of published figures."""
         form = self.card.attention(length, _HEADS_OF_128.head_size)
         passes = self._passes(length, form, _HEADS_OF_128)
         found, note = _timed(passes, self.card)
@@ -50,7 +50,7 @@ class AttentionRows:
         )
 
     def as_stages(self, lengths: Sequence[int]) -> Iterator[Row]:
-        """In the form that a stage takes there."""
+        """Measure attention in the form that a stage uses at each length."""
         for length in lengths:
             form = self.card.attention(length, self.heads.head_size)
             found = yield from self._rows(length, form)
@@ -58,7 +58,7 @@ class AttentionRows:
                 self.timed[name].append(passed)
 
     def otherwise(self, lengths: Sequence[int]) -> Iterator[Row]:
-        """In the forms that need no kernel; all scores only where they fit."""
+        """Measure the forms without a kernel; `xla` only where all scores fit."""
         for length in lengths:
             usual = self.card.attention(length, self.heads.head_size)
             if usual != EVERYWHERE:
@@ -99,10 +99,10 @@ class AttentionRows:
 
 
 def _timed(passes: AttentionPasses, card: Card) -> tuple[Timed, str]:
-    """Both passes; none, and why, where they do not run."""
+    """Return both passes; where they do not run, none and the reason."""
     try:
         return passes.timed(card.device), ""
-    except RuntimeError as error:  # of XLA: not of this device, or too large for it
+    except RuntimeError as error:  # XLA's: not supported here, or too large
         return {}, f": {str(error).partition(chr(10))[0]}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constants that costs count on, fitted to times that were measured.
+"""Fits the constants that costs use to measured times.
 
 Owns the fit, in the form that `hetjax/costs/roofline.py` reads. Does not own the times.
 """
@@ -13,15 +13,15 @@ from scipy.optimize import least_squares
 
 from hetjax.costs.roofline import Calibration, attention_share, product_share
 
-_FIRST = (0.8, 64.0)  # where the search begins: efficiency and half size
+_FIRST = (0.8, 64.0)  # initial values of the search: efficiency and half size
 _OUTLIER = 0.1  # relative errors above this count less than by their square
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedProduct:
-    """Seconds of a kernel of `number` products of sizes (batch, m, n, k).
+    """The seconds of a kernel of `number` products of sizes (batch, m, n, k).
 
-    Attention is one of several: each is a product of all scores.
+    A kernel of attention has several products: each is a product of all scores.
     """
 
     sizes: tuple[int, int, int, int]
@@ -40,10 +40,10 @@ class TimedProduct:
 def fitted_products(
     products: Sequence[TimedProduct], peak_flops_per_s: float, launch_s: float
 ) -> Calibration:
-    """Return the efficiency and half size that explain the times best.
+    """Return the efficiency and half size that fit the times best.
 
-    Relative errors count, so that small products say as much as large ones. None takes
-    less than its launch.
+    The fit uses relative errors, so small products count as much as large ones. The
+    launch is at most the shortest time.
     """
     assert len(products) > 1, "two constants need two products"
     launch_s = min(launch_s, *(product.seconds for product in products))
@@ -64,7 +64,7 @@ def attention_efficiency(
 ) -> float:
     """Return the share of the peak that the largest attention would reach.
 
-    The half sizes and the launch are those that are known.
+    Half sizes and launch are those of `known`.
     """
     whole = replace(known, attention_efficiency=1.0)
     logarithms = []

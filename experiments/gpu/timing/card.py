@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device with what the product finds of it: what every prediction is made from."""
+"""Defines a device with what the product finds of it, the basis of every prediction."""
 
 from dataclasses import dataclass
 
@@ -33,10 +33,10 @@ class Card:
 
     @property
     def precision(self) -> Precision:
-        """The precision that the product computes in there by default."""
+        """The precision that the product uses there by default."""
         return best_precision(self.spec)
 
     def attention(self, length: int, head_size: int) -> AttentionForm:
-        """Return the form of attention that a stage takes there."""
+        """Return the form of attention that a stage uses there."""
         heads = Heads(seq_len=length, head_sizes=(head_size,))
         return node_attention(self.node, self.precision, heads)

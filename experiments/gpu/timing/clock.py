@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a device takes for a program: the median of calls, warmed up.
+"""Measures the time of a program on a device: the median of warmed-up calls.
 
 Owns when the clock is read. Does not own what is timed.
 """
@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 _LEAST, _MOST = 3, 200  # samples
-_SAMPLES_S = 0.2  # in which most are made
-_LONG_S = 1.0  # of which one sample is enough
-_QUEUE_S = 0.02  # that calls may be queued for
-_LEAST_S = 1e-9  # of a clock that stands still
+_SAMPLES_S = 0.2  # time for samples beyond the least number
+_LONG_S = 1.0  # a call this long needs only one sample
+_QUEUE_S = 0.02  # the most time of queued calls
+_LEAST_S = 1e-9  # in case the clock did not advance
 
 
 def median_s(
@@ -25,10 +25,10 @@ def median_s(
     *,
     at_once: int = 1,
 ) -> float:
-    """Return the median seconds of a call with what `prepare` makes off the clock.
+    """Return the median seconds of a call; `prepare` makes its inputs off the clock.
 
-    With `at_once` a sample is so many calls, queued before the last is waited for: the
-    device then goes from one to the next, as it does within a step.
+    With `at_once` a sample is that many calls, all queued before the wait for the last.
+    The device then runs one after the other, as it does within a step.
     """
     _once_s(call, prepare, 1)  # which may compile
     warm_s = _once_s(call, prepare, 1)

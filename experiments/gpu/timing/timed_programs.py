@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs whose time says what a device gives: products, copies, launches.
+"""Defines small programs whose times measure a device: products, copies, launches.
 
-All on random data: zeros use less power, and are faster. Each function returns seconds.
+All use random data: zeros use less power, and are faster. Each function returns
+seconds.
 """
 
 import re
@@ -16,11 +17,11 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments.gpu.timing.clock import median_s
 
-PINNED = "pinned_host"  # what JAX calls the host's memory that a device reads itself
+PINNED = "pinned_host"  # JAX's name for host memory that a device reads itself
 HOST_TO_DEVICE_PINNED = "host to device by way of pinned memory"
 DEVICE_TO_HOST_PINNED = "device to host by way of pinned memory"
 _AT_ONCE = 8  # programs that are queued
-_CHAINS = 8, 72  # kernels of the two programs whose difference is kernels alone
+_CHAINS = 8, 72  # kernels of two programs; their difference is kernels alone
 # in XLA's text an operation stands before its operands
 _KERNEL = re.compile(r"\s(?:fusion|custom-call|dot)\(")
 _RUN = "ENTRY", "%command_buffer"
@@ -30,10 +31,10 @@ _ROWS = 128  # of a product that takes hardly more than its launch
 def product_s(
     device: jax.Device, rows: int, columns: int, depth: int, dtype: str, pairs: int
 ) -> float:
-    """Return the seconds of a product in a row of `pairs` there and back.
+    """Return the seconds of one product in a chain of `pairs` there and back.
 
-    A product of `depth` x `columns`, then one of `columns` x `depth`, as in an MLP: as
-    much arithmetic, and none can begin before the one before it is done.
+    A pair is a product of `depth` x `columns`, then one of `columns` x `depth`, as in
+    an MLP. Both need the same arithmetic, and each needs the result of the one before.
     """
     x, there, back = (
         normal(device, shape, dtype, at)
@@ -51,22 +52,22 @@ def product_s(
 
 
 def copy_s(device: jax.Device, num_bytes: int) -> float:
-    """Return the seconds in which so many bytes are read, and as many written."""
+    """Return the seconds in which `num_bytes` are read, and as many written."""
     x = normal(device, (num_bytes // 4,), "float32")
     return median_s(partial(jax.jit(lambda x: x + jnp.float32(1)), x), at_once=_AT_ONCE)
 
 
 def idle_program_s(device: jax.Device, at_once: int) -> float:
-    """Return the seconds of a program that does nothing to speak of."""
+    """Return the seconds of a program with almost no work."""
     x = normal(device, (), "float32")
     return median_s(partial(jax.jit(lambda x: x + jnp.float32(1)), x), at_once=at_once)
 
 
 def kernel_s(device: jax.Device) -> float:
-    """Return the seconds by which a program is longer for another small kernel.
+    """Return the seconds that one more small kernel adds to a program.
 
-    Products of 128 x 128 of which each waits for the one before: no compiler makes one
-    kernel of two, but it may make two of one.
+    The kernels are products of 128 x 128, each of which needs the one before. No
+    compiler fuses two of them, but it may split one into two.
     """
     x, y = (normal(device, (_ROWS, _ROWS), "float32", at) for at in range(2))
 
@@ -88,7 +89,7 @@ def kernel_s(device: jax.Device) -> float:
 def count_kernels(text: str | None) -> int:
     """Return how many kernels a compiled program runs, by its text.
 
-    Those of its entry, and of what XLA has a GPU launch as one graph of kernels.
+    Counts those of its entry, and those that XLA has a GPU launch as one graph.
     """
     computations = (text or "").split("\n\n")
     run = (c for c in computations if c.lstrip().startswith(_RUN))
@@ -96,11 +97,11 @@ def count_kernels(text: str | None) -> int:
 
 
 def host_copies(device: jax.Device, num_bytes: int) -> dict[str, Callable[[], float]]:
-    """Return what times a copy of so many bytes, by where it goes.
+    """Return a function that times a copy of `num_bytes`, by the copy's direction.
 
-    Pinned memory only where the device says that it reads the host's. By way of it an
-    array of NumPy is copied on the host, too, but comes back without: NumPy then reads
-    pinned memory itself.
+    Pinned memory is included only where the device lists it. On the way through it to
+    the device, an array of NumPy is copied on the host, too. On the way back it is not:
+    NumPy then reads pinned memory itself.
     """
     at_home = np.random.default_rng(0).standard_normal(num_bytes // 4, np.float32)
     own = SingleDeviceSharding(device)
@@ -132,7 +133,7 @@ def host_copies(device: jax.Device, num_bytes: int) -> dict[str, Callable[[], fl
 def normal(
     device: jax.Device, shape: tuple[int, ...], dtype: str, seed: int = 0
 ) -> jax.Array:
-    """Return random numbers of which products keep their size."""
+    """Return random numbers, scaled so that products keep their size."""
     scale = shape[0] ** -0.5 if len(shape) > 1 else 1.0
     with jax.default_device(device):
         drawn = jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
