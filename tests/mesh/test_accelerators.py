@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No run on the CPU of a machine whose accelerator JAX does not use.
+"""A run on the CPU is refused if JAX does not use the machine's accelerator.
 
-Machines are folders with the files by which theirs show themselves.
+A test machine is a folder with the files by which a real machine shows its devices.
 """
 
 import configparser
@@ -58,7 +58,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     ("files", "accelerator", "file"),
     [
         ({"dev/nvidia0": "", "dev/nvidiactl": ""}, NVIDIA, "dev/nvidia0"),
-        ({"dev/nvidia3": ""}, NVIDIA, "dev/nvidia3"),  # one of a host's, in a container
+        ({"dev/nvidia3": ""}, NVIDIA, "dev/nvidia3"),  # a container with one GPU
         ({"dev/dxg": "", **WSL_DRIVER}, NVIDIA, "dev/dxg"),
         ({"dev/kfd": "", **MI300}, AMD, "dev/kfd"),
         ({"dev/accel0": "", "dev/accel1": "", **V5E}, TPU, "dev/accel0"),
@@ -79,13 +79,13 @@ def test_an_accelerator_shows_itself_by_its_device_file(
         {},
         {"dev/dxg": ""},  # Windows with another vendor's GPU
         {"dev/nvidiactl": "", "dev/nvidia-uvm": ""},  # a driver without a card
-        {"proc/driver/nvidia/gpus/0000:01:00.0/information": ""},  # the host's
-        V5E,  # the host's
+        {"proc/driver/nvidia/gpus/0000:01:00.0/information": ""},  # a container's host
+        V5E,  # a container's host
         MI300,
         {"dev/kfd": "", **IN_A_PROCESSOR},
         {"dev/kfd": "", f"{KFD}/1/properties": "\nnonsense\n"},
         {"dev/vfio/0": "", **GOOGLE_NETWORK, **INTEL},
-        {"dev/vfio/0": "", f"{PCI}1.0/vendor": "0x1ae0\n"},  # the rest is hidden
+        {"dev/vfio/0": "", f"{PCI}1.0/vendor": "0x1ae0\n"},  # other files are hidden
         {"dev/accel/accel0": "", "dev/vfio/vfio": "", **V5E},
     ],
     ids=str,
@@ -124,7 +124,7 @@ def test_what_a_process_was_not_given_is_not_there(
             "cuda12",
         ),
         (CARD, {"libtpu": "0.0.50"}, "without jax-cuda12-plugin", "cuda12"),
-        (  # the older one was there before, as on Colab
+        (  # the older plugin was installed before, as on Colab
             CARD,
             {"jax-cuda12-plugin": "0.7.2", "jax-cuda13-plugin": "0.12.0.1"},
             "it did not start with jax-cuda13-plugin 0.12.0.1 (no such luck)",
@@ -169,7 +169,7 @@ def test_jax_on_the_cpu_is_refused_where_there_is_an_accelerator(
 ):
     check_accelerator_used(tmp_path)
     root = machine(tmp_path, {"dev/nvidia0": ""})
-    check_accelerator_used(root)  # JAX_PLATFORMS=cpu, as all tests have it
+    check_accelerator_used(root)  # all tests set JAX_PLATFORMS=cpu
     monkeypatch.delenv("JAX_PLATFORMS")
     with pytest.raises(BadInput, match="JAX was restricted to the CPU") as refused:
         check_accelerator_used(root)
@@ -226,7 +226,7 @@ def test_an_accelerator_that_fails_as_jax_starts_is_told_of(
 
 
 def test_each_extra_brings_what_fits_the_jax_that_it_comes_with():
-    """By what JAX itself asks for, so that no second list of versions can be wrong."""
+    """The oracle is JAX's own requirements, so there is no second list of versions."""
     ours = _extras()
     jax_version, installed = jax.__version__, installed_versions()
     assert installed["jaxlib"] == jax_version
@@ -245,7 +245,7 @@ def test_each_extra_brings_what_fits_the_jax_that_it_comes_with():
 
 
 def test_the_extra_of_rocm_brings_jax_with_its_own_plugin():
-    """What it runs on is AMD's ROCm, which no package of PyPI brings."""
+    """The plugin runs on AMD's ROCm, which no PyPI package provides."""
     ours = _extras()
     assert ours["rocm"].partition("#")[0].split() == ["jax[rocm7-local]"]
     by_name = {asked.name: asked for asked in _asked("rocm7-local")}
@@ -254,7 +254,7 @@ def test_the_extra_of_rocm_brings_jax_with_its_own_plugin():
 
 
 def test_the_extra_of_old_cards_has_the_last_cudnn_with_code_for_them():
-    """As seen in the libraries: 9.10.2 has code for 5.0 to 7.0, 9.11.0 has none."""
+    """As the libraries show, 9.10.2 has code for 5.0 to 7.0 and 9.11.0 has none."""
     lines = _extras()["cuda12-volta"].split("\n")
     asked = {
         r.name: r
@@ -272,7 +272,7 @@ def _extras() -> configparser.SectionProxy:
 
 
 def _asked(extra: str) -> list[Requirement]:
-    """What JAX asks for with that extra, and not without."""
+    """Return the requirements that this extra of JAX adds."""
     return [
         asked
         for asked in map(Requirement, requires("jax") or ())

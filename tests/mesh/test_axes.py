@@ -66,7 +66,7 @@ def test_every_device_holds_neighbouring_slices_of_a_master_weight(
     [
         ((50304, 768), ("vocab", None), (0, 8)),
         ((2048, 12, 64), (None, "heads", None), (1, 4)),
-        ((768, 12, 64), (None, "heads", None), (1, 2)),  # of 1.1 MiB each
+        ((768, 12, 64), (None, "heads", None), (1, 2)),  # 1.1 MiB each
         ((768, 1024), (None, "mlp"), (1, 2)),
         ((512, 512), (None, "mlp"), (1, 1)),
         ((8192, 3, 64), (None, "kv_heads", None), (1, 1)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is copied to the host is what the devices had, by way of pinned memory or not.
+"""Host copies equal the device arrays, with or without pinned memory.
 
-CPUs have a memory that JAX calls pinned, too: here they stand for a GPU.
+JAX also offers pinned memory on CPUs; here CPUs stand in for a GPU.
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def test_a_copy_outlives_its_array(platforms: tuple[str, ...]) -> None:
     arrays.append(jax.device_put(values[0], SingleDeviceSharding(jax.devices()[1])))
     copies = [*host_copies(arrays), host_copy(arrays[0])]
     begun = start_copy(arrays[1])
-    for x in arrays:  # the next step takes their memory
+    for x in arrays:  # the next step reuses their memory
         jax.block_until_ready(jax.jit(jnp.zeros_like, donate_argnums=0)(x))
         x.delete() if not x.is_deleted() else None
     for copy, value in zip(copies, [*values, values[0], values[0]], strict=True):

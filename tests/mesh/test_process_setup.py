@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of new processes: kept once freed, and in huge pages."""
+"""The memory of new processes: the heap keeps freed memory and uses huge pages."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from hetjax.mesh.process_setup import malloc_environment
 
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# the kernel's own account of the heap, after 64 MiB on it were freed
+# the kernel's report on the heap, after 64 MiB on it were freed
 _HEAP = """
 import json, pathlib
 bytearray(64 << 20)
@@ -22,7 +22,7 @@ print(json.dumps(maps.partition("[heap]")[2].partition("VmFlags:")[0:3:2]))
 
 
 def heap(environment: dict[str, str]) -> tuple[int, set[str]]:
-    """KiB of a new process's heap after it freed 64 MiB, and the kernel's flags."""
+    """Return a new process's heap in KiB after freeing 64 MiB, and kernel flags."""
     told = subprocess.run(
         [sys.executable, "-c", _HEAP],
         env=os.environ | environment,

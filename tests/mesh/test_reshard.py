@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving arrays between unlike meshes, against `jax.device_put`."""
+"""Moves between unlike meshes give what `jax.device_put` gives."""
 
 from collections import Counter
 

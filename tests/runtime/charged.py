@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of a step on every trunk, as costs charge them."""
+"""The bytes of a step on every trunk, as costs charge them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from tests.runtime.random_plans import Case
 
 
 def messages(case: Case, costs: Costs) -> Iterator[tuple[str, float]]:
-    """(trunk, bytes) of all messages of a step, as costs charge them."""
+    """Yield (trunk, bytes) of all messages of a step, as costs charge them."""
     for (a, b), route in costs.routes.items():
         num_messages = case.plan.replicas[a[0]].num_microbatches
         for trunk in route.trunks:
@@ -17,7 +17,7 @@ def messages(case: Case, costs: Costs) -> Iterator[tuple[str, float]]:
 
 
 def sums(costs: Costs) -> Iterator[tuple[str, float]]:
-    """(trunk, bytes) of all gradient sums of a step, as costs charge them."""
+    """Yield (trunk, bytes) of all gradient sums of a step, as costs charge them."""
     for reduction in costs.reductions.values():
         yield from reduction.trunk_bytes.items()
 

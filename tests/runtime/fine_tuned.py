@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model with adapters and an uneven plan for it; the same as one merged formula."""
+"""A model with adapters, an uneven plan for it, and its oracle: one merged formula."""
 
 from functools import cache
 from typing import Any
@@ -35,7 +35,11 @@ BASE = llama_model(
 
 
 def uneven_plan(model: Model, remat: Remat = "none") -> Plan:
-    """Three stages, one cut over tensor, beside two, one cut over data."""
+    """Return a plan of two replicas that are cut differently.
+
+    One has three stages, one of them split over tensor. The other has two stages, one
+    of them split over data.
+    """
     cut, shared = StageMesh(tensor=2), StageMesh(data=2)
     three = (
         Stage(node="even", devices=(0,), layers=(0, 1), launch_ahead=3, remat=remat),
@@ -70,7 +74,7 @@ def adapted() -> Model:
 
 
 def parts(model: Model, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Random values of the model's own parameters, and of its adapters."""
+    """Return random values of the model's own parameters, and of its adapters."""
     values = random_params(model, seed)
     adapters = {path: value for path, value in values.items() if "_lora_" in path}
     return {p: v for p, v in values.items() if p not in adapters}, adapters
@@ -79,7 +83,10 @@ def parts(model: Model, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def merged_gradients(
     own: dict[str, Any], adapters: dict[str, Any], batch: Batch, base: Model = BASE
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """Mean loss, and its gradients of A and B, of W + alpha / rank x A B in one jit."""
+    """Return the mean loss and the gradients of A and B.
+
+    One jit computes both with the weights W + alpha / rank x A B.
+    """
 
     def loss(adapters: dict[str, Any]) -> jax.Array:
         whole = dict(own)

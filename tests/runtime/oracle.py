@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle: the same model as one `jax.jit` on one device, without the runtime, and
-with all scores of attention at once."""
+"""The oracle: the same model in one `jax.jit` on one device.
+
+It uses no part of the runtime, and its attention computes all scores at once.
+"""
 
 from functools import lru_cache
 from typing import Any
@@ -20,7 +22,7 @@ from hetjax.runtime.execution.state import stage_entries
 
 
 def oracle_params(model: Model, seed: int) -> dict[str, jax.Array]:
-    """Fresh fp32 parameters by full path."""
+    """Return fresh fp32 parameters by full path."""
     params: dict[str, jax.Array] = {}
     for number, spec in enumerate(model.modules):
         key = jax.random.fold_in(jax.random.key(seed), number)
@@ -32,7 +34,7 @@ def oracle_params(model: Model, seed: int) -> dict[str, jax.Array]:
 def oracle_loss_sums(
     model: Model, params: dict[str, Any], inputs_GL: Any, targets_GL: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """(cross-entropy + auxiliary loss, cross-entropy), summed over tokens."""
+    """Return (cross-entropy + auxiliary loss, cross-entropy), summed over tokens."""
     x, aux = inputs_GL, jnp.zeros((), jnp.float32)
     for spec in model.modules:
         own = {
@@ -51,7 +53,7 @@ def oracle_loss_sums(
 def oracle_gradients(
     model: Model, params: dict[str, Any], batch: Batch
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """(mean cross-entropy, gradients of the mean loss by path) in one jit."""
+    """Return (mean cross-entropy, gradients of the mean loss by path) from one jit."""
     (_, ce), grads = _oracle_step(model, batch[0].shape)(params, *batch)
     return float(ce), {path: np.asarray(grad) for path, grad in grads.items()}
 
@@ -80,7 +82,7 @@ def random_batch(plan: Plan, vocab_size: int, seed: int) -> Batch:
 
 
 def keep_gradients() -> optax.GradientTransformation:
-    """An optimizer that changes nothing and keeps the gradient as its state."""
+    """Return an optimizer that changes nothing and keeps the gradient as its state."""
 
     def init(params: Any) -> Any:
         return {"gradient": jax.tree.map(jnp.zeros_like, params)}
@@ -92,9 +94,10 @@ def keep_gradients() -> optax.GradientTransformation:
 
 
 def kept_gradients(runtime: Stages) -> dict[str, list[np.ndarray]]:
-    """By path, the gradients that all holders of a parameter kept, tied ones too.
+    """Return the gradients that all holders of a parameter kept, by path.
 
-    Of a stage that spans processes, one copy, and of replicated ones that of each.
+    Tied parameters count for each holder. A stage that spans processes gives one copy;
+    its replicated parameters give one copy per process.
     """
     prefix, found = "opt.gradient.", {}
     for key, state in runtime.stages.items():
@@ -116,10 +119,11 @@ def kept_gradients(runtime: Stages) -> dict[str, list[np.ndarray]]:
 def assert_gradients_equal(
     found: dict[str, list[np.ndarray]], expected: dict[str, Any]
 ) -> None:
-    """Each holder's gradient is within 1e-5 of the oracle's, all holders bit-equal."""
+    """Assert gradients within 1e-5 of the oracle's, and bit-equal on all holders."""
     assert found.keys() == expected.keys()
     for path, holders in found.items():
-        # softmax ignores a shift of all scores: a key bias has rounding for gradient
+        # Softmax ignores a shift of all scores, so the gradient of a key bias is
+        # rounding.
         scale = np.linalg.norm(expected[path.replace("k_bias", "q_bias")])
         assert np.linalg.norm(holders[0] - expected[path]) <= 1e-5 * scale, path
         for other in holders[1:]:

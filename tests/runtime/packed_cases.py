@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences for random plans, and what one jit makes of their documents alone.
+"""Packed sequences for random plans, and an oracle that sees documents one by one.
 
-The oracle takes no part of ours that knows of documents: attention has one document
-after the other, experts whole sequences without their padding.
+The oracle uses no code of hetjax that knows documents. Its attention gets one document
+after the other, its experts get whole sequences without padding.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tests.runtime.random_plans import Case, random_case
 
 
 def packed_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
-    """A random case whose experts turn no token away."""
+    """Return a random case whose experts drop no token."""
     case = random_case(seed, nodes)
 
     def roomy(config: Any) -> Any:
@@ -45,8 +45,10 @@ def packed_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
 
 
 def packed_batch(case: Case, seed: int) -> Batch:
-    """Sequences of one to three documents, most with padding after them; of each
-    document some targets count."""
+    """Return sequences of one to three documents, most with padding at the end.
+
+    In each document, some targets count.
+    """
     rng = np.random.default_rng(seed)
     shape = (case.plan.global_batch, case.plan.seq_len)
     inputs, targets = (rng.integers(0, case.model.vocab_size, shape) for _ in range(2))
@@ -64,7 +66,7 @@ def packed_batch(case: Case, seed: int) -> Batch:
 
 
 def spans(documents_L: np.ndarray) -> list[slice]:
-    """Where each document of a sequence lies."""
+    """Return the position range of each document of a sequence."""
     numbers = [n for n in dict.fromkeys(documents_L.tolist()) if n]
     places = [np.flatnonzero(documents_L == n) for n in numbers]
     return [slice(int(at[0]), int(at[-1]) + 1) for at in places]

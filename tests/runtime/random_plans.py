@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models and plans for the "same numbers" invariant, a function of a seed."""
+"""Random models and plans, a function of a seed, for the "same numbers" invariant."""
 
 import random
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Case:
     num_devices: int
 
 
-_MORE: dict[str, Any] = {  # what relatives of Llama have besides
+_MORE: dict[str, Any] = {  # features that relatives of Llama add
     "biases": "all",
     "mlp_biases": True,
     "rope_blocks": (True, False),
@@ -68,7 +68,7 @@ def random_model(rng: random.Random, family: str) -> Model:
     config = LlamaConfig(
         **shared, inner_size=32, num_kv_heads=rng.choice([2, 4]), routing=routing
     )
-    if routing is None and config.num_kv_heads == 2:  # no draw: plans stay as they are
+    if routing is None and config.num_kv_heads == 2:  # no draw: plans stay the same
         config = replace(config, **_MORE)
     return llama_model(config)
 
@@ -81,7 +81,7 @@ def random_cuts(rng: random.Random, num_layers: int, num_stages: int):
 def random_replica(
     rng: random.Random, num_layers: int, free: int, max_tensor: int
 ) -> Replica:
-    """A replica on nodes of its own choice, at most `free` devices."""
+    """Return a replica of at most `free` devices with randomly chosen nodes."""
     num_stages = min(rng.choice([1, 2, 2, 3, 4]), num_layers, free)
     meshes = []
     for s in range(num_stages):
@@ -120,7 +120,7 @@ def _stage(
 
 
 def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
-    """A case on nodes of these names, which all have the same 16 devices."""
+    """Return a case on nodes of these names, which share the same 16 devices."""
     rng = random.Random(seed)
     model = random_model(rng, ["gpt", "llama", "moe"][seed % 3])
     max_tensor = min(min(sizes) for sizes in tensor_sizes(model).values())
@@ -153,7 +153,7 @@ def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
 
 
 def _in_forms(plan: Plan, seed: int) -> Plan:
-    """The plan with a form of attention of its own for each stage, or none said."""
+    """Return the plan with a random attention form, or none, for each stage."""
     rng = random.Random(f"attention {seed}")
     drawn: list[AttentionForm | None] = ["xla", "chunked", None]
     replicas = tuple(
@@ -169,7 +169,7 @@ def _in_forms(plan: Plan, seed: int) -> Plan:
 
 
 def interleaved_case() -> Case:
-    """Three chunks of a tied model on two device groups, the middle one split."""
+    """Return three chunks of a tied model on two groups, the middle with I and W."""
     config: Any = dict(hidden_size=16, num_blocks=2, num_heads=4, max_seq_len=SEQ_LEN)
     model = gpt_model(GPTConfig(name="gpt", vocab_size=100, **config))
     chunks = [("even", (0, 1)), ("odd", (2,)), ("even", (0, 1))]
@@ -197,9 +197,9 @@ def interleaved_case() -> Case:
 
 
 def with_split_backwards(plan: Plan, model: Model, stages: set[StageKey]) -> Plan:
-    """The plan with I and W for backward on these stages, in programs by hand.
+    """Return the plan with I and W for backward on these stages, as explicit programs.
 
-    W follows its I, or under GPipe comes when all microbatches are done, last first.
+    W follows its I. Under GPipe, the Ws come after all microbatches, last first.
     """
     orders = {
         key: _split(order, delayed=plan.schedule == "gpipe") if key in stages else order
@@ -214,7 +214,7 @@ def with_split_backwards(plan: Plan, model: Model, stages: set[StageKey]) -> Pla
 
 
 def _on_fewer_devices(rng: random.Random, replica: Replica) -> Replica:
-    """The replica with its later stages on the devices of its first ones."""
+    """Return the replica with its later stages on the devices of its first stages."""
     num_lanes = rng.randint(1, len(replica.stages))
     stages = tuple(
         replace(stage, node=lane.node, devices=lane.devices, mesh=lane.mesh)
@@ -225,11 +225,11 @@ def _on_fewer_devices(rng: random.Random, replica: Replica) -> Replica:
 
 
 def _searched(rng: random.Random, plan: Plan, model: Model) -> Plan:
-    """The plan with programs found for random times and limits."""
+    """Return the plan with programs searched for random times and limits."""
     times = {}
     for r, s, _ in plan.stages():
         f, i, w = (rng.uniform(0.2, 2.0) for _ in range(3))
-        whole = rng.uniform(0.7, 1.0) * (i + w)  # halves cost more
+        whole = rng.uniform(0.7, 1.0) * (i + w)  # two halves cost more
         times[r, s] = StageTimes(
             forward_s=f,
             backward_s=whole,
@@ -265,7 +265,7 @@ def _split(order: list[Action], delayed: bool) -> list[Action]:
 def place(
     replica: Replica, used: int, rng: random.Random, nodes: Sequence[str]
 ) -> tuple[Replica, int]:
-    """Put the stages on the next devices of nodes that share the 16 devices."""
+    """Put the stages on the next devices of random nodes that share the 16 devices."""
     stages = []
     for stage in replica.stages:
         size = len(stage.devices)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a sensible scale from numpy: no compiling is spent on them."""
+"""Weights of a sensible scale, drawn with numpy to avoid compilation."""
 
 import numpy as np
 

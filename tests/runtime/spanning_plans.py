@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for a node of two hosts with two devices each, beside a node of one host."""
+"""Plans for a node of two hosts with two devices each, and a node of one host."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ UNTIED = llama_model(LlamaConfig(name="llama", inner_size=32, num_kv_heads=4, **
 
 
 def spanning_case(name: str) -> Case:
-    """One of `CASES`."""
+    """Return the case of this name in `CASES`."""
     model, schedule, replicas = CASES[name]
     plan = Plan(
         model=model.name,
@@ -61,7 +61,7 @@ def _replica(*stages: Stage, microbatches: int = 3) -> Replica:
 _AHEAD = 2
 _Case = tuple[Model, str, tuple[Replica, ...]]
 CASES: dict[str, _Case] = {
-    # every data rank on a host of its own, tied to the last stage elsewhere
+    # each data rank on its own host; tied to the last stage, which is on the other node
     "data": (
         TIED,
         "1f1b",
@@ -72,7 +72,7 @@ CASES: dict[str, _Case] = {
             ),
         ),
     ),
-    # a last stage whose every row is on both hosts, split backwards
+    # each row of the last stage is on both hosts; split backward passes
     "tensor": (
         UNTIED,
         "zero-bubble",
@@ -83,7 +83,7 @@ CASES: dict[str, _Case] = {
             ),
         ),
     ),
-    # both axes across hosts, and its segments shared with a node of one host
+    # both axes span hosts; a node of one host shares the segments
     "replicas": (
         TIED,
         "1f1b",
@@ -96,7 +96,7 @@ CASES: dict[str, _Case] = {
             ),
         ),
     ),
-    # stages in one host each of a node, which they pass what they make
+    # each stage in one host of the same node; they pass activations to each other
     "hosts": (
         UNTIED,
         "1f1b",
@@ -107,7 +107,7 @@ CASES: dict[str, _Case] = {
             ),
         ),
     ),
-    # two stages of the same four devices, and in between another node
+    # two stages on the same four devices, with a stage of the other node in between
     "chunks": (
         UNTIED,
         "interleaved",
@@ -119,7 +119,7 @@ CASES: dict[str, _Case] = {
             ),
         ),
     ),
-    # a host without a part in the plan
+    # a host without a stage
     "idle": (
         UNTIED,
         "1f1b",

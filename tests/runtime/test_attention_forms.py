@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of unlike meshes and forms of attention: near one jit with all scores at once.
+"""Stages with unlike meshes and attention forms agree with one jit with all scores.
 
-Lengths are such that the chunked form has two blocks. Splash runs in Pallas'
-interpreter; cuDNN's kernel runs nowhere here.
+The lengths give the chunked form two blocks. Splash runs in Pallas' interpreter; no
+test here runs cuDNN's kernel.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ MESHES = (StageMesh(data=2, tensor=2), StageMesh(), StageMesh(tensor=2))
 
 
 def plan_of(forms: Forms, remats: tuple[Remat, Remat, Remat], seq_len: int) -> Plan:
-    """Three uneven stages, each on devices of its own."""
+    """Return three uneven stages, each on its own devices."""
     ends = np.cumsum([mesh.data * mesh.tensor for mesh in MESHES])
     stages = tuple(
         Stage(

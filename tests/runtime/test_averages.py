@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The average of the weights is the closed form over all weights there were, on uneven
-plans, and goes on to the bit where it was left."""
+"""The average of the weights equals the closed form over all past weights.
+
+It holds on uneven plans, and a resumed run continues the average bit for bit.
+"""
 
 from typing import Any
 

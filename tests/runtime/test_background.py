@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does beside its requests is waited for, and raises there."""
+"""A worker's requests wait for its background work and raise that work's errors."""
 
 import threading
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_what_goes_wrong_is_raised_where_it_is_waited_for():
 
 
 class Compiling:
-    """A worker's part of a run, whose programs are compiled once `may_end` is set."""
+    """A worker's part of a run that finishes compiling once `may_end` is set."""
 
     def __init__(self) -> None:
         self.may_end, self.done = threading.Event(), list[str]()

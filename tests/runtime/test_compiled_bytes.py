@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of the memory of a program, by backend."""
+"""The compiler's figures for the memory of a program, by backend."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def program(platform: str, **said: int) -> Any:
-    """A compiled program of which the compiler says these bytes."""
+    """Return a compiled program for which the compiler reports these bytes."""
     sharding = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)])
     figures = {
         "argument_size_in_bytes": 500 * MIB,
@@ -40,7 +40,7 @@ def test_a_program_here_needs_what_its_compiler_says():
 
 
 def test_a_program_of_nothing_needs_nothing():
-    """As the update of a stage all of whose weights are frozen."""
+    """The update of a stage whose weights are all frozen is such a program."""
     assert made_bytes(jax.jit(lambda: ()).lower().compile()) == 0
 
 
@@ -48,8 +48,8 @@ def test_a_program_of_nothing_needs_nothing():
     ("platform", "told", "live", "needed"),
     [
         ("gpu", 536, 320, 536),
-        ("tpu", 536, 320, 428),  # 353 of heap, of which buffers hold 170: seen of one
-        ("tpu", 36, 100, 36),  # what lives in other memories counts as live
+        ("tpu", 536, 320, 428),  # heap 353, of which buffers hold 170: measured
+        ("tpu", 36, 100, 36),  # bytes in other memories count as live
     ],
 )
 def test_what_is_lost_between_buffers_does_not_count_twice(
@@ -80,5 +80,5 @@ def test_no_heap_that_a_tpus_compiler_laid_out_is_larger_than_what_is_told():
             )
             needed = temp_bytes(compiled)
             assert needed is not None
-            # of forwards with next to nothing it says 0
+            # the figure is 0 for forwards that need next to nothing
             assert heap <= needed + MIB, (row["target"], row["model"], name)

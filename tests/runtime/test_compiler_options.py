@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which programs are compiled with options, and that those of a stage have them.
+"""Which programs are compiled with options, and that stage programs have them.
 
-What the options do is seen in `tests/experiments/test_tpu_compiler.py`.
+`tests/experiments/test_tpu_compiler.py` tests the effect of the options.
 """
 
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ def test_programs_are_compiled_with_the_options_of_their_platform(
 ):
     model = family("llama")
     plan = pipeline(model, (0, 6), mesh=StageMesh(tensor=2))
-    devices = {"n": jax.devices()[-2:]}  # on which no other test has compiled it
+    devices = {"n": jax.devices()[-2:]}  # no other test has compiled for these
     stages = Stages(plan, model, devices, optax.sgd(0.1), dtype="bfloat16")
     state = stages.stages[0, 0]
     monkeypatch.setattr(options, "_OPTIONS", {"cpu": {"xla_no_such_option": True}})

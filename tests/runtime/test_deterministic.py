@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program of deterministic stages is compiled as such; of others none is.
+"""Every program of deterministic stages is compiled as such, and no program of others.
 
-CPUs stand in for GPUs: their compiler takes the option, and has no use for it.
+CPUs stand in for GPUs: their compiler accepts the option and ignores it.
 """
 
 import threading
@@ -21,15 +21,15 @@ from tests.runtime.test_compiler_options import mesh_of
 from tests.runtime.test_update import MODEL, PLAN, runtime_of
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-OPTION = "xla_gpu_deterministic_ops"  # as XLA calls it
+OPTION = "xla_gpu_deterministic_ops"  # XLA's name
 BATCH = random_batch(PLAN, 128, 0)
-# What JAX compiles when it is called: it counts, converts, copies, and adds two arrays
+# What JAX compiles on a call: programs that count, convert, copy, or add two arrays
 BESIDE = {"add", "<lambda>", "convert_element_type"}
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Options of all that is compiled ahead of time, CPUs standing in for GPUs."""
+    """The options of all ahead-of-time compilations, with CPUs standing in for GPUs."""
     found, compile_ = list[Any](), jax.stages.Lowered.compile
 
     def noted(self: Any, compiler_options: Any = None, **others: Any) -> Any:
@@ -43,7 +43,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def trained(runtime: StageRuntime) -> list[Any]:
-    """The losses after a step, with all that a run does around one."""
+    """Return the losses after a step, with all that a run does before and after it."""
     runtime.compile()
     runtime.initialise(0)
     runtime.step(0, BATCH)
@@ -107,7 +107,7 @@ def test_what_jax_compiles_by_itself_has_one_order(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jax.stages.Lowered, "compile", ahead)
     jax.clear_caches()
     runtime = runtime_of(optax.adam(0.1), deterministic=True)
-    runtime.initialise(0)  # drawn on the host's CPU, wherever the stages are
+    runtime.initialise(0)  # the host's CPU draws them, wherever the stages are
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
         trained(runtime)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests tell unlike bits apart, and do not depend on where the bits lie."""
+"""Digests differ for unlike bits and do not depend on the sharding."""
 
 import struct
 from collections import Counter
@@ -39,7 +39,7 @@ def placed(values: np.ndarray, layout: PartitionSpec) -> jax.Array:
 
 @cache
 def programs(sharding: NamedSharding) -> tuple[Any, Any]:
-    """(digest, whether all are finite) of an array that lies so."""
+    """Return the programs (digest, whether all are finite) for this sharding."""
     return (
         jax.jit(lambda array: digests([[array]], [[sharding]])),
         jax.jit(lambda array: is_finite([array], [sharding])),
@@ -56,7 +56,7 @@ def finite(array: jax.Array) -> bool:
 
 
 def by_hand(values: np.ndarray) -> int:
-    """The published mixers of MurmurHash3 and lowbias32, number by number."""
+    """Apply the published mixers of MurmurHash3 and lowbias32, number by number."""
 
     def mixed(x: int, first: int, by: int, second: int) -> int:
         x ^= 0x9E3779B9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does next: one request after the other, of no epoch that is over."""
+"""A worker's next action: one request after the other, none of an ended epoch."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ NOWHERE = CheckpointStorage(directory="/nowhere")
 
 
 def after(*events: Event) -> list[Action]:
-    """All that is done about these events, one after the other."""
+    """Return all actions on these events, in order."""
     state, found = Duties(), []
     for event in events:
         state, actions = duties.react(event, state)
@@ -120,7 +120,7 @@ def test_a_step_that_others_have_left_out_is_finished_although_none_was_broken_o
     asked = LeaveOut(step=4, commit=left_out)
     assert done(begun(before, late), late) == committed(4, left_out)
     assert done(begun(before, asked), asked) == committed(4, left_out)
-    again = committed(4, left_out)  # asked once more after a loss
+    again = committed(4, left_out)  # repeated after a loss
     assert done(begun(again, asked), asked) == again
     assert done(before, DropState(kept=3, storage=NOWHERE)) == Progress()
 

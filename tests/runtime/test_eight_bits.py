@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments in 8 bits: one step is Optax's, however stages are cut, in less memory."""
+"""Moments in 8 bits: a step equals Optax's for any cut, in less memory."""
 
 import math
 from functools import cache
@@ -48,7 +48,7 @@ ONE = Plan(
         ),
     ),
 )
-RULE = optimizer(CONFIG, 9)  # one: stages of the same rule share their programs
+RULE = optimizer(CONFIG, 9)  # only one: stages of the same rule share their programs
 BATCHES = [random_batch(PLAN, MODEL.vocab_size, step) for step in range(4)]
 
 
@@ -65,7 +65,7 @@ def state_of(runtime: StageRuntime) -> dict[str, np.ndarray]:
 
 
 def moment(state: dict[str, np.ndarray], name: str, path: str) -> np.ndarray:
-    """A moment in fp32, decoded as the codes are defined."""
+    """Return a moment in fp32, decoded as the codes are defined."""
     if f"opt.0.{name}.exact.{path}" in state:
         return state[f"opt.0.{name}.exact.{path}"]
     codes = state[f"opt.0.{name}.codes.{path}"].astype(np.float64)

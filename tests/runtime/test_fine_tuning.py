@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters and frozen parts on uneven plans: the numbers of one merged formula, frozen
-weights to the bit, and nothing held, summed or saved for them."""
+"""Adapters and frozen parts on uneven plans, against one merged formula.
+
+Frozen weights stay equal bit for bit; a run holds, sums and saves nothing for them.
+"""
 
 from typing import Any
 
@@ -44,7 +46,7 @@ def begun(
     remat: Remat = "none",
     dtype: str = "float32",
 ) -> Watched:
-    """A runtime whose frozen weights are `own`, and the rest of its weights `state`."""
+    """Return a runtime with frozen weights `own` and its other weights from `state`."""
     nodes: dict[str, list[jax.Device]] = dict.fromkeys(NODES, jax.devices())
     runtime = Watched(
         uneven_plan(model, remat),

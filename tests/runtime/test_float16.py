@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of unlike precision: near one fp32 jit, and no step taken that overflows."""
+"""Stages of unlike precision agree with one fp32 jit; overflowing steps are skipped."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -46,11 +46,12 @@ MODEL = llama_model(LlamaConfig(name="llama", **_SIZES))
 ROUTED = llama_model(
     LlamaConfig(name="llama", **_SIZES, routing=Routing(num_experts=4, top_k=2))
 )
-# A gradient's distance from the fp32 oracle's over its norm: some roundings of 2**-11
-# and of 2**-8, one behind the other. Measured: 0.0013 and 0.0106 where all stages are.
+# A gradient's distance from the fp32 oracle's, over its norm: some successive roundings
+# of 2**-11 and of 2**-8. Measured where all stages have the precision: 0.0013 and
+# 0.0106.
 WITHIN = {"float16": 0.003, "bfloat16": 0.02, "float32": 1e-5}
 
-AS_WRITTEN: Any = {"xla_allow_excess_precision": False}  # a CPU leaves roundings out
+AS_WRITTEN: Any = {"xla_allow_excess_precision": False}  # else a CPU skips roundings
 
 
 def plan_of(
@@ -59,7 +60,7 @@ def plan_of(
     schedule: str = "1f1b",
     meshes: tuple[StageMesh, ...] = (),
 ) -> Plan:
-    """One replica of the model, cut before these layers, on devices in order."""
+    """Return one replica of the model, cut before these layers, on devices in order."""
     layers = list(zip([0, *cuts], [*cuts, 5], strict=True))
     meshes = meshes or (StageMesh(),) * len(layers)
     ends = np.cumsum([mesh.data * mesh.tensor for mesh in meshes]).tolist()
@@ -103,13 +104,13 @@ def runtime_of(
 
 @cache
 def fresh_params(model: Model, seed: int) -> dict[str, np.ndarray]:
-    """Weights as a run begins with them: larger ones would magnify what is rounded."""
+    """Return weights at their initial scale: larger ones would magnify rounding."""
     found = oracle_params(model, seed)
     return {path: np.asarray(value) for path, value in found.items()}
 
 
 def distances(plan: Plan, model: Model = MODEL, seed: int = 0) -> dict[str, float]:
-    """Of each parameter's gradient from the oracle's, over the norm of that."""
+    """Return each gradient's distance from the oracle's, over the oracle's norm."""
     batch = random_batch(plan, model.vocab_size, seed)
     loss, expected = oracle_gradients(model, fresh_params(model, seed), batch)
     runtime = runtime_of(plan, keep_gradients(), model, seed)
@@ -124,7 +125,8 @@ def distances(plan: Plan, model: Model = MODEL, seed: int = 0) -> dict[str, floa
         for other in holders[1:]:
             np.testing.assert_array_equal(other, holders[0])
     norms = {
-        # softmax ignores a shift of all scores: a key bias has rounding for gradient
+        # Softmax ignores a shift of all scores, so the gradient of a key bias is
+        # rounding.
         path: np.linalg.norm(expected[path.replace("k_bias", "q_bias")])
         for path in expected
     }
@@ -155,11 +157,11 @@ def test_gradients_of_stages_of_unlike_precision_are_near_those_of_one_fp32_jit(
 def rounded_gradients(
     precisions: Sequence[Precision], cut: int, params: Any, batch: Any, scale: float
 ) -> dict[str, np.ndarray]:
-    """The same in one jit that rounds where stages do, without the runtime.
+    """Return the gradients of one jit that rounds where stages do, without the runtime.
 
-    Weights are in the precision of their stage, and so is what arrives there; a
-    gradient goes back in the precision of who sends it, which is what derivatives of
-    conversions do.
+    Weights and incoming activations have the precision of their stage. A gradient
+    returns in the precision of the stage that sends it, as derivatives of conversions
+    do.
     """
     modules = [(n, m) for n, layer in enumerate(MODEL.layers) for m in layer.modules]
 
@@ -192,7 +194,7 @@ def rounded_gradients(
 def test_stages_round_where_they_say_and_nowhere_else(
     precisions: Sequence[Precision], monkeypatch: pytest.MonkeyPatch
 ):
-    """As near as fp32's own rounding, which is 1,000 times less than theirs."""
+    """The distance is fp32's rounding, 1,000 times less than the stages' rounding."""
     monkeypatch.setattr(
         programs, "compiler_options", lambda mesh, deterministic: AS_WRITTEN
     )
@@ -235,7 +237,7 @@ def test_random_plans_of_unlike_precision_are_near_one_fp32_jit(seed: int):
 def test_a_float16_stage_multiplies_in_float16_and_knows_no_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """In what is given to the compiler; a CPU's then converts."""
+    """The test reads the input of the compiler, since a CPU's compiler converts it."""
     lower, texts = programs.lowered, list[str]()
 
     def kept(*arguments: Any, **options: Any) -> Any:
@@ -254,7 +256,7 @@ def test_a_float16_stage_multiplies_in_float16_and_knows_no_bfloat16(
         for line in dots:
             factors, product = line.rsplit("->", 1)
             assert factors.count("xf16>") == 2, line
-            # scores of attention are summed in float32
+            # attention sums its scores in float32
             assert product.endswith(("xf16>", "xf32>")), line
         assert "bf16" not in text
     assert len(texts) == len(made)
@@ -265,7 +267,7 @@ def state_of(runtime: StageRuntime) -> dict[str, np.ndarray]:
 
 
 def test_an_overflow_of_one_stage_skips_the_step_everywhere():
-    """But for the count of the learning-rate schedule, which is that of all steps."""
+    """Only the count of the learning-rate schedule advances, as it counts all steps."""
     replicas = [
         plan_of([2], ["float32", "float16"]).replicas[0],
         plan_of([2], ["bfloat16", "float32"]).replicas[0],
@@ -293,7 +295,7 @@ def test_an_overflow_of_one_stage_skips_the_step_everywhere():
 
 
 def _elsewhere(replicas: list[Replica]) -> Iterator[Replica]:
-    """The replicas on devices of their own."""
+    """Yield the replicas, each on its own devices."""
     for r, replica in enumerate(replicas):
         moved = (
             replace(stage, devices=tuple(d + 2 * r for d in stage.devices))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that transformers saved, on unlike replicas: its loss, weights as saved."""
+"""Models that transformers saved: its loss on unlike replicas, and unchanged saves."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ LENGTH = 16
 
 
 def plan(num_layers: int) -> Plan:
-    """Two stages cut beside the middle, and one whose devices share each layer."""
+    """Return a replica of two uneven stages, and one whose devices share each layer."""
     half = Stage(node="a", devices=(0,), layers=(0, 2), launch_ahead=2)
     rest = Stage(node="a", devices=(1,), layers=(2, num_layers), launch_ahead=1)
     whole = Stage(
@@ -42,7 +42,7 @@ def plan(num_layers: int) -> Plan:
 
 
 def loss_of(logits_BLV: np.ndarray, tokens_BL: np.ndarray) -> float:
-    """Nats per token, of all but the last position."""
+    """Return the nats per token, without the last position."""
     z_BLV = logits_BLV[:, :-1].astype(np.float64)
     log_BLV = z_BLV - np.log(np.exp(z_BLV).sum(-1, keepdims=True))
     return -np.take_along_axis(log_BLV, tokens_BL[:, 1:, None], -1).mean()

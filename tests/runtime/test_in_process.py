@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller whose one worker is in its own process."""
+"""A controller with its only worker in its own process."""
 
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ class Work:
 
 @dataclass
 class Lab:
-    """A controller, and all that its worker was given to work on so far."""
+    """A controller, and all work that its worker was given so far."""
 
     controller: Controller
     made: list[Work]

@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def started(
     nodes: Sequence[str], logs: Path, address: str = "127.0.0.1:0"
 ) -> Iterator[tuple[SocketConnections, Processes]]:
-    """Worker processes of these names that have called their controller."""
+    """Yield worker processes of these names that have called their controller."""
     secret = secrets.token_bytes(32)
     connections = SocketConnections(address, secret, SILENCE_S)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -124,7 +124,7 @@ def run_once(
 
 
 def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
-    """By path, the gradients that all holders in all workers kept."""
+    """Return the gradients that all holders in all workers kept, by path."""
     found: dict[str, list[np.ndarray]] = {}
     for file in sorted(directory.glob("*.npz")):
         for name, value in np.load(file).items():
@@ -133,7 +133,7 @@ def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
 
 
 def sent(directory: Path, kinds: Container[int]) -> dict[str, float]:
-    """Bytes of these kinds by link, as the workers counted them."""
+    """Return the bytes of these kinds by link, as the workers counted them."""
     found: dict[str, float] = {}
     for file in sorted(directory.glob("*.json")):
         for receiver, kind, size in json.loads(file.read_text()):
@@ -241,7 +241,7 @@ def test_survivors_of_a_lost_worker_report_it_and_wait(tmp_path: Path, how: int)
         for report in told.value.reports.values():
             assert isinstance(report, Lost) and report.worker == "south"
         assert sorted(connections.workers) == survivors
-        # they are there and take a next epoch's word
+        # they are alive and accept a request of a later epoch
         assert sorted(connections.ask({n: Listen() for n in survivors})) == survivors
         lost.send_signal(signal.SIGCONT)
         lost.wait(10)  # a worker that was given up ends when it wakes
@@ -273,7 +273,7 @@ def test_no_worker_outlives_its_controller(tmp_path: Path):
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there, and no zombie that nobody has waited for."""
+    """Return whether the process exists and is no unreaped zombie."""
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that hangs: every wait of its controller has a limit that says for what."""
+"""Hanging workers: every wait of the controller has a limit and names its subject."""
 
 import os
 import queue
@@ -56,7 +56,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def connections_of(
     workers: Mapping[str, Hear], timeout_scale: float = 1.0
 ) -> Iterator[SocketConnections]:
-    """A controller whose workers, here, do this with each request."""
+    """Yield the connections to workers in this process with these request handlers."""
     connections = SocketConnections("127.0.0.1:0", SECRET, timeout_scale=timeout_scale)
     workers_: dict[str, ControllerConnection] = {}
     try:
@@ -75,7 +75,7 @@ def connections_of(
 
 
 def waits(connection: ControllerConnection, number: int, message: AnyRequest) -> None:
-    """Wait for a peer, as in a step: answer once that is broken off."""
+    """Wait for a peer, as in a step; answer once the request is aborted."""
     if isinstance(message, BreakOff):
         lost = Lost(worker=message.worker, reason=message.reason, epoch=message.epoch)
         connection.send(number, lost)
@@ -86,7 +86,7 @@ def answers(connection: ControllerConnection, number: int, message: AnyRequest) 
 
 
 def hangs(connection: ControllerConnection, number: int, message: AnyRequest) -> None:
-    """Beat, and do nothing else."""
+    """Send heartbeats and do nothing else."""
 
 
 def test_there_is_a_limit_for_all_that_is_asked_and_for_nothing_else():
@@ -95,7 +95,7 @@ def test_there_is_a_limit_for_all_that_is_asked_and_for_nothing_else():
     assert all(limit.seconds >= 60 for limit in TABLE.values())
 
 
-TABLE = dict(LIMITS)  # before it is changed
+TABLE = dict(LIMITS)  # before tests change it
 
 
 @pytest.mark.parametrize("request_", [Compile(), TRAIN, AwaitSaved(), Leave()])
@@ -169,7 +169,7 @@ def test_a_wait_ends_with_what_an_interruption_raises():
 
 def test_a_signal_that_is_handled_for_long_leaves_the_wait_its_end():
     def handle(number: int, frame: object) -> None:
-        time.sleep(0.3)  # longer than what is left of any look
+        time.sleep(0.3)  # longer than what is left of any poll
 
     before, begin_s = signal.signal(signal.SIGUSR1, handle), time.monotonic()
     try:
@@ -272,9 +272,9 @@ def test_an_answer_to_what_was_given_up_is_passed_over():
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer(is_late: bool):
-    """Another start comes while the first is asked; only then the first one ends.
+    """A new start comes during a request to the first one, and then the first one ends.
 
-    Late: it ends by itself, before it is cut off.
+    If `is_late`, the first one ends by itself before the controller closes it.
     """
     ended: queue.Queue[str] = queue.Queue()
     connections = SocketConnections("127.0.0.1:0", SECRET)
@@ -302,7 +302,7 @@ def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer(is_late: 
         connections.ask({"a": Compile()})
     timer.join()
     if not is_late:
-        assert ended.get(timeout=5) == "left"  # told that it is of no use any more
+        assert ended.get(timeout=5) == "left"  # told that it was replaced
     first.close()
     assert old._closing.wait(5)
     cut_off()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Label smoothing and z-loss on uneven plans are the textbook formulas in one jit.
+"""Label smoothing and z-loss on uneven plans equal the textbook formulas in one jit.
 
-The oracle has whole logits, smoothed labels and cross-entropy of Optax, and the
-z-loss of arXiv 2204.02311, section 5.
+The oracle has whole logits, Optax's smoothed labels and cross-entropy, and the z-loss
+of arXiv 2204.02311, section 5.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 SIZES = LlamaConfig(
     name="small",
-    vocab_size=100,  # of 128 rows: padding takes no part
+    vocab_size=100,  # of 128 rows: padding does not count
     hidden_size=16,
     inner_size=32,
     num_blocks=3,
@@ -59,7 +59,8 @@ def _plan(*replicas: Replica) -> Plan:
     return Plan(model="small", seq_len=8, global_batch=size, replicas=replicas)
 
 
-# the head cut over tensor beside one cut over data; over both; on one device
+# the head split over tensor in one replica, over data in the other; over both; on one
+# device
 PLANS = {
     "two replicas": _plan(
         Replica(
@@ -106,7 +107,7 @@ CASES = [
 
 
 def _batch(plan: Plan) -> Batch:
-    """Half of the targets count, and those of some sequences more than of others."""
+    """Return a batch in which half of the targets count, unevenly by sequence."""
     inputs_GL, targets_GL = random_batch(plan, SIZES.vocab_size, 1)
     counted_GL = np.arange(targets_GL.size).reshape(targets_GL.shape) % 5 < 3
     counted_GL[0, 2:] = False
@@ -114,7 +115,7 @@ def _batch(plan: Plan) -> Batch:
 
 
 def _textbook(params: Any, model: Model, batch: Batch, terms: TrainConfig) -> Any:
-    """Mean of smoothed cross-entropy and z-loss over the targets that count."""
+    """Return the mean of smoothed cross-entropy and z-loss over counted targets."""
     inputs_GL, targets_GL = batch
     rows, columns = np.nonzero(targets_GL >= 0)
     x: Any = jnp.asarray(inputs_GL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages: what one side has sent the other reads, and nothing else."""
+"""Messages: a receiver reads exactly what the sender wrote."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ WRONG = (None, True, 1, 1.5, "text", [], {}, [None], {"a": None}, [[0]], ["a", "
 
 
 def of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type hint, as they are after they have arrived."""
+    """Return values of a type hint, as they are after their arrival."""
     kind, parts = get_origin(hint), get_args(hint)
     if hint == Json:
         return st.dictionaries(st.text(), JSON)
@@ -91,7 +91,7 @@ def test_the_norm_of_a_step_that_went_wrong_arrives_as_it_is():
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal, with 1, 1.0 and true told apart."""
+    """Return whether two JSON values are equal, with 1, 1.0 and true distinct."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -116,7 +116,7 @@ def test_a_field_that_is_missing_unknown_or_renamed_is_refused(
 def test_a_field_of_another_type_is_refused_or_is_one_that_may_be_so(
     message: Message, data: st.DataObject
 ):
-    """What is read is in any case what its sender would have written."""
+    """An accepted value is always the one that its sender would have written."""
     found = frame(message)
     name = data.draw(st.sampled_from(sorted(found["fields"])))
     wrong = data.draw(st.sampled_from(WRONG))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters and optimizer state on the host: the numbers of a run that keeps them on its
-devices, which then hold no more than the memory model says."""
+"""Masters and optimizer state on the host change no number of a run.
+
+The devices then hold no more than the memory model says.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,7 +28,7 @@ CUT = replace(PLAN, global_batch=4, replicas=PLAN.replicas[1:])  # data 2 x tens
 
 
 def offloaded(plan: Plan, stages: Iterable[tuple[int, int]]) -> Plan:
-    """These stages keep their masters on the host."""
+    """Return the plan with the masters of these stages on the host."""
 
     def of(r: int, s: int) -> Offload:
         return "optimizer" if (r, s) in stages else "none"
@@ -106,7 +108,8 @@ def test_every_rule_is_bit_equal_there(options: dict[str, Any]):
 def test_a_stage_that_is_cut_alone_differs_by_the_compilers_rounding_only(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    # alone it is not compiled as written, and rounds as its cuts have it
+    # An update without shared weights is not compiled for exact arithmetic by default:
+    # its rounding then depends on its cuts.
     monkeypatch.setattr(UpdatePrograms, "_exact_arithmetic", lambda *_: EXACT)
     expected = trained(runtime_of(CUT))
     assert_equal(trained(runtime_of(offloaded(CUT, {(0, 0)}))), expected)

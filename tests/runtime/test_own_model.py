@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own list of NNX modules trains like any preset; nothing is registered."""
+"""A user's own list of NNX modules trains like any preset, without registration."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -118,7 +118,7 @@ def plan() -> Plan:
 
 
 def expected_gradients(weights: dict[str, Any], batch: Any, tied: bool) -> Any:
-    """The model written out by hand, without modules."""
+    """Return the gradients of the model written by hand, without modules."""
 
     def loss(weights: dict[str, Any]) -> jax.Array:
         x = weights["table.rows"][batch[0]]
@@ -138,7 +138,7 @@ def expected_gradients(weights: dict[str, Any], batch: Any, tied: bool) -> Any:
 def test_gradients_of_a_users_model_equal_those_written_by_hand(tied: bool):
     nodes = {"a": jax.devices()[:2], "b": jax.devices()[2:4]}
     chosen = plan()
-    if tied:  # I and W on all stages, first, last and both
+    if tied:  # I and W on all stages: first, last, and both in one
         every = {(r, s) for r, s, _ in chosen.stages()}
         chosen = with_split_backwards(chosen, own_model(tied), every)
     runtime = StageRuntime(chosen, own_model(tied), nodes, keep_gradients())

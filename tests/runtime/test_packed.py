@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences: the loss and gradients of any plan are those of documents alone."""
+"""Packed sequences: any plan gives the loss and gradients of the documents alone."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
-# interleaved GPT, zero-bubble Llama, experts split I and W on 2 x 1 and 1 x 4
+# interleaved GPT, zero-bubble Llama, experts with split I and W on 2 x 1 and 1 x 4
 SEEDS = [9, 4, 35]
 
 

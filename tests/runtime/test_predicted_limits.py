@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits follow what a phase should take, within what the table allows."""
+"""Limits follow the predicted time of a phase, within the bounds of the table."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,7 +44,7 @@ SECONDS = st.none() | st.floats(0, 1e6)
 
 
 class Told:
-    """Connections to workers that have all done at once what they are asked."""
+    """Connections to workers that fulfil every request at once."""
 
     only, epoch = None, 0
 
@@ -127,7 +127,7 @@ def test_saving_should_take_what_its_bytes_do_at_twenty_megabytes_a_second(
     assert asks.save(storage, 1, {})
     asks.end()
     assert told.expected_s(SaveState) == {5.0}
-    written_s = None if cloud else copies * 5.0  # a store may be slower than anything
+    written_s = None if cloud else copies * 5.0  # a store may be arbitrarily slow
     assert told.expected_s(AwaitSaved) == told.expected_s(Leave) == {written_s}
 
 

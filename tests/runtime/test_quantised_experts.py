@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts in few bits under adapters of attention, on uneven plans: the numbers of one
-formula with the rounded weights, and the bytes that are charged."""
+"""Quantised experts under adapters of attention, on uneven plans.
+
+The numbers are those of one formula with the rounded weights, and the bytes those that
+costs charge.
+"""
 
 from dataclasses import replace
 
@@ -67,13 +70,13 @@ def test_losses_and_gradients_are_those_of_one_jit_with_the_rounded_experts(
         for path, value in rounded.items()
     }
     other, _ = merged_gradients(only_attention, adapters, batch, base)
-    assert abs(loss - other) > 1e-4 * other  # rounding of experts is seen in it
+    assert abs(loss - other) > 1e-4 * other  # the loss shows the rounding of experts
 
 
 @pytest.mark.nightly
 def test_experts_that_turn_no_token_away_are_trained_on_data_ranks():
     base = base_of(None)
-    plan = uneven_plan(base)  # one stage is cut over data, one over tensor
+    plan = uneven_plan(base)  # one stage is split over data, one over tensor
     values = random_params(base, 3)
     nodes: dict[str, list[jax.Device]] = dict.fromkeys(NODES, jax.devices())
     runtime = Watched(plan, base, nodes, keep_gradients())
@@ -112,7 +115,7 @@ def test_experts_are_charged_to_the_byte_as_codes_and_scales(form: FrozenForm):
         for name, p in abstract_params(moe).items()
         if name.startswith(EXPERTS) and p.dtype is not None
     )
-    # inputs of 16 are blocks of 16, those of 128 of 64
+    # 16 inputs form blocks of 16, 128 inputs form blocks of 64
     numbers, code_bytes = 4 * 16 * 128, {"int8": 1, "nf4": 0.5}[form]
     scales = numbers / 16 + numbers / 16 + numbers / 64
     assert num_bytes == 3 * numbers * code_bytes + 4 * scales

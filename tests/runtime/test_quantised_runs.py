@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters over frozen weights in few bits, on uneven plans: the numbers of one merged
-formula with the rounded weights, the bytes that are charged, no weight made whole for
-longer than its product."""
+"""Adapters over quantised frozen weights, on uneven plans.
+
+The numbers are those of one merged formula with the rounded weights, and the bytes
+those that costs charge. No weight stays dequantised for longer than its product.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,7 +64,7 @@ def first_values(
 def as_rounded(
     form: FrozenForm, own: dict[str, Any], base: Model = BASE
 ) -> dict[str, Any]:
-    """The values that frozen weights have once they are quantised, by brute force."""
+    """Return the values of frozen weights after quantisation, by brute force."""
     found = dict(own)
     for spec in quantised_model(form, base).modules:
         for name, weight in quantised_weights(spec).items():
@@ -94,7 +96,8 @@ def begun(
 def test_losses_and_gradients_are_those_of_one_jit_with_the_rounded_weights(
     form: FrozenForm, remat: Remat
 ):
-    # 0 draws weights with which plain adapters in fp32 are 1.4e-5 to 2.4e-5 off, too
+    # Seed 0 draws weights for which plain fp32 adapters also differ, by 1.4e-5 to
+    # 2.4e-5.
     own, adapters = first_values(7)
     model = quantised_model(form)
     runtime = begun(uneven_plan(model, remat), model, own, adapters)
@@ -103,7 +106,7 @@ def test_losses_and_gradients_are_those_of_one_jit_with_the_rounded_weights(
     loss, expected = merged_gradients(as_rounded(form, own), adapters, batch, BASE)
     exact, _ = merged_gradients(own, adapters, batch, BASE)
     assert result.loss() == pytest.approx(loss, rel=1e-5)
-    assert abs(loss - exact) > 1e-4 * exact  # rounding is seen in it
+    assert abs(loss - exact) > 1e-4 * exact  # the loss shows the rounding
     assert_gradients_equal(kept_gradients(runtime), expected)
     assert_charged(case_of(model, remat), runtime)
 
@@ -168,7 +171,7 @@ def test_saved_state_goes_on_to_the_bit_on_another_plan():
 
 
 def frozen_by_path(runtime: StageRuntime) -> Iterator[tuple[str, np.ndarray]]:
-    """What is frozen of every unit of every stage."""
+    """Yield the frozen arrays of every unit of every stage, by path."""
     for key, state in runtime.stages.items():
         stacks = runtime.partition.stages[key].stacks
         for named, own in zip(stacks, state.frozen, strict=True):
@@ -179,7 +182,7 @@ def frozen_by_path(runtime: StageRuntime) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def middle_stage(model: Model, size: int, remat: Remat, tensor: int = 1) -> Any:
-    """The blocks of a model whose ends are other stages."""
+    """Return the blocks of a model as a stage between its first and its last layer."""
     last = len(model.layers)
     stages = tuple(
         Stage(
@@ -219,7 +222,7 @@ def test_no_weight_made_whole_is_kept_for_the_backward_or_outlives_its_layer(
         sum(a.size * a.dtype.itemsize for a in programs.saved)
         for programs in (small, large)
     ]
-    assert 2 * kept[0] - kept[1] < 0.02 * 8 * a_block  # of no sequences at all
+    assert 2 * kept[0] - kept[1] < 0.02 * 8 * a_block  # bytes kept for zero sequences
     short = middle_stage(two, 1, remat)
     for name in ("forward", "backward"):
         needed = [temp_bytes(getattr(p, name)) for p in (short, small)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided after a loss, from what workers tell, without any worker."""
+"""Decisions after a loss from the workers' reports, without any worker."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def at(step: int | None, knows: bool = True, is_broken_off: bool = True) -> Reac
         ({"a": at(3, knows=False), "b": at(2)}, None, []),
         ({"a": at(3, knows=False), "b": at(3), "c": at(2)}, commit(3), ["c"]),
         ({"a": at(0), "b": at(0)}, None, []),
-        # a was given the state of a checkpoint, since
+        # since then, a was given the state of a checkpoint
         ({"a": at(2, is_broken_off=False), "b": at(3)}, commit(3), []),
     ],
 )
@@ -157,8 +157,8 @@ def test_no_save_removes_what_the_run_would_go_back_to():
         restored = Restored(step=6, kept=kept)
         return recovery_decisions.safe_save(before, saved, restored)
 
-    assert safe(1, older) == older  # part of the newest went with a disk
+    assert safe(1, older) == older  # part of the newest save was lost with a disk
     assert safe(3, before) == before
-    assert safe(3, (6, "third")) == before  # of which not all have told yet
-    assert safe(3, older) == before  # which the store has
+    assert safe(3, (6, "third")) == before  # not all workers have reported it yet
+    assert safe(3, older) == before  # the store has it
     assert safe(None, None) == before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that take over samples of lost ones, over processes, and take those back."""
+"""Worker processes take over the samples of lost workers, and give them back."""
 
 import signal
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def without(plan: Plan, *nodes: str) -> Plan:
 
 
 def check_step(controller: Controller, seed: int, number: int, directory: Path) -> None:
-    """A step has the loss and the gradients of one jit, on all that take part."""
+    """Assert that a step has the loss and gradients of one jit on all participants."""
     for file in directory.glob("*.npz"):
         file.unlink()
     case, found = random_case(seed, NODES), controller.step(number)
@@ -55,7 +55,7 @@ def check_step(controller: Controller, seed: int, number: int, directory: Path) 
     assert found.grad_norm == pytest.approx(float(squares) ** 0.5, rel=1e-5)
 
 
-# Who is idle besides: nobody (3), whole workers (1), and stages of those who go on (13)
+# Idle besides the lost worker: none (3), whole workers (1), stages of participants (13)
 @pytest.mark.parametrize(
     ("seed", "lost"),
     rows_drawn([(1, "south"), (3, "north"), (13, "west")], short=1),
@@ -110,7 +110,7 @@ def test_a_step_that_one_has_committed_is_finished_before_others_take_over(
     assert recovery.finish_step(connections, taking_part) == commit
     assert take_over(controller, controller.plan, left) == 1
     assert controller.workers == ["south"]
-    # nobody is late where all that was known of it is behind them
+    # rerouting discards commits, so no participant has a step to finish
     assert recovery.finish_step(connections, taking_part) is None
 
 
@@ -124,5 +124,5 @@ def test_nobody_takes_over_where_no_replica_is_whole_or_states_are_of_other_step
     check_step(controller, 3, 1, tmp_path)  # nothing has changed
     assert take_over(controller, plan, ["east", "south"]) is not None
     check_step(controller, 3, 2, tmp_path)
-    controller.reroute(plan, NODES)  # whose state has not come yet
+    controller.reroute(plan, NODES)  # its state has not arrived yet
     assert take_over(controller, plan, NODES) is None

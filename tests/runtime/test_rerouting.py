@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that take over the samples of others give the numbers of one jit."""
+"""Replicas that take over the samples of other replicas give the numbers of one jit."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -75,8 +75,8 @@ PLAN = Plan(
     ),
 )
 CLIP_NORM = 0.5
-# One gradient is 4e-8: with Adam's usual `eps` of 1e-8 its update follows its rounding,
-# which is another on every kind of processor.
+# One gradient is 4e-8. With Adam's usual `eps` of 1e-8, its update would follow its
+# rounding, which differs between kinds of processors.
 RULE = optax.adamw(1e-2, eps=1e-5)
 
 
@@ -89,14 +89,14 @@ def runtime_of(plan: Plan, rule: optax.GradientTransformation = RULE) -> StageRu
 
 
 def without(plan: Plan, *nodes: str) -> list[int]:
-    """Microbatches by replica once these nodes are lost."""
+    """Return the microbatches by replica once these nodes are lost."""
     found = rerouted(plan, nodes)
     assert found is not None
     return [replica.num_microbatches for replica in found.replicas]
 
 
 def weights(runtime: StageRuntime) -> dict[str, np.ndarray]:
-    """What a checkpoint would hold."""
+    """Return the parameters that a checkpoint would hold."""
     saved = list(runtime.entries())
     names = [entry.name for entry, _ in saved]
     assert len(names) == len(set(names))
@@ -108,7 +108,7 @@ def weights(runtime: StageRuntime) -> dict[str, np.ndarray]:
 
 
 class Reference:
-    """One jit and Optax, from the weights of a runtime."""
+    """One jit and Optax, starting from the weights of a runtime."""
 
     def __init__(self, runtime: StageRuntime) -> None:
         self.weights: Any = weights(runtime)
@@ -119,7 +119,7 @@ class Reference:
     def follow(
         self, runtime: StageRuntime, steps: Sequence[int], scale: float | None = None
     ) -> None:
-        """Train both and compare loss and norm of every step, and then the weights."""
+        """Train both; compare the loss and norm of every step, and the last weights."""
         for step in steps:
             batch = random_batch(runtime.plan, MODEL.vocab_size, step)
             loss, grads = oracle_gradients(MODEL, self.weights, batch)
@@ -184,7 +184,7 @@ def test_idle_stages_keep_their_state_until_others_are_updated():
     whole = held(runtime)
     runtime.reroute(without(PLAN, "a"))
     assert not runtime.is_behind
-    assert len(held(runtime)) == len(whole)  # a's is as good as before
+    assert len(held(runtime)) == len(whole)  # a's state is still current
     runtime.step(0, random_batch(PLAN, MODEL.vocab_size, 0))
     others = held(runtime)
     assert len(others) < len(whole)
@@ -221,7 +221,7 @@ def test_the_loss_stays_scaled_where_the_stages_that_asked_for_it_are_lost():
     Reference(runtime).follow(runtime, [0, 1], scale=2.0**10)
 
 
-# with two replicas or three, of unlike schedules, cuts and meshes
+# two or three replicas with unlike schedules, cuts and meshes
 @pytest.mark.parametrize("seed", draws([3, 4, 5, 10], short=2))
 def test_random_plans_give_the_gradients_of_one_jit_without_a_replica(seed: int):
     case = random_case(seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Residuals hold activations alone: no weights, under every remat choice."""
+"""Residuals hold only activations, never weights, under every remat choice."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ MODELS = {
 def middle_stage(
     model: Model, remat: Remat, mesh: StageMesh, size: int, dtype: str
 ) -> StagePrograms:
-    """The middle of three stages: a scanned run of the first three blocks."""
+    """Return the middle of three stages: a scanned run of the first three blocks."""
     devices = tuple(range(mesh.data * mesh.tensor))
     last = len(model.layers)
     stages = tuple(
@@ -100,7 +100,7 @@ def test_residuals_grow_with_the_microbatch_and_hold_no_weights(
         for size in (2, 4)
     )
     weights = num_bytes(middle_stage(MODELS[family], remat, mesh, 2, dtype).params)
-    constant_part = 2 * small - large  # what a microbatch of no sequences would keep
+    constant_part = 2 * small - large  # bytes kept for zero sequences
     assert 0 <= constant_part < 0.02 * weights
 
 
@@ -115,5 +115,5 @@ def test_the_compiled_forward_puts_out_what_was_counted():
     programs = middle_stage(MODELS["llama"], "none", StageMesh(), 2, "float32")
     analysis = programs.forward.memory_analysis()  # pyright: ignore
     outputs = num_bytes(programs.saved) + num_bytes(programs.outputs)
-    table = 8 * (len(programs.saved) + 1)  # the tuple of pointers that XLA counts too
+    table = 8 * (len(programs.saved) + 1)  # the pointer table, which XLA counts too
     assert outputs <= analysis.output_size_in_bytes <= outputs + table

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a round is over, which answers count, and who is told to break off."""
+"""When a round ends, which answers count, and which workers are told to abort."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ TRAIN = Train(step=0, turn=0, traced=False)
 def after(
     *events: Event | float, state: Rounds | None = None
 ) -> tuple[Rounds, list[Action]]:
-    """The state after events, and all that is done; numbers let seconds pass."""
+    """Return the state and all actions after events; a number lets seconds pass."""
     found, actions, now_s = state or Rounds(), list[Action](), 0.0
     for event in events:
         if isinstance(event, (int, float)):
@@ -63,7 +63,7 @@ def after(
 
 
 def asked(*names: str) -> list[Event]:
-    """These workers have called, and are asked for something: round 1."""
+    """Return the events of round 1: these workers have called and get a request."""
     return [*(Called(name, 1) for name in names), Asked(dict.fromkeys(names, COMPILE))]
 
 
@@ -172,11 +172,11 @@ def test_a_step_is_expected_to_take_as_long_as_the_longest_before():
     ):
         events = Asked({"a": TRAIN}), took_s, Heard("a", 1, number, answer)
         state, _ = after(*events, state=state)
-    assert state.longest_s == {Train: 20.0}  # trouble teaches nothing
+    assert state.longest_s == {Train: 20.0}  # a failed request does not count
     reached = TellReached(epoch=1)
     told = Reached(at=1, commit=None, is_broken_off=False, epoch=1)
     state, _ = after(Asked({"a": reached}), 5.0, Heard("a", 1, 4, told), state=state)
-    assert state.longest_s == {Train: 20.0}  # it may be more the next time
+    assert state.longest_s == {Train: 20.0}  # a later TellReached may take longer
     assert Rounds().limit_s(Train) == LIMITS[Train].seconds
     taught = Rounds(longest_s={Train: 20.0}, watchdog_factor=10.0)
     assert taught.limit_s(Train) == 200.0

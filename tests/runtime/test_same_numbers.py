@@ -74,7 +74,7 @@ def test_stages_of_one_replica_may_share_their_devices():
     result, found = run_once(case, params, 0)
     assert result.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(found, expected)
-    # tied: held by the first chunk and the last, whose devices are the first's too
+    # tied: the first and the last chunk hold it, which share devices
     assert len(found["embedding.table"]) == 2
 
 
@@ -97,7 +97,7 @@ def test_the_same_plan_twice_is_bit_equal(seed: int):
 
 
 class Watched(StageRuntime):
-    """Keeps what its last step sent and summed with."""
+    """A runtime that keeps the transport and the sums of its last step."""
 
     last: StepContext
 
@@ -128,7 +128,7 @@ def run_of(
 
 
 def assert_charged(case: Case, runtime: Watched) -> None:
-    """Costs charge what went from node to node, for messages and for sums."""
+    """Assert that costs charge the bytes sent between nodes for messages and sums."""
     transport, sync = runtime.last.transport, runtime.last.sync
     assert isinstance(transport, InProcess)
     assert isinstance(sync, LocalSync)
@@ -140,7 +140,7 @@ def assert_charged(case: Case, runtime: Watched) -> None:
 
 
 def between(case: Case, sent: Tally) -> dict[str, float]:
-    """Bytes by link, of bytes by (from stage, to stage)."""
+    """Return bytes by link between nodes, from bytes by (from stage, to stage)."""
     node = {(r, s): stage.node for r, s, stage in case.plan.stages()}
     found: Counter[str] = Counter()
     for (link, _), size in sent.by_link_and_kind().items():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rule that is evaluated at other weights than it trains: schedule-free, on unlike
-stages. The oracle is Optax on one device, its weights and those it says to evaluate."""
+"""Schedule-free on unlike stages: it is evaluated at other weights than it trains.
+
+The oracle is Optax on one device: its weights and its evaluation weights.
+"""
 
 from functools import cache
 from typing import Any
@@ -32,7 +34,7 @@ CONFIG = OptimizerConfig(
     beta2=0.9,
 )
 RULE, NUM_STEPS, PROMPT = optimizer(CONFIG, 9), 3, [5, 6, 7]
-# other cuts, the first stage updated by its host
+# other cuts; the host updates the first stage
 OTHER = Plan(
     model="llama",
     seq_len=8,
@@ -79,7 +81,7 @@ def after_three_steps() -> tuple[StageRuntime, dict[str, np.ndarray]]:
 
 @cache
 def expected() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What Optax has made of the same first weights, and says to evaluate."""
+    """Return Optax's weights and evaluation weights from the same initial weights."""
     fresh = runtime_of(PLAN)
     fresh.initialise(0)
     params: Any = weights(fresh)

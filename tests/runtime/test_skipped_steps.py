@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A skipped step is one of the run's steps and none of the optimizer's updates.
+"""A skipped step counts as a step of the run, but not as an update of the optimizer.
 
-The oracle is Optax on one device, which never sees the step that is skipped, at the
-learning rate that a formula gives for the number of each step.
+The oracle is Optax on one device without the skipped step. A formula gives its learning
+rate from the number of each step.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ LEFT_OUT = StepChecks(most_loss=0.0, skips_spikes=True)
 
 
 def rate(step: int) -> float:
-    """Linear from the peak to nothing, without a warm-up."""
+    """Return the rate that falls linearly from the peak to zero, without a warm-up."""
     return PEAK * (1 - step / NUM_STEPS)
 
 
@@ -47,7 +47,7 @@ def config_of(name: Any, **options: Any) -> OptimizerConfig:
 
 
 def steps_left_out(config: OptimizerConfig, first: Any) -> Any:
-    """Weights after Optax's updates at each step's rate, but for the skipped step."""
+    """Return the weights after Optax's updates of all steps except the skipped one."""
     params: Any = first
     state: Any = None
     for step in range(NUM_STEPS - 2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages over the two hosts of a node: the numbers of one jit, and lost hosts."""
+"""Stages that span the two hosts of a node: the numbers of one jit, and lost hosts."""
 
 import signal
 import subprocess
@@ -83,7 +83,7 @@ def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
     assert_gradients_equal(held, expected)
     assert_charged(case, tmp_path)
     assert controller.evaluate([SEED]) == pytest.approx(loss, rel=1e-5)
-    # and once more the same bits
+    # a repetition gives the same bits
     assert controller.step(SEED) == first
     for path, values in gradients(tmp_path).items():
         np.testing.assert_array_equal(values, held[path])
@@ -109,7 +109,10 @@ def test_one_replica_takes_over_from_the_other_over_both_hosts_or_from_them(
 
 
 def assert_charged(case: Case, directory: Path) -> None:
-    """Costs charge what went over hosts' cards: of messages, over the fullest card."""
+    """Assert that costs charge the bytes on network cards.
+
+    For messages, the test compares the fullest card.
+    """
     cluster = Cluster(
         name="cards",
         nodes=tuple(replace(node, device="H100-80GB-HBM3") for node in NODES),
@@ -120,12 +123,12 @@ def assert_charged(case: Case, directory: Path) -> None:
         on_cards(sent(directory, MESSAGES)),
         of_cards(messages(case, costs)),
     )
-    # a route names one of a stage's hosts for all that get the same
+    # a route names only one of a stage's hosts if all hosts get the same
     assert max(found.values(), default=0) == max(charged.values(), default=0)
 
 
 def on_cards(by_link: dict[str, float]) -> dict[str, float]:
-    """Bytes by network card, of bytes by "worker>worker"."""
+    """Return the bytes by network card, from bytes by "worker>worker"."""
     cards: Counter[str] = Counter()
     for link, size in by_link.items():
         source, target = (worker.replace("@", "/") for worker in link.split(">"))
@@ -135,7 +138,7 @@ def on_cards(by_link: dict[str, float]) -> dict[str, float]:
 
 
 def card(worker: str) -> str:
-    """The trunks' name for it: "slice/1" is "slice:host1"."""
+    """Return the trunks' name of a worker: "slice/1" is "slice:host1"."""
     return worker.replace("/", ":host")
 
 
@@ -219,7 +222,7 @@ def ended(child: subprocess.Popen[str]) -> bool:
 def test_hosts_are_in_step_after_one_alone_was_broken_off(
     connections: SocketConnections, tmp_path: Path
 ):
-    """What one was given to do before it was broken off, the other has to do, too."""
+    """The other host has to do all work that one host got before the abort."""
     before = joined(connections, "tensor", tmp_path).step(SEED)
     controller = joined(connections, "tensor", tmp_path, half_sent=1)
     with pytest.raises(WorkerLost, match="'single' is gone"):

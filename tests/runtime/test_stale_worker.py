@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that another start has replaced ends itself, and says why."""
+"""A worker process that a newer start has replaced ends itself and says why."""
 
 import os
 import secrets

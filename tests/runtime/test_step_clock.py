@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long stages worked in a step: told once it is over, and never waited for."""
+"""The working time of stages in a step: reported after the step, without waiting."""
 
 import math
 import time
@@ -51,9 +51,9 @@ def test_waiting_is_not_counted_and_a_step_is_told_once():
     sums = clock.begin(5)
     now_s = time.perf_counter()
     made: Any = jnp.zeros(1)
-    sums.enqueued(action(Op.RECV), now_s - 9.0, now_s, made)  # came just now
-    sums.enqueued(action(Op.F), now_s - 9.0, now_s, made)  # and could not begin before
-    assert clock.pop_finished(5) is None  # it is the step under way
+    sums.enqueued(action(Op.RECV), now_s - 9.0, now_s, made)  # arrived just now
+    sums.enqueued(action(Op.F), now_s - 9.0, now_s, made)  # could not start earlier
+    assert clock.pop_finished(5) is None  # this step is still running
     clock.begin(6)
     end_s = time.monotonic() + 60.0
     while not sums.is_whole:
@@ -61,7 +61,7 @@ def test_waiting_is_not_counted_and_a_step_is_told_once():
         time.sleep(0.001)
     found = clock.pop_finished(6)
     assert found is not None and found is sums
-    assert clock.pop_finished(6) is None  # once
+    assert clock.pop_finished(6) is None  # only once
     [(r, s, kind, seconds)] = found.worked()
     assert (r, s, kind) == (0, 0, "F") and 0 <= seconds < 8.0
 
@@ -89,9 +89,9 @@ def test_a_step_counts_if_all_workers_tell_of_it():
     timing.record({"a": answer(3, (0, 0, "F", 1.0), b=2e-9), "b": answer(3)})
     found = timing.pop_times()
     assert found is not None and timing.pop_times() is None
-    assert found.step == 4  # as metrics count
+    assert found.step == 4  # metrics count steps from 1
     assert found.parts == {(0, 0, "F"): 1.0} and found.links == {("a", "b"): 2e-9}
-    # hosts of one stage: the slower; what cannot be is left out
+    # Hosts of one stage: the slower one counts, and impossible times are ignored.
     hosts = {
         "n/0": answer(3, (0, 0, "F", 1.0), (0, 0, "B", math.nan)),
         "n/1": answer(3, (0, 0, "F", 2.0), (0, 0, "B", -1.0)),
@@ -109,7 +109,7 @@ def test_a_link_has_the_pace_of_its_large_messages():
     for peer, num_bytes, seconds in [
         ("b", 1 << 20, 0.5),
         ("b", 3 << 20, 1.5),
-        ("b", 100, 9.0),  # into a buffer
+        ("b", 100, 9.0),  # only reached a buffer
         ("c", 1 << 10, 1.0),
     ]:
         pace.add(peer, num_bytes, seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A measured step as a Perfetto trace: one lane per device, nothing overlaps in it."""
+"""A measured step as a Perfetto trace: one lane per device, without overlaps."""
 
 import optax
 import pytest

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that do not count: the loss and gradients of any plan are those of one jit.
+"""Targets that do not count: any plan gives the loss and gradients of one jit.
 
-The oracle takes no part of ours that knows of such targets: it has whole logits, and
-chooses the targets that count before it sums.
+The oracle uses no code of hetjax that knows such targets: it has whole logits, and
+selects the targets that count before it sums.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
-SEEDS = [1, 3, 4]  # of uneven plans without experts
+SEEDS = [1, 3, 4]  # uneven plans without experts
 
 
 class RowsWork(Work):
@@ -41,11 +41,11 @@ class RowsWork(Work):
 
 
 def uneven_batch(case: Case, step: int) -> Batch:
-    """Sequences of which unlike parts count, some of them not at all."""
+    """Return sequences with unlike counts of targets that count, some with none."""
     inputs_GL, targets_GL = random_batch(case.plan, case.model.vocab_size, step)
     num_sequences, seq_len = targets_GL.shape
     counted_G = np.arange(num_sequences) * (step + 3) % (seq_len + 1)
-    counted_G[-1] = seq_len  # one has targets, whatever the shape
+    counted_G[-1] = seq_len  # one sequence has targets, whatever the shape
     is_counted_GL = np.arange(seq_len)[None] < counted_G[:, None]
     return inputs_GL, np.where(is_counted_GL, targets_GL, UNCOUNTED).astype(np.int32)
 

@@ -67,7 +67,7 @@ OPTIMIZERS = {
     "lamb": optax.lamb(1e-2),  # a trust ratio per parameter of each layer
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
 }
-WHOLE = {  # what a run makes of the names, and Adafactor as if its matrices were large
+WHOLE = {  # a run's rules by name; below, also Adafactor as for large matrices
     name: optimizer(OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0), 9)
     for name in RULES
 }
@@ -261,7 +261,7 @@ def test_evaluation_and_logits_equal_the_model_called_directly():
 
 
 def loss_of_last_token(prompt: list[int], target: int) -> float:
-    """Cross-entropy of one token, as the difference of two oracle sums."""
+    """Return the cross-entropy of one token, as the difference of two oracle sums."""
     inputs = np.array([prompt], np.int32)
     targets = np.array([[1, 2, target]], np.int32)
     params = random_params(MODEL, 5)
@@ -286,5 +286,5 @@ def test_stages_that_are_made_again_compile_nothing_again(
     monkeypatch.setattr(jax.stages.Lowered, "compile", note_and_compile)
     again.compile()
     assert not compiled
-    runtime_of(optax.adamw(0.1)).compile()  # another rule, for all that is known
+    runtime_of(optax.adamw(0.1)).compile()  # counts as another rule
     assert compiled

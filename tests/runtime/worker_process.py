@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process for tests: random plans, gradients kept and written to files."""
+"""A worker process for tests: runs random plans and writes its gradients to files."""
 
 import json
 import sys
@@ -34,10 +34,10 @@ FAILING_STEP, REFUSED_STEP = 1013, 1014  # no seed of a random plan
 
 
 class KeepingRuntime(StageRuntime):
-    """Writes the gradients of every step to `directory`, one file per step."""
+    """A runtime that writes the gradients of each step to a file in `directory`."""
 
     directory: Path
-    half_sent: int | None = None  # the turn
+    half_sent: int | None = None  # the turn of the step that sends half
 
     def step(self, number: int, batch: Batch, *others: Any) -> StepCommit:
         if number == self.half_sent and self.worker == "single":
@@ -54,13 +54,13 @@ class KeepingRuntime(StageRuntime):
         return told
 
     def _write_sent(self, path: Path) -> None:
-        """All bytes sent over these links so far: [receiver, kind, bytes]."""
+        """Write all bytes sent over these links so far, as [receiver, kind, bytes]."""
         assert self._joined is not None
         sent = self._joined.peers.sent.by_link_and_kind()
         path.write_text(json.dumps([[*to, size] for to, size in sent.items()]))
 
     def _send_half(self) -> None:
-        """Be lost after one host of a node has got its part, and the other not."""
+        """Act as lost once one host of a node has its part, and the other has not."""
         assert self._joined is not None
         peers = self._joined.peers
         send = peers.send

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of one pipeline and their costs in plain numbers, for schedule tests."""
+"""Plans of one pipeline, and their costs in plain numbers, for schedule tests."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def pipeline_plan(
     schedule: str = "1f1b",
     num_lanes: int | None = None,
 ) -> Plan:
-    """One stage per layer; node `n<lane>`, with one device, for every lane."""
+    """Return one stage per layer, and one node `n<lane>` with one device per lane."""
     lanes = num_lanes or len(launch_ahead)
     stages = tuple(
         Stage(node=f"n{s % lanes}", devices=(0,), layers=(s, s + 1), launch_ahead=ahead)
@@ -37,7 +37,10 @@ def pipeline_costs(
     hop_s: Sequence[float],
     weight_share: float = 0.5,
 ) -> Costs:
-    """Every hop has a link of its own, one trunk per direction, and no latency."""
+    """Return costs in which each hop has its own link, with one trunk per direction.
+
+    Links have no latency.
+    """
     num_stages = len(forward_s)
     times = {
         (0, s): StageTimes(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text form of actions, against lines written by hand and random actions."""
+"""The text form of actions, against hand-written lines and random actions."""
 
 import pytest
 from hypothesis import given

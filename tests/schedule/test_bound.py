@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetjax.schedule.bound import prefix_behind_s, prefix_pieces
 
 seconds = st.floats(0, 10, allow_subnormal=False)
-hops = st.tuples(seconds, st.just(0.0) | seconds)  # one way, and the link's hold
+hops = st.tuples(seconds, st.just(0.0) | seconds)  # one way, and time on the link
 
 
 @st.composite
@@ -22,7 +22,7 @@ def pipelines(draw: st.DrawFn) -> tuple[list[float], list[tuple[float, float]]]:
 
 
 def by_recurrence(m: int, stage_s: list[float], hops: list[tuple[float, float]]):
-    """R_s of the first stage, as the docstring has it."""
+    """Return R_s of the first stage, by the recurrence in the docstring."""
     if not hops:
         return max(m * stage_s[0], stage_s[0])
     (hop_s, link_s), rest_s = hops[0], by_recurrence(m, stage_s[1:], hops[1:])

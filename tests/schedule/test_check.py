@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checker, over random plans, random damage and an independent deadlock oracle."""
+"""The checker on random plans and random damage, against an independent oracle."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -237,10 +237,10 @@ def test_a_damaged_evaluation_is_refused(data, plan: Plan) -> None:
 
 
 def runs_to_the_end(programs, groups_of) -> bool:
-    """Oracle: no cycle among `(node, index)` = action done and group = complete.
+    """Oracle: no cycle among `(node, index)` (the action is done) and complete groups.
 
-    Built from the rules in words: program order, SEND before RECV, a group complete
-    when all holders were reached, NORM after its stage's groups, UPDATE after NORM.
+    It uses the rules in words: program order, SEND before RECV, a group complete once
+    all holders have reached it, NORM after its stage's groups, UPDATE after NORM.
     """
     before = defaultdict(set)
     sent = {
@@ -276,7 +276,7 @@ def runs_to_the_end(programs, groups_of) -> bool:
 
 
 def shuffled(draw, program) -> tuple[Action, ...]:
-    """The same stages in another interleaving, each stage's order kept."""
+    """Return another interleaving of the same stages, with each stage's order kept."""
     stages = defaultdict(list)
     for action in program:
         stages[action.key].append(action)
@@ -292,7 +292,7 @@ def test_any_interleaving_is_refused_exactly_when_it_deadlocks(
     programs = lower(plan, tied(plan))
     if data.draw(st.booleans()):
         programs = {node: shuffled(data.draw, p) for node, p in programs.items()}
-    else:  # a few late swaps: near the border between the two verdicts
+    else:  # a few late swaps give programs near the border between valid and deadlocked
         programs = {node: list(p) for node, p in programs.items()}
         for _ in range(data.draw(st.integers(1, 6))):
             node, index = pick(data.draw, programs)
@@ -314,7 +314,7 @@ def test_any_interleaving_is_refused_exactly_when_it_deadlocks(
 
 
 def by_hand(nodes: list[list[str]], num_microbatches=1, launch_ahead=1) -> Plan:
-    """Replicas of one-layer stages on the given nodes."""
+    """Return a plan of one-layer stages, with one replica per list of node names."""
     of_plan = tuple(
         Replica(
             num_microbatches=num_microbatches,
@@ -335,7 +335,7 @@ def by_hand(nodes: list[list[str]], num_microbatches=1, launch_ahead=1) -> Plan:
 
 
 def programs_of(**text: str):
-    """Programs from words like `r0.s0: F0 SEND_F0>s1`; a colon sets the stage."""
+    """Parse programs from words like `r0.s0: F0 SEND_F0>s1`; a colon sets the stage."""
     programs = {}
     for node, words in text.items():
         stage, actions = "", []
@@ -431,7 +431,7 @@ def test_opposite_sends_of_two_workers_are_exchanged_under_rendezvous() -> None:
     s1 = "r0.s1: " + " ".join(
         f"RECV_F{m}<s0 FB{m} FREE_x{m} SEND_B{m}>s0 FREE_dx{m}" for m in (0, 1)
     )
-    # Stage 0 stands at SEND_F1 while stage 1 stands at SEND_B0.
+    # Stage 0 waits at SEND_F1 while stage 1 waits at SEND_B0.
     programs = programs_of(a=f"{s0} NORM UPDATE", b=f"{s1} NORM UPDATE")
     check(programs, plan, rendezvous=True)
 

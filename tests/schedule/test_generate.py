@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute orders, against lists written by hand and closed forms of the bubble."""
+"""Compute orders, against hand-written lists and closed forms of the bubble."""
 
 from fractions import Fraction
 from typing import Any
@@ -40,7 +40,7 @@ def one_replica(*, schedule: str, launch_ahead: list[int], microbatches: int) ->
 
 
 def unit_time_makespan(orders) -> int:
-    """Time of a pipeline with F = 1, B = 2, FB = 3 and free transfers."""
+    """Return a pipeline's time for F = 1, B = 2, FB = 3 and free transfers."""
     last, done, clock = len(orders) - 1, {}, [0] * len(orders)
     todo = [list(order) for order in orders]
     while any(todo):

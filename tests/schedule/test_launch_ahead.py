@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch-aheads against the published examples, and the rules against each other."""
+"""Launch-aheads: published examples, and comparisons between the rules."""
 
 import math
 import random
@@ -45,8 +45,8 @@ from tests.short_runs import draws
 
 
 def test_harps_published_example():
-    # 0.76B over two emulated V100 and one A100: 48 MiB over 5 Gbit/s (0.625 GiB/s
-    # there) and 1 ms, 64 microbatches; printed 0.0760 s and K = [3, 1]
+    # 0.76B over two emulated V100 and one A100: 48 MiB over 5 Gbit/s (0.625 GiB/s in
+    # the paper) and 1 ms, 64 microbatches; printed: 0.0760 s and K = [3, 1].
     edge = (0, 0), (0, 1)
     costs = Costs(
         times={},
@@ -91,11 +91,11 @@ def test_memory_limits_the_forwards_in_flight():
     costs = Costs(
         times={}, memory={(0, 0): memory}, memory_bytes={(0, 0): 100.0, (0, 1): 1.0}
     )
-    # 100 - 50 - 5 - 2 x (2 + 1) = 39; each in flight keeps 10 and 2 to send, with
-    # halves 20 and 2
+    # 100 - 50 - 5 - 2 x (2 + 1) = 39. Each microbatch in flight keeps 10, and 2 to
+    # send; with halves 20, and 2.
     assert launch_limits(plan, costs) == {(0, 0): 3, (0, 1): 8}
     assert launch_limits(plan, costs, split=True) == {(0, 0): 1, (0, 1): 8}
-    # on shared devices 100 - 2 x 50 - ... is nothing: 1 at the least
+    # on shared devices 100 - 2 x 50 - ... is below 0, so the limit is the minimum of 1
     shared = pipeline_plan([2, 1], 8, "interleaved", num_lanes=1)
     both = replace(costs, memory=dict.fromkeys([(0, 0), (0, 1)], memory))
     assert launch_limits(shared, both) == {(0, 0): 1, (0, 1): 1}
@@ -109,8 +109,11 @@ def test_memory_limits_the_forwards_in_flight():
 
 
 def random_instance(seed: int) -> tuple[Plan, Costs]:
-    """One or two pipelines of unlike stages, slow hops (of two pipelines over one
-    trunk), and devices with memory for a few microbatches."""
+    """Return one or two pipelines of unlike stages with slow hops and little memory.
+
+    Two pipelines share the trunk of each hop. Devices have memory for a few
+    microbatches.
+    """
     rng = random.Random(seed)
     num_stages, count = rng.randint(2, 5), rng.choice([4, 8, 12])
     plan = pipeline_plan([num_stages - s for s in range(num_stages)], count)
@@ -138,7 +141,7 @@ def random_instance(seed: int) -> tuple[Plan, Costs]:
 
 
 def with_twin(plan: Plan) -> Plan:
-    """The plan with a second replica like the first, on nodes of its own."""
+    """Return the plan with a second, equal replica on its own nodes."""
     (one,) = plan.replicas
     stages = tuple(replace(s, node=f"twin-{s.node}") for s in one.stages)
     twin = replace(one, stages=stages)
@@ -156,7 +159,7 @@ def seconds(forward_s: float, backward_s: float) -> StageTimes:
 
 
 def step_s(plan: Plan, costs: Costs) -> float:
-    """Simulated time, infinite if the plan needs more memory than there is."""
+    """Return the simulated step time, infinite if the plan needs too much memory."""
     programs = lower(plan)
     check(programs, plan)
     there = capacity_bytes(plan, costs)
@@ -199,8 +202,9 @@ def test_the_fastest_forms_are_those_that_alone_give_the_fastest_schedules(seed:
 def test_halves_that_cost_more_are_made_where_they_fill_the_end_and_nowhere_else(
     count: int,
 ):
-    # F = 1, B = 3, I = W = 1.6: while the last stage makes two W, or three, the first
-    # has a whole backward left; beside its work the last one waits for one F
+    # F = 1, B = 3, I = W = 1.6. While the last stage computes two or three W, the first
+    # stage still has one whole backward to do. Besides its own work, the last stage
+    # only waits for one F.
     plan = pipeline_plan([2, 1], count)
     whole = pipeline_costs([1.0] * 2, [3.0] * 2, [0.0] * 2)
     halves = dict(input_gradient_s=1.6, weight_gradient_s=1.6)
@@ -247,15 +251,18 @@ def test_the_exact_rule_hides_one_slow_link_between_equal_stages(stages, hop):
     limits = {(0, s): 24 for s in range(stages)}
     exact = with_rule(plan, costs, exact_delta, limits)
     step_s = simulate(lower(exact), exact, costs).step_time_s
-    # K = delta + ... may exceed the microbatches only in the fill
+    # K = delta + ... may exceed the microbatches only during the fill
     assert step_s == pytest.approx(stages + 2 * hop + 23, abs=1e-6)
     assert step_s == pytest.approx(prefix_bound_s(exact, costs), abs=1e-6)
 
 
 def test_stages_that_memory_caps_alike_do_not_all_take_turns():
-    """Eight equal stages may have 5 forwards in flight each. With 5, 5, 5, 5, 4, 3, 2,
-    1 four take turns, so that a cycle takes as long as four stages; where the
-    launch-aheads are spread, only two take turns anywhere."""
+    """Eight equal stages may each have 5 forwards in flight.
+
+    With 5, 5, 5, 5, 4, 3, 2, 1, four stages take turns, so that a cycle takes as long
+    as four stages. If the launch-aheads are spread, only two stages take turns
+    anywhere.
+    """
     count = 40
     costs = pipeline_costs([0.25] * 8, [0.75] * 8, [0.0] * 8)
     plan = pipeline_plan([1] * 8, count)

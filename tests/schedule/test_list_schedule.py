@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zero-bubble and interleaved orders against closed forms, by an own replay."""
+"""Zero-bubble and interleaved orders, replayed here, against closed forms."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def pipeline(
 def makespan(
     p: Pipeline, orders: Sequence[Sequence[Slot]], saved_s: float = 0.0
 ) -> float:
-    """Longest path through the orders and the dependencies, by repeated passes.
+    """Return the longest path through orders and dependencies, by repeated passes.
 
     A whole backward takes `saved_s` less than its halves.
     """
@@ -85,7 +85,7 @@ def test_zero_bubble_reaches_the_floor_in_1f1bs_memory(stages: int, extra: int):
         for _, op, _ in order:
             kept += {"F": 1, "W": -1}.get(op, 0)
             most = max(most, kept)
-        assert most <= stages  # what 1F1B keeps on its first stage
+        assert most <= stages  # 1F1B keeps as much on its first stage
 
 
 @pytest.mark.parametrize(("stages", "count"), [(2, 8), (2, 20), (4, 16)])
@@ -142,7 +142,7 @@ def test_interleaving_divides_the_bubble(lanes: int, chunks: int):
     ahead = [stages - s for s in range(stages)]
     step = makespan(p, list_schedule(p, ahead, ahead))
     work = 3 * chunks * count
-    plain_bubble = 3 * chunks * (lanes - 1)  # of 1F1B with the chunks in one stage
+    plain_bubble = 3 * chunks * (lanes - 1)  # 1F1B's, each lane as one stage
     assert step - work <= plain_bubble / chunks + 2
     halves = pipeline(stages, count, num_lanes=lanes, split=True)
     assert makespan(halves, list_schedule(halves, ahead, [stages] * stages)) == (
@@ -156,7 +156,7 @@ def test_interleaving_divides_the_bubble(lanes: int, chunks: int):
 def test_interleaved_plans_keep_what_megatrons_rule_says_in_its_time(
     lanes: int, chunks: int, rounds: int
 ):
-    """arXiv 2205.05198 has 8 lanes of 3 chunks and 64 microbatches for 175B."""
+    """For 175B, arXiv 2205.05198 has 8 lanes of 3 chunks and 64 microbatches."""
     stages, count = lanes * chunks, rounds * lanes
     ahead = [stages - s for s in range(stages)]
     plan = pipeline_plan(ahead, count, "interleaved", num_lanes=lanes)

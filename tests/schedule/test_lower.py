@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowered programs, against golden text that was written by hand."""
+"""Lowered programs, against hand-written golden text."""
 
 from collections import Counter
 from pathlib import Path
@@ -54,7 +54,7 @@ CASES = {
 
 
 def golden(name: str) -> dict[str, list[str]]:
-    """Lines of each node, which a comment `# node <name>` opens."""
+    """Return the lines of each node, which a comment `# node <name>` opens."""
     programs: dict[str, list[str]] = {}
     for line in (GOLDEN / f"{name}.txt").read_text().splitlines():
         if line.startswith("# node "):
@@ -117,7 +117,7 @@ def test_a_model_in_one_stage_neither_sends_nor_reduces() -> None:
 
 
 def compute_and_receives(programs) -> dict[str, str]:
-    """The programs without SEND, FREE and what follows the last backward."""
+    """Return the programs without SEND, FREE and all after the last backward."""
     shown = {Op.F, Op.B, Op.FB, Op.RECV}
     return {
         node: " ".join(str(a).split(".")[2] for a in program if a.op in shown)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of programs, against closed forms and against workers that run in any
-order; plans over memory are refused."""
+"""Peak memory of programs, against closed forms and workers that run in any order."""
 
 import random
 from collections import defaultdict
@@ -33,7 +32,7 @@ FLOWS = {"input_bytes": 3, "output_bytes": 7}
 def plan_of(
     num_stages: int, num_microbatches: int, schedule="1f1b", node="n{}", device=0
 ):
-    """One stage per node; with `device` None and one node, one device per stage."""
+    """Return one stage per node; with `device` None, one per device of one node."""
     stages = tuple(
         Stage(
             node=node.format(s),
@@ -75,7 +74,7 @@ def test_1f1b_keeps_as_many_residuals_as_stages_are_left(num_stages, num_microba
     peaks = peak_memory_bytes(lower(plan), plan, costs_of(plan, saved_bytes=10))
     assert peaks == {
         f"n{s}/0": 10 * min(num_stages - s, num_microbatches) * (s < num_stages - 1)
-        for s in range(num_stages)  # the last fuses F and B: nothing is kept between
+        for s in range(num_stages)  # the last stage fuses F and B and keeps nothing
     }
 
 
@@ -97,10 +96,10 @@ def test_a_1f1b_stage_keeps_its_inputs_with_the_residuals_and_its_outputs_until_
     peaks = peak_memory_bytes(lower(plan), plan, costs)
     for s in range(1, num_stages - 1):
         kept = num_stages - s
-        # all the first forwards may be through before the next stage has begun; a
-        # backward reads dy and makes dx beside the last y and the last dx
+        # All warm-up forwards may end before the next stage starts. A backward holds dy
+        # and dx besides the last y and the last dx.
         assert peaks[f"n{s}/0"] == 1000 + kept * 10 + max(kept * 7, 7 + 7 + 3 + 3)
-    # FB has x and makes dx; the last dx may not have been received
+    # FB holds x and dx, and the last dx may not have been received yet
     assert peaks[f"n{num_stages - 1}/0"] == 1000 + 3 + 3 + 3
 
 
@@ -110,8 +109,8 @@ def test_gpipe_parks_all_activations_at_a_fast_stage_and_all_gradients_at_the_la
 ):
     plan = plan_of(2, num_microbatches, schedule="gpipe")
     uses = memory_uses(lower(plan), plan, costs_of(plan, saved_bytes=10, **FLOWS))
-    # stage 0 ends all its forwards while stage 1 has received nothing: M y wait; the
-    # receiver has no more than it works on, and its M dx wait for stage 0's backwards
+    # Stage 0 ends all forwards before stage 1 receives any, so M y wait. Stage 1 holds
+    # only the x in use, and its M dx wait for stage 0's backwards.
     assert uses["n0/0"].residual_bytes == num_microbatches * 10
     assert uses["n0/0"].activation_bytes == num_microbatches * 7
     assert uses["n1/0"].activation_bytes == 3 + num_microbatches * 3
@@ -126,9 +125,9 @@ def test_a_longer_launch_ahead_lets_as_many_more_outputs_wait():
     )
     plan = replace(plan, replicas=(replace(plan.replicas[0], stages=stages),))
     uses = memory_uses(lower(plan), plan, costs_of(plan, output_bytes=7))
-    assert uses["n0/0"].activation_bytes == 5 * 7  # 5 at F, 4 and a dy at B
+    assert uses["n0/0"].activation_bytes == 5 * 7  # 5 y at F; 4 y and a dy at B
     late = memory_uses(lower(plan), plan, costs_of(plan, input_bytes=3))
-    # x_m proves that dx_0 .. dx_(m - 5) were used: 4 wait, beside x and the next dx
+    # x_m proves that dx_0 .. dx_(m - 5) were used: 4 wait, besides x and the next dx
     assert late["n1/0"].activation_bytes == (4 + 1 + 1) * 3
 
 
@@ -160,7 +159,7 @@ def test_the_peak_holds_in_any_order_of_the_workers_and_one_order_reaches_it(see
     seen = run_peaks(programs, plan, sizes, rng.choice)
     assert all(seen[device] <= bound[device] for device in bound)
     for node in programs:
-        # all others only go on where this one waits for them
+        # all other nodes advance only while this one waits for them
         peaks = eager_peaks(programs, plan, sizes, node)
         for _, _, stage in plan.stages():
             if stage.node == node:
@@ -197,7 +196,7 @@ def random_sizes(rng: random.Random, plan: Plan) -> dict[StageKey, StageMemory]:
 def with_earlier_receives(
     rng: random.Random, programs: Programs, plan: Plan
 ) -> Programs:
-    """Programs as somebody might write them: some RECVs come a little sooner."""
+    """Return programs with some RECVs a little earlier, as a user might write them."""
     found = dict(programs)
     for node, program in programs.items():
         for at in range(1, len(program)):
@@ -211,7 +210,7 @@ def with_earlier_receives(
 
 
 def random_plan(rng: random.Random) -> Plan:
-    """A pipeline under any schedule, with several stages on a node now and then."""
+    """Return a pipeline under any schedule, sometimes with several stages on a node."""
     num_stages, count = rng.randint(2, 5), rng.randint(1, 8)
     schedule = rng.choice(["1f1b", "gpipe", "h1f1b", "zero-bubble", "interleaved"])
     plan = plan_of(num_stages, count, schedule)
@@ -228,7 +227,7 @@ def random_plan(rng: random.Random) -> Plan:
 
 
 class Runner:
-    """Workers that run their programs for real, but for the arrays."""
+    """Workers that really run their programs, but without the arrays."""
 
     def __init__(self, programs: Programs, plan: Plan, sizes) -> None:
         self.programs, self.sizes = programs, sizes
@@ -290,7 +289,7 @@ class Runner:
 def run_peaks(
     programs: Programs, plan: Plan, sizes, choose: Callable[[list[str]], str]
 ) -> dict[str, int]:
-    """Peaks of one run in which somebody chooses who goes on."""
+    """Return the peaks of one run in which `choose` picks the next node."""
     runner = Runner(programs, plan, sizes)
     while ready := [n for n in programs if runner.head(n) and not runner.blocked_by(n)]:
         runner.step(choose(ready))
@@ -298,7 +297,7 @@ def run_peaks(
 
 
 def eager_peaks(programs: Programs, plan: Plan, sizes, node: str) -> dict[str, int]:
-    """Peaks of a run in which the others do only what the node has to wait for."""
+    """Return the peaks of a run in which other nodes only do what `node` waits for."""
     runner = Runner(programs, plan, sizes)
     senders = {
         action.message: name
@@ -347,7 +346,7 @@ def test_stages_that_share_a_device_are_summed_with_the_larger_workspace():
     }
     programs = {"a": parse_program(text.replace(" ", "\n"))}
     peaks = peak_memory_bytes(programs, plan, Costs(times={}, memory=memory))
-    assert peaks == {"a/0": 300 + 10 + 4 + 4 + 9}  # residuals of s0 beside x, dx of s1
+    assert peaks == {"a/0": 300 + 10 + 4 + 4 + 9}  # residuals of s0, x and dx of s1
 
 
 def test_a_cut_backward_keeps_its_half_until_the_weight_gradient():
@@ -359,7 +358,7 @@ def test_a_cut_backward_keeps_its_half_until_the_weight_gradient():
     programs = {"n0": parse_program(text.replace(" ", "\n"))}
     costs = costs_of(plan, saved_bytes=10, half_saved_bytes=6)
     use = memory_uses(programs, plan, costs)["n0/0"]
-    assert use.residual_bytes == 10 + 10 + 6  # I0 has made its half, saved0 is there
+    assert use.residual_bytes == 10 + 10 + 6  # both residuals, and the half of I0
     assert use.in_flight == 2
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound on memory without programs, and simulations without transfers, against the
-programs that every node runs."""
+"""The memory bound and simulations without transfers, against full programs."""
 
 import random
 from dataclasses import replace
@@ -21,8 +20,10 @@ _SEEDS = st.integers(0, 10**9)
 
 
 def random_replica(rng: random.Random, devices: dict[str, int]) -> Replica:
-    """Stages on one to three nodes, each on devices of its own, launch-aheads that do
-    not rise."""
+    """Return stages on one to three nodes, each on its own devices.
+
+    Launch-aheads do not rise from stage to stage.
+    """
     num_stages, num_microbatches = rng.randint(1, 6), rng.randint(1, 12)
     aheads = sorted(rng.choices(range(1, 9), k=num_stages), reverse=True)
     stages = []
@@ -68,7 +69,7 @@ def random_memory(rng: random.Random) -> StageMemory:
 
 
 def above_programs(plan: Plan, costs: Costs) -> list[int]:
-    """How much more the bound says of every stage than its programs need."""
+    """Return by how much the bound of each stage exceeds the need of its programs."""
     uses = memory_uses(lower(plan), plan, costs)
     return [
         most_bytes(plan, costs, r, s)
@@ -99,7 +100,7 @@ def test_the_bound_of_what_no_stage_sends_is_exact(seed):
 
 
 def random_tied(rng: random.Random, plan: Plan) -> Tied:
-    """Either nothing, or a parameter that both ends of all pipelines hold."""
+    """Return either nothing, or a parameter that both ends of all pipelines hold."""
     ends = [
         (r, s)
         for r, each in enumerate(plan.replicas)
@@ -109,7 +110,7 @@ def random_tied(rng: random.Random, plan: Plan) -> Tied:
 
 
 def random_costs(rng: random.Random, plan: Plan, tied: Tied) -> Costs:
-    """Times, shared trunks and sums of all layers, so that everything meets."""
+    """Return times, shared trunks and sums of all layers, to combine all features."""
     trunks = {name: rng.uniform(0.5, 4.0) for name in "tuv"}
     edges = [
         edge

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated step times against published tables and closed forms."""
+"""Simulated step times, against published tables and closed forms."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from hetjax.schedule.simulation.result import Simulation
 from hetjax.schedule.simulation.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan
 
-# Four equal stages of unit time, 64 microbatches, a middle link that takes c: totals
-# for delta 1, 2 and 3 on that hop, and sum(t + 2 c) + (B - 1) t (our derivation,
-# checked against another event simulation before this one was written).
+# Four equal stages of unit time, 64 microbatches, a middle link that takes c: the step
+# times for delta 1, 2 and 3 on that hop, and sum(t + 2 c) + (B - 1) t (our derivation,
+# checked with another event simulation that predates this one).
 SLOW_MIDDLE_LINK = [
     (0.00, 67.00, 67.00, 67.00, 67.00),
     (0.05, 70.20, 67.10, 67.10, 67.10),
@@ -55,7 +55,8 @@ def test_the_bubble_of_equal_stages_is_the_textbooks(stages: int, microbatches: 
 
 
 def test_two_messages_share_a_trunk_and_one_alone_has_it_all():
-    # two replicas of two stages; both send 3 bytes at time 1 over one trunk of 2 per s
+    # two replicas of two stages, which both send 3 bytes at time 1 over one trunk of 2
+    # per s
     plan = two_replicas()
     times = {key: seconds(1.0) for key in ((0, 0), (0, 1), (1, 0), (1, 1))}
     route = Route(trunks=("wire",), latency_s=0.25)
@@ -68,7 +69,8 @@ def test_two_messages_share_a_trunk_and_one_alone_has_it_all():
     )
     arrivals = [t.end_s for t in run(plan, costs).transfers if t.action.buffer == "y"]
     assert arrivals == pytest.approx([1 + 3.0 + 0.25] * 2)
-    # the second message is longer: 6 bytes, 3 of them shared, 3 alone
+    # the second message is longer: 6 bytes, of which 3 share the trunk and 3 have it
+    # alone
     longer = {edge: 6.0 if edge[0][0] else 3.0 for edge in forward}
     simulation = run(plan, replace(costs, message_bytes=longer))
     arrivals = [t.end_s for t in simulation.transfers if t.action.buffer == "y"]
@@ -95,14 +97,16 @@ def test_a_ring_runs_beside_the_computing_and_update_waits_for_it():
         norm_s=0.125,
     )
     simulation = run(plan, costs)
-    # F on stage 0, FB (2 s) on stage 1; its ring starts then, stage 0 still has B
+    # F on stage 0, then FB (2 s) on stage 1. The ring of stage 1 starts then, while
+    # stage 0 still has B to do.
     ring = simulation.reductions[0]
     assert (ring.start_s, ring.end_s) == pytest.approx((3.0, 3.0 + 8.0 + 0.5))
     assert simulation.step_time_s == pytest.approx(11.5 + 0.125 + 2.0)
     updates = [t for lane in simulation.lanes.values() for t in lane]
     starts = {t.start_s for t in updates if t.action.op is Op.UPDATE}
     assert starts == {11.625}
-    # the last stages wait for their ring, the first ones for those
+    # The last stages wait for their ring; the first stages wait for NORM, which is idle
+    # time.
     waiting = {n: round(s.waiting_s, 3) for (n, _), s in simulation.shares.items()}
     assert waiting == {"n0": 0.0, "n1": 8.5, "n2": 0.0, "n3": 8.5}
 
@@ -144,7 +148,7 @@ def seconds(each_s: float, update_s: float = 0.0) -> StageTimes:
 
 
 def two_replicas() -> Plan:
-    """Two replicas of two stages with the same cut, one microbatch each."""
+    """Return two replicas of two stages with the same cut, one microbatch each."""
     replicas = tuple(
         Replica(
             num_microbatches=1,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated step as spans: everything is there, and lanes never overlap."""
+"""A simulated step as spans: complete, and without overlaps in a lane."""
 
 import json
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from hetjax.schedule.simulation.trace import perfetto, simulated_spans, traced_s
 
 
 def plan_of(depths: list[int], num_microbatches: int) -> Plan:
-    """Replica r of depths[r] stages, each on two devices of node r."""
+    """Return a plan: replica r has depths[r] stages, each on two devices of node r."""
     replicas = []
     for r, depth in enumerate(depths):
         cuts = [4 * s // depth for s in range(depth + 1)]
@@ -43,7 +43,7 @@ def plan_of(depths: list[int], num_microbatches: int) -> Plan:
 
 
 def costs_of(plan: Plan, hop_bytes: float, latency_s: float) -> Costs:
-    """Stages that take 3 s; one trunk that all messages and sums share."""
+    """Return costs of stages of 3 s, with one trunk for all messages and sums."""
     times = StageTimes(
         forward_s=1.0,
         backward_s=2.0,
@@ -97,7 +97,7 @@ def test_every_action_that_takes_time_is_shown_where_it_happens():
     for device in (0, 1):
         assert (ops["n0", device, "F"], ops["n0", device, "B"]) == (3, 3)
         assert ops["n0", device + 2, "FB"] == ops["n1", device, "FB"] == 3
-    # transfers and sums once per stage, beside its first device
+    # transfers and sums appear once per stage, beside its first device
     assert (ops["n0", 0, "SEND"], ops["n0", 2, "SEND"]) == (3, 3)
     assert (ops["n0", 1, "SEND"], ops["n1", 0, "SEND"]) == (0, 0)
     assert (ops["n0", 0, "REDUCE"], ops["n0", 2, "REDUCE"]) == (1, 1)
@@ -113,7 +113,8 @@ def test_a_transfer_starts_when_its_link_takes_it():
         for span in spans
         if span.action.op is Op.SEND and span.action.buffer == "y"
     ]
-    # the second has the wire alone until 8, then half of it: a gradient leaves too
+    # The second message has the wire to itself until 8, then half of it, because a
+    # gradient leaves, too.
     assert sends == [(1.0, 5.0), (5.0, 10.0)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model with a tokenizer that chats, in a folder as the hub has them."""
+"""A small model with a chat tokenizer, in a folder as on the Hugging Face hub."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ CONFIG = LlamaConfig(
 
 
 def drawn(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights that depend on their path alone; norms near one."""
+    """Return weights that depend on their path alone, with norm scales near one."""
     rng = np.random.default_rng([*path.encode()])
     return rng.normal("norm.scale" in path, 0.2, shape).astype(np.float32)
 
@@ -45,9 +45,9 @@ def write_folder(folder: Path, config: LlamaConfig = CONFIG) -> Path:
 
 
 def log_likelihoods(folder: Path, texts: list[tuple[list[int], int]]) -> list[float]:
-    """The log-likelihood (nats) of each token after the tokens before it.
+    """Return the log-likelihood (nats) of each token after the tokens before it.
 
-    By one jit of the whole model over all texts, filled up at their ends.
+    One jit of the whole model computes all texts, padded at their ends.
     """
     model: Model = load_named(str(folder))
     tokens_BL = np.zeros((len(texts), model.max_seq_len), np.int32)

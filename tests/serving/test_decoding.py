@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text that goes on token by token has the logits of the whole text at once."""
+"""Token-by-token decoding gives the logits of one pass over the whole text."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def loaded(model: Model, weights: whole.Weights = drawn) -> LoadedModel:
 def step_by_step(
     of: LoadedModel, tokens_L: np.ndarray, num_given: int, room: int
 ) -> np.ndarray:
-    """logits_LV after the tokens that are given at once, then after each other one."""
+    """Return logits_LV after `num_given` tokens at once, then after each later one."""
     text = Continuation(of, room)
     found = [text.prefill(tokens_L[:num_given].tolist())]
     found += [text.decode(int(token)) for token in tokens_L[num_given:]]
@@ -130,7 +130,7 @@ class _Size:
 
 
 class _Mean(nnx.Module):
-    """Looks at all positions, and has no way to go on."""
+    """A module that uses all positions and has no form for decoding."""
 
     def __init__(self, config: _Size, *, rngs: nnx.Rngs) -> None:
         self.scale = nnx.Param(jnp.ones((config.size,)), logical=(None,))

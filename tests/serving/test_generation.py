@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens become text as they come: whole characters, and nothing of the stop text."""
+"""Tokens become text as they arrive: whole characters, and no part of the stop text."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from hetjax.serving.generation import Writing, write_text
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(["a b"], 257)  # a token for every byte
+    return train(["a b"], 257)  # one token per byte
 
 
 def pieces(writing: Writing, tokens: list[int], asked: int = 1_000) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are drawn with the probabilities that temperature, top-k and top-p leave."""
+"""Sampling follows the probabilities that temperature, top-k and top-p leave."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ from hetjax.serving.sampling import Sampling, choose, probabilities
 def oracle(
     logits_V: np.ndarray, temperature: float, top_k: int | None, top_p: float
 ) -> np.ndarray:
-    """By one loop over the words, from the likeliest down."""
+    """Return the probabilities by one loop over the tokens, from the likeliest down."""
     weights = [float(np.exp(float(z) / temperature)) for z in logits_V]
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
     order = order[: top_k or len(order)]

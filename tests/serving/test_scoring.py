@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of texts and of choices against the model in one jit, token by token."""
+"""Scores of texts and of choices, against the model in one jit, token by token."""
 
 import json
 import math
@@ -51,7 +51,8 @@ def test_each_token_counts_once_in_the_first_window_that_has_it(
         for token, counts in zip(window.tokens, window.counted, strict=True):
             if counts:
                 found.append(token)
-                # windows begin at multiples of the stride: no earlier one has it
+                # windows start at multiples of the stride; no earlier window contains
+                # the token
                 assert first == max(0, math.ceil((token - length) / stride)) * stride
     assert found == [n for n, counts in enumerate(counted) if counts]
 
@@ -128,7 +129,7 @@ def test_choices_are_judged_by_the_log_likelihoods_of_their_tokens(
     for number, question in enumerate(questions):
         context = question["query" if "query" in question else "context"]
         for index, choice in enumerate(question["choices"]):
-            # a blank at the end of the context and the delimiter are the choice's
+            # trailing blanks of the context and the delimiter belong to the choice
             alone = ids.encode(context.rstrip())
             both = ids.encode(context + " " + choice)
             tokens = (alone or [ids.end_of_document]) + both[len(alone) :]
@@ -149,7 +150,7 @@ def test_choices_are_judged_by_the_log_likelihoods_of_their_tokens(
         each = [sums[number, i] / len(choices[i].encode()) for i in order]
         right += best == gold
         by_bytes += each.index(max(each)) == gold
-    assert 0 < right < 12 and right != by_bytes  # the two are told apart
+    assert 0 < right < 12 and right != by_bytes  # the two accuracies differ
     assert found.accuracy == right / 12
     assert found.accuracy_by_bytes == by_bytes / 12
     assert (found.num_questions, found.num_cut) == (12, 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No clock that people set, and that may jump, has a say in the protocol.
+"""The protocol uses no wall clock, which people set and which may jump.
 
-So there is no such clock in simulated runs, either.
+Hence simulated runs have no such clock, either.
 """
 
 import ast
@@ -19,9 +19,9 @@ ROOMS += (
 JUMPING = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}
 JUMPING |= {"time.localtime", "time.gmtime", "date.today", "os.path.getmtime"}
 EXCUSED = {
-    # The moment at which a cloud takes a machine away, where its answer bears no date
+    # The time at which a cloud takes a machine away, if its answer has no date
     "training/recovery/notice_sources.py": {"datetime.now"},
-    # When obstore asks for credentials again, in the only form that it accepts
+    # The time at which obstore renews credentials, in the only form that it accepts
     "checkpoint/stores/s3_login.py": {"datetime.now"},
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of several controllers that want one run, one commits at a time, whatever stops."""
+"""Of several controllers of one run, only one commits at a time, whatever fails."""
 
 from collections.abc import Callable
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All ways that a small run can go come to a good end; broken rules show."""
+"""Every possible course of a small run ends well; broken rules are detected."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated runs notice when a rule of the protocol is broken.
 
-The rules were broken from the protocol's text. Of each that runs notice a seed is kept
-that does. Of most others another rule takes care, too: a test of the
-function that they are in notices them.
+The mutations break rules of the protocol's text. For each mutation that runs notice, a
+seed of such a run is listed. Another rule covers most of the remaining mutations; a
+test of the mutated function notices those.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ TURNED_AWAY = (
 def commit_is(
     reached: dict[str, Reached], expected: StepCommit | None, late: list[str]
 ) -> None:
-    """By whichever function decides it now."""
+    """Assert the decision of whichever function makes it at present."""
     assert recovery_decisions.committed_step(reached) == (expected, late)
 
 
@@ -92,54 +92,56 @@ NOTICED_AT = {
     "files are removed before the manifest that lists them": 33,
     "a recovery needs an answer of the store": 3495,
 }
-# Rules that another one covers, so that no run comes to need them, with the test of the
-# pure function that they are in
+# Rules that another rule covers, so that no run depends on them, with the test of the
+# pure function that implements them
 COVERED: dict[str, Callable[[], object]] = {
-    # The others would be lost by what is seen in the next round
+    # The next round would detect the loss of the others
     "what was told comes before what was seen": (
         test_rounds.test_what_was_seen_comes_before_what_was_told
     ),
-    # Older starts: their connections are ended first (5), and each start is known (7)
+    # Older starts: their connections are closed first (5), and each start is known (7)
     "an older start that calls takes the place of the newer": TURNED_AWAY,
     "the answer of an older start counts": TURNED_AWAY,
     "the end of an older connection loses the newer start": TURNED_AWAY,
-    # Requests of one controller come in order, and peers are called by new addresses
+    # Requests of one controller arrive in order, and peers are called at new addresses
     "the epoch does not grow": (
         test_epochs.test_each_time_workers_are_connected_is_of_another_epoch
     ),
     "a worker does what is asked of an earlier epoch": (
         test_duties.test_no_request_of_an_epoch_that_is_over_is_begun
     ),
-    # After a round nobody is busy with it any more (1): nothing waits for its turn
+    # After a round, no worker still handles a request (1), so none is queued
     "what was asked last is done first": (
         test_duties.test_requests_are_begun_one_after_the_other_and_answered_as_they_were_asked
     ),
-    # No step is begun before all have done the one before (10)
+    # No step starts before all workers have done the previous one (10)
     "all that are behind finish the step, however far": partial(
         commit_is, {"a": at(1), "b": at(3), "c": at(2)}, commit(3), ["c"]
     ),
-    # Those who are given a state have all of it before the first goes on from it (16)
+    # All workers that get a state have all of it before the first continues from it
+    # (16)
     "the commit of a step before the newest counts": partial(
         commit_is, {"a": at(3, knows=False), "b": at(2)}, None, []
     ),
-    # A machine would have to go with its disk in a save, and another in the next one
+    # A machine would have to be lost with its disk during one save, and another one
+    # during the next
     "what is left of the saves after a loss may go while another is written": (
         test_recovery_decisions.test_no_save_removes_what_the_run_would_go_back_to
     ),
-    # What the store has and the disks do not is mostly of the same step (19)
+    # If the store has what the disks lack, it is mostly of the same step (19)
     "the store is asked only if the workers have nothing": (
         test_recovery_decisions.test_the_store_is_asked_where_it_may_have_what_the_workers_lack
     ),
-    # Few runs go back while the store has nothing but what they give up
+    # Few runs roll back while the store has only what they discard
     "what the run may go back to goes from the store": _goes_back_to_what_is_stored,
 }
 REDUNDANT = {
-    # A leaf is read as that of a save, attempt and all: others of it are lacking (16)
+    # A leaf is read by save and attempt, so leaves of other attempts are missing (16)
     "leaves of different attempts go together",
-    # A run for whose nodes there is no plan keeps the one that it has
+    # A run without a plan for the remaining nodes keeps its plan
     "a node leaves whether or not the others can go on",
 }
-# All ways of a small run notice it (`test_exhaustive.py`)
+# The exhaustive test of a small run notices it (`test_exhaustive.py`)
 NOTICED_OF_ALL_WAYS = {"those one step behind are not given the commit"}
 NOTICED = [mutation for mutation in MUTATIONS if mutation.what in NOTICED_AT]
 

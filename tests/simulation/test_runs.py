@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated runs come to their end with the right numbers, whatever goes wrong."""
+"""Simulated runs finish with the right numbers, whatever fails."""
 
 import pytest
 
@@ -7,19 +7,18 @@ from experiments.simulation.run import Outcome, simulate
 from tests.short_runs import draws
 
 NUM_RUNS, NUM_PARTS = 1000, 8
-# They failed once: a checkpoint of which a disk was gone was taken for the last one,
-# and a state that was nowhere any more was looked for again and again; what a worker
-# got that came back after a detour was dropped when another was lost, and the commit of
-# a step was forgotten when nobody could take over; a start that did not ask all nodes
-# began anew; a last save was begun and not waited for; a worker that had just called
-# was started again; the disk of one that came back in a detour was not looked at. A
-# worker that was lost while the run went back from bad numbers ended the run, and so
-# did going back in a detour; what had been gone back from was there for the next start;
-# a checkpoint was written over by another of the same step that was not whole yet; what
-# was being saved before a run went back was taken for saved after it; a run began anew
-# where its last plan had saved on another node without a word; a worker that was given
-# an older state was asked to finish a step; a save under way at a loss removed what was
-# left of the saves.
+# Seeds that failed once. A checkpoint with a lost disk was taken for the last one. A
+# state that no longer existed was searched for again and again. When another worker was
+# lost, a returned worker's new state was dropped. The commit of a step was forgotten
+# when no worker could take over. A start that did not ask all nodes began anew. A last
+# save was started but not awaited. A worker that had just called was started again. The
+# disk of a worker that returned in degraded mode was not checked. A loss during a
+# rollback from bad numbers ended the run, and so did a rollback in degraded mode. The
+# next start found the state that had been rolled back. A checkpoint was overwritten by
+# an incomplete one of the same step. A save from before a rollback was taken for one
+# after it. A run began anew although its last plan had saved on another node without
+# reporting it. A worker that got an older state was asked to finish a step. A save in
+# progress at a loss removed what was left of the saves.
 ONCE_WRONG = [540, 650, 996, 403, 52807, 52992, 50676, 53599, 60139]
 ONCE_WRONG += [301255, 302998, 315181, 300379, 459268, 500792, 808933, 1023816]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""I and W: the cut of any function, and what lives between them in a stage."""
+"""I and W: the split of any function, and what a stage keeps between them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ WIDTH, NUM_UNITS, LENGTH = 6, 3, 5
 
 
 def units(body: Any) -> Any:
-    """A scanned run of units; its output depends on all weights."""
+    """Return the loss of a scanned run of units, which depends on all weights."""
 
     def loss(weights: dict[str, jax.Array], x_LD: jax.Array) -> jax.Array:
         def one(x_LD: jax.Array, unit: dict[str, jax.Array]):
@@ -106,7 +106,7 @@ def test_the_second_half_is_one_product_per_matrix_and_none_is_done_twice(name: 
     )
     second, first, both = (text.count("dot_general") for text in texts)
     assert second == 3  # up, down and shared
-    # forward 3, gradients 6, and remat does the first two again
+    # 3 in the forward, 6 for gradients; remat repeats the first two
     assert first + second == both == (9 if name == "dense" else 11)
 
 
@@ -127,7 +127,10 @@ MODEL = llama_model(
 
 
 def stage_programs(number: int, remat: Remat, mesh: StageMesh) -> StagePrograms:
-    """Of two stages with two blocks each, and the embedding or the head."""
+    """Return the programs of one of two stages.
+
+    Each stage has two blocks, and the embedding or the head.
+    """
     devices = tuple(range(mesh.data * mesh.tensor))
     stages = tuple(
         Stage(
@@ -157,11 +160,12 @@ def test_between_i_and_w_lives_what_goes_into_each_matrix_and_its_gradient(
 ):
     mesh = StageMesh(data=2) if remat == "none" else StageMesh()
     programs = stage_programs(number, remat, mesh)
-    # per token: inputs of q k v, out, gate up, down; gradients of q, k + v, out, of
-    # gate, up, down: 7 D + 3 F, as k and v are half as wide; done are the norms' scales
+    # Per token: the inputs of (q, k, v), out, (gate, up) and down, and the gradients of
+    # q, k + v, out, gate, up and down. That is 7 D + 3 F, as k and v are half as wide.
+    # The gradients of the norms' scales are already complete.
     block = 16 * (7 * HIDDEN + 3 * INNER) + mesh.data * 2 * HIDDEN
     ends = {
         0: 16 + 16 * HIDDEN,  # tokens, gradient of the embedding
-        1: 16 * (HIDDEN + VOCAB) + mesh.data * HIDDEN,  # of the head, its norm's scale
+        1: 16 * (HIDDEN + VOCAB) + mesh.data * HIDDEN,  # head, its norm's scale
     }
     assert sum(a.size for a in programs.half) == 2 * block + ends[number]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of 8 bits: the nearest of all there are, within a bound in closed form."""
+"""Codes of 8 bits: always the nearest code, within a bound in closed form."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ UNSIGNED = np.array([(c / 256) ** 4 for c in range(1, 257)])
 
 
 def rows(signed: bool) -> np.ndarray:
-    """Rows of many sizes: of one outlier, of zeros, and of very unlike values."""
+    """Return rows of many sizes, also with an outlier, zeros, or very unlike values."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(40, 64)) * 10.0 ** rng.uniform(-6, 0, (40, 64))
     values *= 10.0 ** rng.uniform(-8, 4, (40, 1))
@@ -39,7 +39,7 @@ def test_every_value_gets_the_nearest_code_of_its_row(signed: bool):
 
 @pytest.mark.parametrize(("signed", "most"), [(True, 127), (False, 256)])
 def test_an_error_is_at_most_half_the_step_between_codes(signed: bool, most: int):
-    """Steps of y**4 grow with y: one from y on is at most 4 (y + 1/n)**3 / n."""
+    """The step between codes at y is at most 4 (y + 1/n)**3 / n, growing with y."""
     values = rows(signed)
     codes, scales = encode(jnp.asarray(values), 1, signed=signed)
     error = np.abs(values - np.asarray(decode(codes, scales, signed=signed)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a block by remat choice, beside JAX's derivative of it as it is.
+"""What each remat choice keeps of a block, compared with JAX's plain derivative.
 
 Legend: B sequences, L positions, D residual width.
 """
@@ -25,7 +25,7 @@ X_BLD = jax.ShapeDtypeStruct((2, SEQ_LEN, WIDTH), jnp.float32)
 
 
 def block_of(name: str) -> tuple[Any, list[Params]]:
-    """The first block of a family as a function, and what it is called with."""
+    """Return the first block of a family as a function, and its parameters."""
     modules = family(name).layers[1].modules
 
     def block(params: list[Params], x_BLD: jax.Array) -> jax.Array:
@@ -44,7 +44,7 @@ def primitives(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 def both_passes(block: Any, params: list[Params]) -> Counter[str]:
-    """How often the block's forward and backward do what costs much."""
+    """Count the costly operations of the block's forward and backward."""
 
     def passes(params: list[Params], x_BLD: jax.Array, dy_BLD: jax.Array) -> Any:
         return jax.vjp(block, params, x_BLD)[1](dy_BLD)
@@ -76,8 +76,11 @@ def test_each_remat_choice_keeps_less(name: str):
 
 
 def test_compiled_backwards_make_again_what_gradients_need_and_no_more():
-    """Of a block's eight products: attention's scores, which nobody keeps; the same,
-    since its output is kept; all but the last."""
+    """The repeated products, of a block's eight, by remat choice.
+
+    "none" repeats attention's scores, which no choice keeps. "selective" repeats the
+    same, as attention's output is kept. "full" repeats all but the last product.
+    """
     block, params = block_of("gpt")
 
     def num_products(remat: Remat) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on workers share: data, compiled programs, and how the run should go."""
+"""Fixtures of runs on workers: data, compiled programs, and an undisturbed run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +15,13 @@ from tests.training.test_workers import losses, set_environment
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers compile quickly; they round otherwise than this process."""
+    """Workers compile quickly; their rounding differs from this process's."""
     set_environment(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def quickly() -> Iterator[None]:
-    """As `quick_compiling`, also for what the tests of a file share."""
+    """The effect of `quick_compiling`, also for module-scoped fixtures."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(jax.stages.Lowered, "compile", jax.stages.Lowered.compile)
         jax_settings.compile_quickly()
@@ -30,13 +30,13 @@ def quickly() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs keep data and compiled programs; one compiles for all."""
+    """The folder for runs' data and compiled programs, shared by all tests."""
     return tmp_path_factory.mktemp("shared") / "cache"
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> list[float]:
-    """What a run on two nodes tells where nothing happens."""
+    """The losses of an undisturbed run on two nodes."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patched:
         set_environment(patched)

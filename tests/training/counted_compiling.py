@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that writes down what it compiles, and what it finds in JAX's cache."""
+"""A worker that writes down its compilations and its hits in JAX's cache."""
 
 import os
 from pathlib import Path
@@ -10,12 +10,12 @@ import jax
 from hetjax.training import worker
 
 FOLDER = "HETJAX_TEST_COMPILED"
-COMPILED = "/jax/core/compile/backend_compile_duration"  # found in the cache, too
+COMPILED = "/jax/core/compile/backend_compile_duration"  # also for cache hits
 FOUND = "/jax/compilation_cache/cache_hits"
 
 
 def counts(folder: Path, pid: int) -> tuple[int, int]:
-    """How many programs this process has asked for, how many of them were found."""
+    """Return how many programs this process requested, and how many the cache had."""
     events = (folder / str(pid)).read_text().splitlines()
     return events.count(COMPILED), events.count(FOUND)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One flipped bit: in the weights of a stage, or in gradients before or after a sum."""
+"""One flipped bit: in a stage's weights, or in gradients before or after a sum."""
 
 import os
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from hetjax.runtime.execution.stages import Stages
 from hetjax.training import worker
 from hetjax.training.worker import TrainingWork
 
-BIT = 21  # of the mantissa's 23: a quarter more or less, which no loss gives away
+BIT = 21  # of the mantissa's 23: a quarter more or less, which no loss shows
 
 
 def flipped(array: jax.Array) -> jax.Array:
-    """A bit of the largest element: one that matters."""
+    """Return the array with a flipped bit in its largest element, where it matters."""
     value = np.array(array)
     at = np.abs(value).argmax()
     value.reshape(-1).view(np.uint32)[at] ^= np.uint32(1 << BIT)
@@ -31,7 +31,7 @@ def flipped(array: jax.Array) -> jax.Array:
 
 
 def flip_weight(stages: Stages, stage: StageKey) -> None:
-    """In the masters of the stage's last stack, and in all that is made of them."""
+    """Flip a bit in the stage's last stack: in its masters and all copies of them."""
     state = stages.stages[stage]
     *others, last = state.masters
     leaf, held = next(iter(last.items()))
@@ -40,10 +40,9 @@ def flip_weight(stages: Stages, stage: StageKey) -> None:
 
 
 class Injected:
-    """Steps of a run in this process, of which some have something done to them.
+    """Steps of a run in this process, some of which are disturbed.
 
-    `now` is the step that is under way, counted from 1; `left` how often it is to
-    happen still.
+    `now` is the current step, counted from 1; `left` is how many disturbances remain.
     """
 
     def __init__(self, patched: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
@@ -57,13 +56,13 @@ class Injected:
         patched.setattr(TrainingWork, "batch", noted_batch)
 
     def is_due(self) -> bool:
-        """Whether it is to happen now, which counts."""
+        """Return whether to disturb now; if so, count it."""
         due = self.now == self._step and self.left > 0
         self.left -= due
         return due
 
     def in_weights(self, stage: StageKey) -> None:
-        """After the update of the step."""
+        """Flip a bit after the update of the step."""
         train = StageRuntime.step
 
         def step_and_flip(runtime: StageRuntime, *arguments: Any) -> Any:
@@ -75,7 +74,7 @@ class Injected:
         self._patched.setattr(StageRuntime, "step", step_and_flip)
 
     def in_summed(self, stage: StageKey) -> None:
-        """In what this holder has got of the first sum that is done."""
+        """Flip a bit in this holder's result of the first finished sum."""
         start = LocalSync._start_sum
 
         def start_and_flip(
@@ -89,7 +88,7 @@ class Injected:
         self._patched.setattr(LocalSync, "_start_sum", start_and_flip)
 
     def in_contribution(self, stage: StageKey) -> None:
-        """In what the stage gives to the sum."""
+        """Flip a bit in the stage's contribution to the sum."""
         post = GradientSync.post
 
         def flip_and_post(
@@ -103,7 +102,7 @@ class Injected:
 
 
 def flipping_worker(after_step: int, once: Path) -> None:
-    """Work as a worker does, but for one bit of its weights after a step, once."""
+    """Run a worker that flips one bit of its weights after a step, once."""
     step = StageRuntime.step
     num_steps: dict[StageRuntime, int] = {}
 
@@ -111,7 +110,7 @@ def flipping_worker(after_step: int, once: Path) -> None:
         told = step(runtime, *arguments)
         num_steps[runtime] = num_steps.get(runtime, 0) + 1
         if num_steps[runtime] == after_step:
-            with suppress(FileNotFoundError):  # another worker has been quicker
+            with suppress(FileNotFoundError):  # another worker was quicker
                 once.unlink()
                 flip_weight(runtime, next(iter(runtime.stages)))
         return told

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process whose main thread hangs where a test says so; its heart beats on.
+"""A worker process whose main thread hangs on request while its heartbeats continue.
 
-In the folder HETJAX_TEST_HANGS a file named like a request, or `start`, lets the first
+A file in the folder HETJAX_TEST_HANGS, named like a request or `start`, makes the first
 worker that finds it sleep there.
 """
 

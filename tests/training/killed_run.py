@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that trains in argv[1] and kills itself while it saves step argv[2].
 
-With a store (argv[3]) and its server (argv[4]) it is killed by somebody else.
+With a store (argv[3]) and its server (argv[4]), the test kills the process.
 """
 
 import os
@@ -20,7 +20,7 @@ jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates
 
 
 def main(directory: Path, step: int) -> None:
-    """Train until it is time to die."""
+    """Train until the save of the step kills the process."""
     commit = writer.replace_text
 
     def commit_or_die(path: Path, text: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Six steps of preset `tiny` on two nodes, and what may happen to it between steps."""
+"""Six steps of preset `tiny` on two nodes, with disturbances between steps."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.training.test_workers import command
 SEQ_LEN = 16
 NODES = ("left", "right")
 STEPS = range(1, 7)
-EVERY = 2  # steps something happens
+EVERY = 2  # steps between disturbances
 PATIENCE_S, STARTED_S = 30.0, 300.0
 
 ONE_NODE = """
@@ -51,7 +51,7 @@ def plan(*pipelines: tuple[Stage, ...]) -> Plan:
     return Plan(model="tiny", seq_len=SEQ_LEN, global_batch=8, replicas=replicas)
 
 
-# a whole model on each node, and half of one
+# a whole model on each node; half a model on each node
 TWO_REPLICAS = plan((stage("left", (0, 6), 1),), (stage("right", (0, 6), 1),))
 ONE_REPLICA = plan((stage("left", (0, 3), 2), stage("right", (3, 6), 1)))
 
@@ -59,7 +59,7 @@ ONE_REPLICA = plan((stage("left", (0, 3), 2), stage("right", (3, 6), 1)))
 def on_nodes(
     run_dir: Path, cache: Path, *options: str, cluster: str = TWO_NODES
 ) -> list[str]:
-    """The command's words for a cluster file beside the run's directory."""
+    """Return the command line for a cluster file beside the run's directory."""
     file = run_dir.parent / "pair.toml"
     file.write_text(cluster)
     same = ["--launcher", "processes", "--cluster", str(file)]
@@ -71,14 +71,14 @@ def on_nodes(
 def training(
     run_dir: Path, cache: Path, *options: str, of: Plan = TWO_REPLICAS
 ) -> list[str]:
-    """The command's words for a plan, too."""
+    """Return the command line with a plan file, too."""
     file = run_dir.parent / "pair-plan.json"
     write_plan(file, of)
     return on_nodes(run_dir, cache, "--plan", str(file), *options)
 
 
 def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -> None:
-    """Do these, one after so many steps, while all workers wait for a request."""
+    """Call one action after every `EVERY` steps, while all workers await a request."""
     to_do = list(actions)
 
     def do_next(done: int) -> None:
@@ -89,7 +89,7 @@ def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -
 
 
 def after_steps(patched: pytest.MonkeyPatch, do: Callable[[int], object]) -> None:
-    """Call this with the number of steps that are done, after each of them."""
+    """Call `do` after each step, with the number of finished steps."""
     step = Driver.step
 
     def step_and_do(driver: Driver, number: int, *, traced: bool = False) -> StepCommit:
@@ -108,7 +108,7 @@ def wait_until(is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> N
 
 
 def process_of(run_dir: Path, worker: str) -> int | None:
-    """The worker's: who writes to its log."""
+    """Return the id of the worker's process, which writes to its log."""
     log = (run_dir / LOGS / f"{worker}.log").resolve()
     for entry in Path("/proc").glob("[0-9]*/fd/1"):
         try:
@@ -120,7 +120,7 @@ def process_of(run_dir: Path, worker: str) -> int | None:
 
 
 def kill(run_dir: Path, worker: str) -> None:
-    """Once it writes to its log, if it was on standby and still imports."""
+    """Kill the worker once it writes to its log; a standby may still be importing."""
     wait_until(lambda: process_of(run_dir, worker), STARTED_S)
     pid = process_of(run_dir, worker)
     assert pid is not None
@@ -128,11 +128,11 @@ def kill(run_dir: Path, worker: str) -> None:
 
 
 def trained(run_dir: Path) -> list[int]:
-    """The steps in metrics.jsonl."""
+    """Return the steps in metrics.jsonl."""
     return [m["step"] for m in lines(run_dir / "metrics.jsonl") if "loss" in m]
 
 
 def nodes_of(run_dir: Path) -> set[str]:
-    """Those of the plan that the run has now."""
+    """Return the nodes of the run's current plan."""
     plan = read_plan(run_dir / "plan.json")
     return {stage.node for _, _, stage in plan.stages()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that turn infinite: one of them, after the update of a step."""
+"""A weight that turns infinite after the update of a step."""
 
 import os
 from contextlib import suppress
@@ -15,7 +15,7 @@ from hetjax.training import worker
 
 
 def poison(stages: Stages) -> None:
-    """Make a weight of the head infinite, in all stages here that have it."""
+    """Make a weight of the head infinite in all stages of this process that hold it."""
     for state in stages.stages.values():
         if not state.programs.function.last:
             continue
@@ -27,14 +27,14 @@ def poison(stages: Stages) -> None:
 
 
 def poisoned_worker(after_step: int, once: Path) -> None:
-    """Work as a worker does, but for one weight after the update of a step, once."""
+    """Run a worker whose head weight turns infinite after a step's update, once."""
     step = StageRuntime.step
 
     def step_and_poison(runtime: StageRuntime, *arguments: Any) -> Any:
         told = step(runtime, *arguments)
         num_steps[runtime] = num_steps.get(runtime, 0) + 1
         if num_steps[runtime] == after_step:
-            with suppress(FileNotFoundError):  # another worker has been quicker
+            with suppress(FileNotFoundError):  # another worker was quicker
                 once.unlink()
                 poison(runtime)
         return told

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker whose devices take a set time for each pass, which a test makes longer.
+"""A worker whose devices take a set time for each pass, which a test can extend.
 
-A sleep stands for it, beside the computation of a model so small that it hardly counts.
-In the folder HETJAX_TEST_SLOW a file named like a node has the factor on its time.
+A sleep adds this time; the model is so small that its computation hardly counts. A file
+in the folder HETJAX_TEST_SLOW, named like a node, holds the factor on its time.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that takes seconds: a two-block Llama on the licence text, two plans for it."""
+"""A run that takes seconds: a two-block Llama on the licence text, and two plans."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ MODEL = llama_model(MODEL_CONFIG)
 
 
 def small_model() -> Model:
-    """The model, for processes that are given its name."""
+    """Return the model, for processes that get its name."""
     return MODEL
 
 
@@ -61,7 +61,7 @@ def plan(*replicas: Replica) -> Plan:
     )
 
 
-# two replicas, two stages and one with TP 2, uneven microbatches
+# two replicas, one with two stages and one with TP 2, uneven microbatches
 TWO_REPLICAS = plan(
     Replica(
         num_microbatches=2,
@@ -74,7 +74,7 @@ TWO_REPLICAS = plan(
         stages=(stage("a100-0", (0, 1), (0, 4), 1),),
     ),
 )
-# one replica, three stages, other cuts, TP elsewhere
+# one replica, three stages, other cuts, TP in another stage
 ONE_REPLICA = plan(
     Replica(
         num_microbatches=3,
@@ -97,7 +97,7 @@ ONE_STAGE = plan(
 
 
 def small_preset(directory: Path, of: Plan = TWO_REPLICAS) -> Preset:
-    """A preset with its plan file in `directory`, its run in `directory`/run."""
+    """Return a preset: its plan file in `directory`, its run in `directory`/run."""
     path, text = directory / "plan.json", directory / "text.txt"
     write_plan(path, of)
     shutil.copyfile(LICENCE, text)
@@ -119,7 +119,7 @@ def small_preset(directory: Path, of: Plan = TWO_REPLICAS) -> Preset:
 
 
 def but(preset: Preset, **changes: Any) -> Preset:
-    """The preset with other settings."""
+    """Return the preset with other settings."""
     return replace(preset, config=replace(preset.config, **changes))
 
 
@@ -128,13 +128,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
-    """Those of this name in events.jsonl."""
+    """Return the events of this name in events.jsonl."""
     found = lines(run_dir / "events.jsonl")
     return [line for line in found if line["event"] == name]
 
 
 def losses(run_dir: Path) -> dict[int, tuple[float, float]]:
-    """(loss, grad_norm) of each step in metrics.jsonl, each step once."""
+    """Return (loss, grad_norm) by step from metrics.jsonl; assert no repeated step."""
     trained = [line for line in lines(run_dir / "metrics.jsonl") if "loss" in line]
     assert len({line["step"] for line in trained}) == len(trained)
     return {line["step"]: (line["loss"], line["grad_norm"]) for line in trained}

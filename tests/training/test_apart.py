@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of which no machine shares a folder with another: one run for all tests.
+"""A run whose machines share no folders: one run for all tests.
 
-Two machines that join hold a half of the model each, and begin with weights of a folder
-that the controller alone has; one is lost for good, with its disk, and another takes
-its place. Between two starts the disk of the other one goes, and the run goes on by
-`ssh`. It trains as one process does to which nothing happens. In the end both disks go,
-and a start by Slurm must not begin anew.
+Two machines that join hold half of the model each; only the controller has the folder
+of the initial weights. One machine and its disk are lost for good, and another one
+takes its place. Between two starts, the disk of the other machine is lost, and the run
+resumes by `ssh`. It trains like an undisturbed run in one process. In the end, both
+disks are lost, and a start by Slurm must not begin anew.
 """
 
 import json
@@ -43,7 +43,7 @@ ADDRESSES = {"left": "127.0.0.2", "right": "127.0.0.3"}
 
 
 class ApartRun:
-    """The run, its machines, and how it went."""
+    """The run, its machines, and a record of its course."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.run_dir, self.folder = folder / "run", folder
@@ -57,8 +57,8 @@ class ApartRun:
             hidden=(text, self.weights),
         )
         self.joined: dict[str, subprocess.Popen[str]] = {}
-        self.saved: dict[str, list[str]] = {}  # on both disks, when
-        self.in_run_dir: list[Path] = []  # of machines other than the controller's
+        self.saved: dict[str, list[str]] = {}  # on both disks, by event
+        self.in_run_dir: list[Path] = []  # on machines other than the controller's
         self.codes, self.refused = list[int](), StringIO()
 
     def join(self, node: str) -> None:
@@ -77,7 +77,7 @@ class ApartRun:
         return (self.folder / f"{node}.out").read_text()
 
     def lose(self, node: str) -> None:
-        """The machine and its disk; another one joins in its place."""
+        """Lose the machine and its disk; another machine joins in its place."""
         wait_until(lambda: len(self.machines.saved(ADDRESSES[node])) == 2)
         self.note_saved("when right was lost")
         switch_off(self.joined[node].pid)
@@ -101,7 +101,7 @@ class ApartRun:
 
 
 def write_weights(folder: Path) -> None:
-    """Weights of preset `tiny` that no seed gives."""
+    """Write weights of preset `tiny` that no seed gives."""
     rng, config = np.random.default_rng(0), named_config("tiny")
     folder.mkdir()
     write_model(
@@ -115,7 +115,7 @@ def write_weights(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(run: ApartRun, cache: Path, quickly: None) -> list[float]:
-    """What one process tells of the same run."""
+    """The losses of the same run in one process."""
     run_dir = run.folder / "alone"
     words = training(run_dir, cache, "--launcher", "embedded", of=ONE_REPLICA)
     assert main([*words, "--init", str(run.weights)]) == 0
@@ -182,7 +182,7 @@ def test_the_state_of_a_lost_machine_is_on_the_disk_of_another(run: ApartRun):
     assert (recovered["gone"], recovered["step"]) == (["right"], 2)
     assert recovered["bytes"].keys() == {"disk", "peer"}
     assert run.saved["right when right was lost"] == ["2/left", "2/right"]
-    (restored,) = events(run.run_dir, "restored")  # with an empty disk of left
+    (restored,) = events(run.run_dir, "restored")  # the disk of left was empty
     assert (restored["step"], restored["bytes"].keys()) == (4, {"disk", "peer"})
     for node in ADDRESSES:
         assert {"6/left", "6/right"} <= {*run.saved[f"{node} at the end"]}
@@ -215,5 +215,5 @@ def test_people_are_told_who_does_not_see_the_directory_and_what_follows(
     assert apart["folders"].keys() == {*ADDRESSES}
     assert all(Path(f).name == identity for f in apart["folders"].values())
     told = f"left, right do not see {run.run_dir}: checkpoints are kept on their own"
-    assert run.log().count(told) == 2  # in each start that went on
+    assert run.log().count(told) == 2  # in each start that trained
     assert "checkpoints are on the disks of left, right;" in run.log()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input: exit code 2, what was got, allowed and to type, and nothing is written."""
+"""Bad input: exit code 2, a message with got, allowed and fix, and no writes."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory where `small` is a preset, its run in ./run."""
+    """A working directory where `small` is a preset with its run in ./run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
     monkeypatch.setitem(PRESETS, "small", small_preset(Path(".")))
@@ -58,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run the command, which must refuse and write nothing; return its message."""
-    ignored = {str(folder / "text.txt"), str(folder / "plan.json")}  # the fixture's own
+    ignored = {str(folder / "text.txt"), str(folder / "plan.json")}  # of the fixture
     before = contents(folder)
     assert main(arguments) == 2
     text = capsys.readouterr().err
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ):
     shutil.copytree(two_steps, folder, dirs_exist_ok=True)
-    wider = replace(MODEL_CONFIG, inner_size=40)  # a model changed under its name
+    wider = replace(MODEL_CONFIG, inner_size=40)  # a changed model under the same name
     monkeypatch.setitem(MODEL_CONFIGS, "small", wider)
     text = refused(folder, capsys, "small")
     assert (
@@ -315,7 +315,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     )
     path = folder / "run" / "plan.json"
     plan = json.loads(path.read_text())
-    del plan["fingerprint"]  # as of a run from before there were any
+    del plan["fingerprint"]  # as in a run from before there were fingerprints
     path.write_text(json.dumps(plan))
     text = refused(folder, capsys, "small")
     assert "is from another model" in text and "[16, 32]" in text and "[16, 40]" in text
@@ -352,7 +352,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def no_file(**_: object) -> None:  # who runs the tests may be allowed everything
+    def no_file(**_: object) -> None:  # the user who runs the tests may be root
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     shutil.copytree(two_steps, folder, dirs_exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a start begins anew, though parts of a save that was never told of are there."""
+"""When a start begins anew despite parts of a save that was never reported."""
 
 import warnings
 from functools import partial

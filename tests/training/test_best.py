@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint of the lowest validation loss stays beside the newest.
+"""The checkpoint of the lowest validation loss is kept beside the newest one.
 
-What it should hold is told by a run that was stopped at that step. Validation losses
-are made up where a test needs the best to be an early one.
+The oracle for its contents is a run that was stopped at that step. Validation losses
+are made up where a test needs an early best.
 """
 
 import os
@@ -48,7 +48,7 @@ def made_up(patched: pytest.MonkeyPatch, losses: Mapping[int, float]) -> None:
 
 
 def saving(preset: Preset, **changes: Any) -> Preset:
-    """Every two steps, and one checkpoint is kept."""
+    """Return the preset with a save every two steps and one kept checkpoint."""
     config = preset.config
     checkpoint = replace(config.checkpoint, every=2, keep=1, **changes)
     evaluation = replace(config.evaluation, every=2, sample_tokens=0)
@@ -81,7 +81,7 @@ def assert_same(found: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared for all."""
+    """The prepared text for all tests."""
     return tmp_path_factory.mktemp("text") / "cache"
 
 
@@ -110,7 +110,7 @@ def test_the_best_stays_and_is_what_the_run_was_at_that_step(
     made_up(monkeypatch, LOSSES)
     config = preset.config
     assert trained(preset) == 0
-    assert kept(config.run_dir) == [4, 8, 10]  # 8 was safe
+    assert kept(config.run_dir) == [4, 8, 10]  # 8 was the fallback
     assert told(config.run_dir) == [(2, 5.0), (4, 3.0)]
     assert_same(weights(config, "best"), weights(at_four.config))
     newest = weights(config)
@@ -124,7 +124,7 @@ def test_it_stays_when_the_run_is_stopped_and_goes_on(
     assert trained(preset, stop_after=7) == 4
     assert kept(preset.config.run_dir) == [4, 6, 7]  # 6 was the newest that all had
     assert trained(preset) == 0
-    assert kept(preset.config.run_dir) == [4, 8, 10]  # 8 was safe
+    assert kept(preset.config.run_dir) == [4, 8, 10]  # 8 was the fallback
     assert told(preset.config.run_dir) == [(2, 5.0), (4, 3.0)]
     assert_same(weights(preset.config, "best"), weights(at_four.config))
 
@@ -166,7 +166,7 @@ def test_what_a_run_has_gone_back_on_is_the_best_no_more(
     assert trained(preset) == 0
     restored = [line["step"] for line in events(run_dir, "restored")]
     assert restored == [6, 4]
-    assert kept(run_dir) == [4, 8, 10]  # 8 was safe
+    assert kept(run_dir) == [4, 8, 10]  # 8 was the fallback
     assert_same(weights(preset.config, "best"), weights(at_four.config))
 
 
@@ -175,12 +175,13 @@ def test_the_store_keeps_it_too(
 ):
     made_up(monkeypatch, LOSSES)
     storing = saving(preset, cloud=(tmp_path / "store").as_uri())
-    assert trained(storing, stop_after=4) == 4  # which ends once it is copied
+    assert trained(storing, stop_after=4) == 4  # the run ends after the upload
     assert trained(storing) == 0
     found = {step.name for step in (tmp_path / "store").glob("step_*")}
     best_and_last = {"step_00000004", "step_00000010"}
     assert found >= best_and_last
-    # as on disks, the newest before the last, to which it goes back if that is bad
+    # As on disks, the store keeps the newest before the last, to fall back to if the
+    # last one is bad.
     assert len(found - best_and_last) <= 1
     assert found - best_and_last <= {"step_00000006", "step_00000008"}
     shutil.rmtree(storing.config.run_dir / "checkpoints")
@@ -227,7 +228,7 @@ def test_where_nothing_was_evaluated_there_is_no_best(preset: Preset):
 
 
 class Disk:
-    """What `retain` leaves, with all losses: the lowest of what is there."""
+    """What `retain` keeps, with all losses; the best is the lowest on disk."""
 
     def __init__(self, keep: int) -> None:
         self.keep, self.steps = keep, set[int]()
@@ -251,9 +252,9 @@ class Disk:
 
 _DOINGS = st.lists(
     st.tuples(
-        st.booleans(),  # saved
-        st.none() | st.integers(0, 9).map(float),  # evaluated
-        st.integers(0, 9),  # gone back, rarely
+        st.booleans(),  # whether a save happens
+        st.none() | st.integers(0, 9).map(float),  # the validation loss, if any
+        st.integers(0, 9),  # a rollback if 0
     ),
     max_size=30,
 )
@@ -284,7 +285,7 @@ def test_it_is_the_lowest_of_all_that_are_there_and_stays(
 
 
 def _killed(folder: Path) -> None:
-    """Train there, and be killed before step 8 is saved."""
+    """Train in `folder`, and kill the process before step 8 is saved."""
     save = Driver.save
 
     def save_or_die(driver: Driver, step: int, best: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs whose checkpoints are copied to a store, and go on from there elsewhere."""
+"""Runs whose checkpoints are copied to a store, and resume from there elsewhere."""
 
 import json
 import random
@@ -33,7 +33,7 @@ def storing(preset: Preset, cloud: str | None, endpoint: str | None = None) -> P
 
 
 def stored_here(folder: Path, steps: int) -> str:
-    """The store of a run in `folder`/here; `folder`/there is empty."""
+    """Return the store of a run in `folder`/here; `folder`/there is empty."""
     store = (folder / "store").as_uri()
     for name in ("here", "there"):
         (folder / name).mkdir()
@@ -45,7 +45,7 @@ def stored_here(folder: Path, steps: int) -> str:
 
 @pytest.fixture(params=draws(["s3", "gcs"], short=1))
 def cloud(request: pytest.FixtureRequest) -> Cloud:
-    """A server, the URL of a store there and, if that is to be said, of the server."""
+    """A server, the URL of a store on it, and the server's URL if a run needs it."""
     server = request.getfixturevalue(request.param)
     endpoint = server.url if request.param == "s3" else None
     return server, f"{server.scheme}://bucket/run", endpoint
@@ -77,7 +77,10 @@ def test_a_run_whose_machine_is_gone_goes_on_from_a_shaky_cloud(
 def test_a_killed_run_goes_on_elsewhere_from_s3_alone(
     reference: Preset, s3: FakeS3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Killed while it uploads, one request of five failing; its disk is gone."""
+    """The run is killed while it uploads with a fault in one of five requests.
+
+    Its disk is lost.
+    """
     dice, kinds = random.Random(1), (500, 503, "reset", "lose reply", ("sleep", 0.05))
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -110,13 +113,13 @@ def test_a_killed_run_goes_on_elsewhere_from_s3_alone(
     assert run(preset.config, preset, MODEL) == 0
     found, whole = losses(preset.config.run_dir), losses(reference.config.run_dir)
     assert 1 < min(found) < max(found) == 10
-    for step in found:  # the process that was killed had other devices
+    for step in found:  # the killed process had other devices
         assert found[step] == pytest.approx(whole[step], rel=1e-4)
     tell_nobody(there, capsys.readouterr().out)
 
 
 def tell_nobody(folder: Path, said: str) -> None:
-    """No file of the run, nor what it said, has the secret of its store."""
+    """Assert that neither the run's files nor its output contain the store's secret."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert any(b"s3://bucket/run" in path.read_bytes() for path in files)
     assert SECRET not in said
@@ -201,7 +204,7 @@ def test_a_store_of_another_run_is_refused_before_anything_is_written(
 
 
 def even(changes: dict) -> Plan:
-    """A plan for the global batch, if that is another one."""
+    """Return a plan for the global batch, which `changes` may set."""
     times = changes.get("global_batch", 6) // 6
     one = ONE_STAGE.replicas[0]
     longer = replace(one, num_microbatches=one.num_microbatches * times)

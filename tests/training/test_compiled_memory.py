@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of a run's programs takes the place of the memory model."""
+"""The compiler's figures for a run's programs replace the memory model."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def two_stages(microbatch_size: int = 2) -> Plan:
 
 @pytest.fixture
 def preset(tmp_path: Path) -> Preset:
-    """A run on the CPUs that are here, with a plan file."""
+    """A run on the CPUs of this machine, with a plan file."""
     jax.local_devices()
     file = tmp_path / "two.toml"
     file.write_text(cluster_toml(TWO))
@@ -69,7 +69,7 @@ def workspaces(of: Plan, compiled: CompiledBytes) -> list[int]:
 
 
 def said_by_xla(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Temporary bytes of all that is compiled from here on, told by XLA itself."""
+    """Return a list that gets XLA's temporary bytes of each later compilation."""
     told, compile_ = list[int](), jax.stages.Lowered.compile
 
     def compiling(self: Any, *given: Any, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def said_by_xla(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def grow(monkeypatch: pytest.MonkeyPatch, grown: Callable[[], bool]) -> None:
-    """Let the compiler ask for two GiB more, while it is so."""
+    """Let the compiler report two GiB more while `grown` returns True."""
     real = stages.temp_bytes
     monkeypatch.setattr(
         stages, "temp_bytes", lambda of: (real(of) or 0) + 2 * GIB * grown()
@@ -103,7 +103,7 @@ def test_a_run_keeps_what_the_compiler_says_and_costs_use_it(
     assert found != modelled
     assert {*found} <= {*told}
     assert {size for each in compiled.values() for size in each.values()} <= {*told}
-    # by the plan's next prediction, and by every plan that is made for this run
+    # the plan's next prediction and every later plan for this run use it
     predicted = predict_step(preset.config, MODEL, two_stages(), TWO).predicted
     assert predicted.times_from.endswith("; workspace measured by the compiler")
 
@@ -136,7 +136,7 @@ def test_programs_of_another_size_are_others(preset: Preset):
 
 
 def with_stage(of: Plan, **changes: Any) -> Plan:
-    """The plan with another first stage."""
+    """Return the plan with a changed first stage."""
     (replica,) = of.replicas
     first, last = replica.stages
     first = replace(first, **changes)

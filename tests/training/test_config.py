@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings survive their file, and what is in the file is checked."""
+"""Settings survive a round trip through their file, and the file is checked."""
 
 import json
 from dataclasses import replace

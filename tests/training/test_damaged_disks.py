@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints damaged on workers' disks: nothing is restored but what was saved.
+"""Checkpoints damaged on workers' disks: only what was saved is restored.
 
 `python -m experiments.recovery.damage` is the longer run.
 """
@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             yield found
 
 
-@pytest.mark.filterwarnings("ignore")  # each damage that is found is told
+@pytest.mark.filterwarnings("ignore")  # each detected damage gives a warning
 @pytest.mark.parametrize("name", CASES)
 def test_damage_is_made_good_from_the_nearest_place_left(built: Lab, name: str):
     case, outcome = CASES[name]

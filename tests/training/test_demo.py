@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `plan tiny` and `simulate tiny` show: a cluster of which every kind is worth it.
+"""`plan tiny` and `simulate tiny` show a cluster in which every device kind pays off.
 
-The planner's own plans, of all that it may choose, with and without each kind.
+The oracle is the planner itself, with all choices, with and without each kind.
 """
 
 import math
@@ -34,14 +34,14 @@ REQUEST = PlanRequest(
 
 
 def shipped_s() -> float:
-    """The simulated step of the plan that `tiny` trains with."""
+    """Return the simulated step time of the plan that `tiny` trains with."""
     assert TINY.plan is not None
     judged = PlanEvaluator(REQUEST)(read_plan(TINY.plan))
     return math.inf if judged is None else judged.simulation.step_time_s
 
 
 def best_s(*kinds: str) -> float:
-    """The step of the best plan on the nodes of these kinds."""
+    """Return the step time of the best plan on the nodes of these kinds."""
     names = [node.name for node in CLUSTER.nodes if node.device in kinds]
     request = replace(REQUEST, cluster=part_of(CLUSTER, names))
     return find_plan(request, local_work=0).best.simulation.step_time_s
@@ -67,10 +67,10 @@ def test_all_of_tiny_is_at_least_1_2_times_as_fast_as_the_best_kind_alone():
 
 def test_tiny_trains_with_what_the_planner_finds():
     narrow = replace(REQUEST, microbatch_sizes=(4, 8), tensor_degrees=(1,))
-    # the plan that comes along splits no backward pass: fewer programs to compile
+    # the shipped plan splits no backward pass: fewer programs to compile
     found = find_plan(narrow, local_work=0).whole
     assert {stage.node for _, _, stage in found.plan.stages()} == {
         node.name for node in CLUSTER.nodes
     }
-    # the plan that comes along computes nothing again, which hardly differs
+    # the shipped plan uses no remat, which hardly differs
     assert shipped_s() <= 1.03 * found.simulation.step_time_s

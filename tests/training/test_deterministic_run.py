@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is to be deterministic tells the compiler so, whoever compiles."""
+"""A deterministic run tells the compiler so, in whichever process compiles."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def small_model() -> Model:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Whether each program is compiled as such, CPUs standing in for GPUs."""
+    """Whether each program is compiled as deterministic, with CPUs in place of GPUs."""
     found, compile_ = list[bool](), jax.stages.Lowered.compile
 
     def noted(self: Any, compiler_options: Any = None, **others: Any) -> Any:
@@ -65,7 +65,7 @@ def test_a_worker_that_compiles_ahead(
     compiled: list[bool],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(worker, "simulate_devices", lambda _: None)  # here they are
+    monkeypatch.setattr(worker, "simulate_devices", lambda _: None)  # they exist here
     named = f"{small_model.__module__}:{small_model.__name__}"
     config = replace(
         small_preset(tmp_path).config, model=named, deterministic=deterministic

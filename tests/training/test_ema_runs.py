@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The average of a run's weights, exported and in use: the closed form over the weights
-that the run has saved after each step, over a change of plans."""
+"""The average of a run's weights, exported and in use, across a change of plans.
+
+The oracle is the closed form over the weights that the run saved after each step.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in one process whose nodes come and go: its numbers are as if nothing had."""
+"""A run in one process whose nodes leave and join gives undisturbed numbers."""
 
 import json
 import re
@@ -63,7 +63,7 @@ NEW = node("new")
 
 
 def without(name: str, text: str = ALL) -> str:
-    """The cluster's text with a node less."""
+    """Return the cluster's text without this node."""
     first, *nodes = text.split("[[node]]")
     kept = [node for node in nodes if f'name = "{name}"' not in node]
     assert len(kept) < len(nodes)
@@ -71,7 +71,7 @@ def without(name: str, text: str = ALL) -> str:
 
 
 def on(folder: Path, of: Plan, cluster: str = ALL, **changes: object) -> Preset:
-    """A run of ten steps on a cluster file that may be edited."""
+    """Return a run of ten steps on a cluster file that tests may edit."""
     path = folder / "cluster.toml"
     path.write_text(cluster)
     preset = replace(small_preset(folder, of), cluster=path)
@@ -83,7 +83,7 @@ def train(preset: Preset) -> int:
 
 
 def train_with(actions: Actions, preset: Preset, patch: pytest.MonkeyPatch) -> int:
-    """Train; before the step of this index, do what is to be done then."""
+    """Train; before the step of each index in `actions`, call its action."""
     step = Driver.step
 
     def acting(self: Driver, number: int, *, traced: bool = False):
@@ -97,7 +97,7 @@ def train_with(actions: Actions, preset: Preset, patch: pytest.MonkeyPatch) -> i
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a run has done what it does about an operator's request."""
+    """An event that is set once a run has handled an operator's request."""
     done = threading.Event()
 
     def watch(hear: Callable[[Notice], None], run_dir: Path | None, *_: Any) -> Watch:
@@ -134,7 +134,7 @@ def traced_nodes(preset: Preset) -> set[str]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
-    """Ten steps on all nodes, in one go."""
+    """An uninterrupted run of ten steps on all nodes."""
     preset = on(tmp_path_factory.mktemp("reference"), ONE_REPLICA)
     assert train(preset) == 0
     return preset
@@ -168,7 +168,7 @@ def test_a_node_that_leaves_and_comes_back_changes_no_number(
     kept = load_cluster(preset.config.run_dir / "cluster.toml")
     assert [node.name for node in kept.nodes] == NODES
 
-    assert train(but(preset, trace=False)) == 0  # from its checkpoint
+    assert train(but(preset, trace=False)) == 0  # resume from its checkpoint
     assert events(preset.config.run_dir, "restored")[0]["step"] == 9
     found, expected = losses(preset.config.run_dir), losses(reference.config.run_dir)
     assert list(found) == list(expected) == [*range(1, 11)]
@@ -266,7 +266,7 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
         6: lambda: ask_to_leave(preset, "h20-0", heard),
     }
     assert train_with(actions, preset, monkeypatch) == 4
-    # of the edit and of the request
+    # once for the edit and once for the request
     assert capsys.readouterr().out.count("warning: no plan for new alone (device") == 2
     assert events(preset.config.run_dir, "preempted")[-1]["step"] == 7
     assert not events(preset.config.run_dir, "replanned")

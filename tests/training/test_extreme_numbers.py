@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extreme numbers in every numeric field of every file: refused, or of use."""
+"""Extreme numbers in every numeric field of every file are refused or usable."""
 
 import json
 import math
@@ -38,7 +38,7 @@ from hetjax.training.settings.values import config_values, read_config
 from tests.training.small import MODEL, small_preset, stage
 
 REFUSED = (BadInput, NoFeasiblePlan)
-MOST_SIMULATED = 2000  # forwards: as many more take as much longer
+MOST_SIMULATED = 2000  # forwards; the time of a simulation is proportional
 
 _BOUNDS = {b for r in (*ranges.NODE.values(), ranges.COUNT, ranges.TOKENS) for b in r}
 WHOLE = {0, -1, 1, 10**12, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63), 10**30}
@@ -106,7 +106,7 @@ PROFILE = Profile(
 
 
 def used(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> None:
-    """Do with them what commands do; what is told must be a number."""
+    """Use the plan as commands do; every resulting number must be finite."""
     validate_plan(plan, cluster, 4, tensor_sizes(MODEL), MODEL.max_seq_len)
     forwards = sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
     if forwards > MOST_SIMULATED:
@@ -122,7 +122,7 @@ def used(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> None:
 
 
 def leaves(raw: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The places of all numbers in a JSON value."""
+    """Yield the paths of all numbers in a JSON value."""
     if isinstance(raw, dict | list):
         entries = raw.items() if isinstance(raw, dict) else enumerate(raw)
         for key, value in entries:
@@ -159,7 +159,7 @@ def test_numbers_in_a_cluster_file(key: str):
         try:
             used(PLAN, cluster)
         except REFUSED:
-            assert key in ("count", "memory_gib"), (key, number)  # too few, too small
+            assert key in ("count", "memory_gib"), (key, number)  # too few, too little
     assert accepted, "no number at all"
     known = ranges.NODE | ranges.LINK | {"count": ranges.COUNT, "hosts": ranges.COUNT}
     assert all(known[key].has(number) for number in accepted)
@@ -172,7 +172,7 @@ def plan_raw() -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", list(leaves(plan_raw())), ids=str)
 def test_numbers_in_a_plan_file(path: tuple):
-    """Each alone, and with what has to follow from it."""
+    """Each number is tried alone, and with the fields that depend on it."""
     for number in NUMBERS:
         raw = with_number(plan_raw(), path, number)
         others = [raw]
@@ -232,7 +232,7 @@ def test_numbers_in_a_profile(path: tuple):
 
 
 def settings(cls: Any = RunConfig, room: str = "") -> Iterator[str]:
-    """The dotted names of all numeric settings."""
+    """Yield the dotted names of all numeric settings."""
     hints = get_type_hints(cls)
     for field in fields(cls):
         hint = hints[field.name]
@@ -265,7 +265,7 @@ def test_numbers_in_settings(name: str, tmp_path):
 
 
 def trains(config: OptimizerConfig, num_steps: int) -> None:
-    """An update is a number, whatever the settings; so is the learning rate."""
+    """Assert that updates and learning rates are finite."""
     rates = LearningRates(config, num_steps)
     assert all(math.isfinite(rates[step]) for step in (0, num_steps - 1))
     rule, weights = optimizer(config, num_steps), {"w": jnp.ones((2, 2))}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the nodes of a Slurm job and on hosts by ssh, and what is killed in them.
+"""Runs on the nodes of a Slurm job and on ssh hosts, with kills.
 
-The programs that start workers are stand-ins which run them on this machine, as the
-real ones do (`tests/launchers/fake_programs.py`); `experiments/launchers` does the same
-with real ones.
+Stand-ins for the programs that start workers run them on this machine, as the real ones
+do (`tests/launchers/fake_programs.py`). `experiments/launchers` does the same with real
+programs.
 """
 
 import json
@@ -38,7 +38,7 @@ from tests.training.test_workers import losses
 pytestmark = pytest.mark.usefixtures("environment")
 
 WORKER = "hetjax.training.worker"
-# what tells the two workers apart, in their own environments
+# environment variables that tell the two workers apart
 WORKERS = {
     "slurm": ("SLURMD_NODENAME=small", "SLURMD_NODENAME=old"),
     "ssh": (
@@ -63,7 +63,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def under(launcher: str, run_dir: Path, cache: Path, *options: str) -> list[str]:
-    """The command's words for a run on two nodes."""
+    """Return the command line for a run on two nodes."""
     more = ["--launcher", launcher]
     if launcher == "ssh":
         hosts = run_dir.parent / "hosts.toml"
@@ -73,13 +73,13 @@ def under(launcher: str, run_dir: Path, cache: Path, *options: str) -> list[str]
 
 
 def on_cpus(run_dir: Path) -> None:
-    """Let the file's nodes be what they are: else one may stand in for two."""
+    """Declare the file's nodes as CPUs; otherwise one node may stand in for two."""
     cluster = run_dir.parent / "pair.toml"
     cluster.write_text(re.sub('device = ".*"', 'device = "cpu"', cluster.read_text()))
 
 
 def workers(programs: Path, *told: str) -> list[int]:
-    """Workers behind these programs, on the machines that were told this."""
+    """Return the workers that these programs started, with these variables."""
     return [pid for each in told for pid in processes(WORKER, each, str(programs))]
 
 
@@ -161,7 +161,7 @@ def test_a_node_that_goes_for_good_is_lost_and_the_run_goes_on_with_the_other(
     whole: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """As of a job with --no-kill: Slurm takes the node out of the job's own list."""
+    """As in a job with --no-kill, Slurm removes the node from the job's own list."""
     job = (programs / "scontrol.job").read_text()
     (programs / "scontrol.job").write_text(re.sub(r"GRES=gpu:\S+", "GRES=", job))
 
@@ -203,7 +203,7 @@ def test_a_host_that_goes_is_asked_for_and_taken_in_when_it_is_back(
     programs: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_dir, down = tmp_path / "run", programs / "ssh.down"
-    monkeypatch.setattr(on_machines, "_EVERY_S", 0.2)  # looks whether it is back
+    monkeypatch.setattr(on_machines, "_EVERY_S", 0.2)  # check for it often
     command = tmp_path / "ask"
     command.write_text(f"#!/bin/sh\ncat >{tmp_path}/asked\nrm {down}\n")
     command.chmod(0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flipped bit on one of several replicas: found, named, and as if it had not been."""
+"""A bit flipped on one of several replicas is detected, named and undone."""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ THREE_REPLICAS = small.plan(
     )
 )
 PLANS = {"two": small.TWO_REPLICAS, "three": THREE_REPLICAS}
-ODD = {"two": (0, 1), "three": (1, 0)}  # the stage that the bit flips on
-NODES = {"two": [], "three": ["v100-0"]}  # who is named
+ODD = {"two": (0, 1), "three": (1, 0)}  # the stage with the flipped bit
+NODES = {"two": [], "three": ["v100-0"]}  # the nodes named as wrong
 
 
 def preset_of(folder: Path, plan: Plan, **changes: Any) -> Preset:
@@ -51,7 +51,7 @@ def preset_of(folder: Path, plan: Plan, **changes: Any) -> Preset:
 def unharmed(
     tmp_path_factory: pytest.TempPathFactory, quickly: None
 ) -> dict[str, dict[int, Any]]:
-    """(loss, grad_norm) by step of runs where nothing happens."""
+    """(loss, grad_norm) by step of undisturbed runs."""
     found = {}
     for name, plan in PLANS.items():
         preset = preset_of(tmp_path_factory.mktemp(name), plan)
@@ -63,7 +63,7 @@ def unharmed(
 
 @pytest.fixture(autouse=True)
 def no_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because one is still being written."""
+    """Wait for each save, so that none is left out while another is being written."""
     save = Driver.save
 
     def save_whole(driver: Driver, step: int, *best: Any) -> bool:
@@ -75,7 +75,7 @@ def no_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_found(run_dir: Path, name: str, step: int) -> None:
-    """That it was, once, within so many steps, and all went back to what was good."""
+    """Assert one detection within DIGEST_EVERY steps, and a rollback to a good save."""
     (found,) = events(run_dir, "disagreed")
     assert step <= found["step"] < step + DIGEST_EVERY
     assert found["nodes"] == NODES[name]
@@ -95,7 +95,7 @@ def test_a_bit_of_the_weights_of_one_replica_costs_the_steps_since_the_last_chec
     unharmed: dict[str, dict[int, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """After a checkpoint, before there is one, right before one, and at the end."""
+    """The steps: after a save, before the first one, right before one, the last one."""
     Injected(monkeypatch, step).in_weights(ODD[name])
     preset = preset_of(tmp_path, PLANS[name])
     assert run(preset.config, preset, MODEL) == 0
@@ -125,7 +125,7 @@ def test_sums_are_compared_where_unlike_devices_may_round_otherwise(
     unharmed: dict[str, dict[int, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """At the steps of digests: step 7 begins with 6 behind it."""
+    """Steps with digests compare sums: step 7 starts after 6 finished steps."""
     unlike = lambda config, cluster: {n.name: n.device for n in cluster.nodes}  # noqa: E731
     monkeypatch.setattr("hetjax.training.driver_setup.device_kinds", unlike)
     Injected(monkeypatch, 7).in_summed(ODD["three"])
@@ -141,7 +141,7 @@ def test_a_bit_of_what_a_stage_gives_to_a_sum_is_not_seen(
     unharmed: dict[str, dict[int, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """All holders add the same wrong number: what docs/survive.md says of it."""
+    """All holders add the same wrong number, as docs/survive.md explains."""
     injected = Injected(monkeypatch, 5)
     injected.in_contribution(ODD["three"])
     preset = preset_of(tmp_path, THREE_REPLICAS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that runs full is a clear end, and the run goes on from there with room.
+"""A full disk ends a run clearly, and the run resumes once there is room.
 
-Real refusals by the system: a small file system where one may be mounted, else a limit
-on the size of files.
+The system really refuses: a small file system if mounting is allowed, else a limit on
+the size of files.
 """
 
 import errno
@@ -43,7 +43,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def no_file_over(num_bytes: int) -> Iterator[None]:
-    """Within it the system refuses to make any file longer."""
+    """Let the system refuse to extend any file beyond `num_bytes`."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -111,7 +111,7 @@ def test_tokens_that_do_not_fit_are_told_by_the_systems_word(tmp_path: Path):
 
 def test_a_run_whose_metrics_do_not_fit_ends_clearly_and_goes_on_with_room(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],  # in memory: other captures are files, too
+    capsys: pytest.CaptureFixture[str],  # in memory, as other captures are files
 ):
     preset = small_preset(tmp_path, ONE_STAGE)
     run_dir = preset.config.run_dir

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a start's time, and where the loop finds them."""
+"""The parts of a start's time, and how the loop measures them."""
 
 import time
 from collections.abc import Callable
@@ -131,7 +131,7 @@ COMMIT = StepCommit(squares=64.0, losses=[((0, 0), 16.0)], num_tokens=8)
 
 
 class _Driver:
-    """Steps of 1 s on a clock that only passes when told, with mishaps in between."""
+    """A driver with steps of 1 s on a fake clock, and mishaps in between."""
 
     is_not_finite, is_kept = False, True
 
@@ -147,7 +147,7 @@ class _Driver:
         return COMMIT
 
     def recover(self, from_step: int, step: int) -> None:
-        """Pass 2 s, as SECONDS say."""
+        """Advance the clock by 2 s, as SECONDS say."""
         self.now_s += 2.0
         node = Node(name="cpu-0", device="cpu", count=1)
         self.on_recovery(
@@ -165,7 +165,7 @@ class _Driver:
         )
 
     def compare(self, step: int, step_time_s: float) -> None:
-        """Pass the time that predicting a step takes."""
+        """Advance the clock by the time of predicting a step."""
         self.now_s += self.comparing_s if step == 2 else 0.0
 
     def validate(self, number: int) -> float:
@@ -187,7 +187,7 @@ class _Driver:
 def _told(
     driver: _Driver, folder: Path, patched: pytest.MonkeyPatch
 ) -> tuple[list[float], Goodput]:
-    """The step times of a run of four steps, and its goodput."""
+    """Return the step times of a run of four steps, and its goodput."""
     patched.setattr(time, "perf_counter", lambda: driver.now_s)
     config = RunConfig(model="tiny", run_dir=folder, steps=4, seq_len=8, global_batch=1)
     config = replace(config, checkpoint=CheckpointConfig(every=0))
@@ -217,7 +217,7 @@ def _told(
     lines = [x for x in read_journal(folder / "metrics.jsonl") if "loss" in x]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     found = loop.spent.goodput(lines, driver.now_s - 100.0)
-    # before the first step, and after the last; saved once
+    # two evaluations, before the first step and after the last; one save
     assert (found.evaluating_s, found.saving_s) == (16.0, 16.0)
     found = replace(found, evaluating_s=0.0, saving_s=0.0)
     return [line["step_time_s"] for line in lines], found
@@ -256,7 +256,7 @@ def test_the_comparison_with_the_prediction_is_no_part_of_a_step(
 
 
 class _LostAsItGoesBack(_Driver):
-    """Its third step has bad numbers; going back from them, it loses a worker."""
+    """A driver whose third step has bad numbers, and whose rollback loses a worker."""
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         is_first = self._mishaps.pop(number, None) is not None
@@ -287,6 +287,6 @@ def test_steps_that_are_rolled_back_are_lost(
 
     times_s, found = _told(_Driver({3: back_to_1}), tmp_path, monkeypatch)
     assert times_s == [1.0, 1.0, 1.0, 1.0]
-    # steps 2 and 3, the latter without a line yet, and the begin of step 4
+    # step 2, step 3 (which has no line yet), and the start of step 4
     assert (found.lost_s, found.productive_s, found.total_s) == (2.25, 4.0, 8.25)
     assert (found.other_s, found.recovering_s, found.replanning_s) == (0.0, 1.5, 0.5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that hang while their hearts beat: past a limit they are lost like others."""
+"""Workers that hang while their hearts beat are lost once they exceed a limit."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ MODULE = "tests.training.hanging_worker"
 
 @pytest.fixture
 def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a file lets a worker hang."""
+    """The folder in which a file lets a worker hang."""
     folder = tmp_path / "hangs"
     folder.mkdir()
     monkeypatch.setenv(FOLDER, str(folder))
@@ -86,7 +86,7 @@ def test_a_worker_that_hangs_while_it_compiles_restores_or_ends_a_save_is_surviv
     run_dir = tmp_path / "run"
     phases = Compile, CollectLeaves, PlaceState, AwaitSaved
     for phase in phases:
-        limit(monkeypatch, phase, 20.0)  # of honest ones, on a machine that is shared
+        limit(monkeypatch, phase, 20.0)  # enough for honest workers on a shared machine
     limit(monkeypatch, BreakOff, 2.0)
     first, *others = (hangs / phase.__name__ for phase in phases)
     first.touch()
@@ -107,7 +107,7 @@ def test_a_worker_that_hangs_while_it_compiles_restores_or_ends_a_save_is_surviv
     logs = "".join(log.read_text() for log in (run_dir / "logs").iterdir())
     for phase in phases:
         assert f"told to abort: took more than 20 s to {LIMITS[phase].what}" in logs
-    assert logs.count(" in hang\n") == len(phases)  # each has said where it was
+    assert logs.count(" in hang\n") == len(phases)  # each has logged where it hung
     assert not processes_of(run_dir)
 
 
@@ -137,7 +137,7 @@ def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
         os.kill(os.getpid(), signal.SIGTERM)
 
     def lose_for_long() -> None:
-        (hangs / "start").touch()  # who comes in its place hangs
+        (hangs / "start").touch()  # its replacement hangs
         kill(run_dir, "right")
         threading.Timer(1.0, stop).start()
 
@@ -147,6 +147,6 @@ def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
     assert time.monotonic() - told_s[0] < 6.0 + 3.0  # the machine is shared
     (stopped,) = events(run_dir, "preempted")
     assert stopped["step"] in (0, 1, 2) and not processes_of(run_dir)
-    (hangs / "start").unlink(missing_ok=True)  # if nobody has come so far
+    (hangs / "start").unlink(missing_ok=True)  # if no replacement has started
     assert main(words) == 0
     assert losses(run_dir) == pytest.approx(whole, rel=1e-5)

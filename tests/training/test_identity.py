@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which run a start goes on with, for every case of directory and saves."""
+"""Which run a start resumes, for every case of directory and saves."""
 
 import json
 import subprocess
@@ -49,7 +49,7 @@ NEW = Claim(
     hashes={"tokenizer.json": "t"},
     kept=("seed",),
 )
-OLD = replace(NEW, is_new=False, lease=9, last_step=5)  # a directory from before
+OLD = replace(NEW, is_new=False, lease=9, last_step=5)  # from before identities
 OURS = replace(NEW, own=RunIdentity(id="aaa"), is_new=False, lease=4)
 BEFORE = replace(OURS, own=RunIdentity(id="before-aaa"))
 
@@ -100,13 +100,13 @@ A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
             [OLDER],
             RunIdentity(id="before-fff", after=3),
         ),
-        # saves without identity are of the run that began before there were any
+        # saves without identity belong to the run that began before identities existed
         (
             NEW,
             [OLDER, saved("before-aaa", start=5)],
             RunIdentity(id="before-aaa", after=5),
         ),
-        # a directory from before
+        # a directory from before identities
         (OLD, [], RunIdentity(id="before-fff")),
         (OLD, [OLDER], RunIdentity(id="before-fff")),
         (OLD, [saved("", start=99)], RunIdentity(id="before-fff", after=99)),
@@ -115,7 +115,7 @@ A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
             [replace(OLDER, step_elsewhere=4)],  # step 5 is in the directory itself
             RunIdentity(id="before-fff"),
         ),
-        # its own
+        # its own saves
         (OURS, [], RunIdentity(id="aaa")),
         (OURS, [A], RunIdentity(id="aaa")),
         (OURS, [saved("aaa", optimizer__learning_rate=9.0)], RunIdentity(id="aaa")),
@@ -127,7 +127,7 @@ A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
             [saved("aaa", start=10)],
             RunIdentity(id="aaa", after=7),
         ),
-        # its own, moved without the .lease that tells how often it was started
+        # its own saves, moved without the .lease that counts its starts
         (
             replace(OURS, lease=1),
             [replace(A, start_in_run_dir=3)],
@@ -138,7 +138,7 @@ A, B, OLDER = saved("aaa"), saved("bbb"), saved("")
             [replace(saved("aaa", start=5), start_in_run_dir=5)],
             RunIdentity(id="aaa", after=5),
         ),
-        # a copy that the user lets take over
+        # a copy, which the user lets take over
         (
             replace(OURS, adopt="aaa"),
             [saved("aaa", start=4)],
@@ -153,9 +153,9 @@ def test_a_start_goes_on_with(
     assert decision.run == expected
     knew = claim.own is not None or not claim.is_new
     assert (decision.adopted is None) == (knew or not found)
-    if claim.adopt is not None:  # what workers hold is held for that run
+    if claim.adopt is not None:  # workers hold leases for that run
         assert provisional(claim).id == decision.run.id
-    # what it saves comes after all that was found, and is its own at the next start
+    # its saves are numbered after all saves found, and the next start owns them
     number = expected.after + claim.lease
     assert all(number > one.start for one in found)
     again = replace(settled(claim, decision.run), adopt=None, lease=claim.lease + 1)
@@ -186,12 +186,12 @@ def test_what_no_run_is_called_is_not_held_for(asked: str):
         (replace(NEW, adopt="ccc"), [A], ["--adopt ccc", "--adopt aaa"]),
         (replace(NEW, adopt="before"), [A], ["--adopt before", "--adopt aaa"]),
         (replace(NEW, adopt="aaa"), [], ["leave --adopt out"]),
-        # a directory from before
+        # a directory from before identities
         (OLD, [A], ["run aaa", "--adopt aaa"]),
         (replace(OLD, last_step=4), [OLDER], ["ends at step 4", "--adopt before"]),
         (OLD, [saved("", seed=5)], ["seed = 5 (here 0)"]),
         (OLD, [OLDER, A], ["run aaa", "before runs had identities"]),
-        # its own
+        # its own directory
         (OURS, [B], ["run bbb", "run aaa", "--checkpoint.local"]),
         (OURS, [A, B], ["run bbb", "run aaa"]),
         (OURS, [OLDER], ["run aaa", "before runs had identities"]),
@@ -199,7 +199,7 @@ def test_what_no_run_is_called_is_not_held_for(asked: str):
         (replace(OURS, adopt="bbb"), [B], ["--adopt bbb", "--adopt aaa"]),
         (replace(OURS, adopt="bbb"), [], ["--adopt bbb", "run aaa"]),
         (replace(OURS, adopt="before"), [OLDER], ["--adopt before"]),
-        # a copy of the directory that the run went on in
+        # a copy of a directory in which the run has continued
         (OURS, [saved("aaa", start=4)], ["a copy", "--adopt aaa"]),
         (OURS, [saved("aaa", start=5)], ["a copy", "step 5"]),
         (
@@ -232,7 +232,7 @@ def test_a_start_does_not_go_on(claim: Claim, found: list[SavedRun], words: list
 def test_a_run_that_would_be_refused_is_not_offered(
     claim: Claim, found: list[SavedRun]
 ):
-    """What a run keeps differs, so that adopting it is refused next."""
+    """What a run keeps differs, so an adoption would be refused next."""
     with pytest.raises(OtherRun) as refused:
         decide(claim, found)
     for offer in ("(--adopt", "give --adopt", "add --adopt"):
@@ -267,7 +267,7 @@ ODD |= {"init": None, "data.pack": True, "optimizer.learning_rate": 1e-05}
 
 @pytest.mark.parametrize("value", ["--seed 5", "", "a (b) #c"])
 def test_the_settings_of_an_error_can_be_pasted(value: str, tmp_path: Path):
-    """Into a shell, with the command as its parser reads it."""
+    """The test pastes them into a shell, and the command's parser reads them."""
     there = {**ODD, "train.only": value}
     here: dict[str, Any] = dict.fromkeys(there, "other")
     found = replace(A, settings=there)
@@ -280,7 +280,7 @@ def test_the_settings_of_an_error_can_be_pasted(value: str, tmp_path: Path):
     config, _ = parse(["tiny", "--run-dir", str(tmp_path), *words])
     read = flat_values(config)
     assert {name: read[name] for name in there} == there
-    # and where the run directory holds another run
+    # the same if the run directory holds another run
     previous: Any = SimpleNamespace(config=config)
     now = replace(config, train=TrainConfig())
     with pytest.raises(BadInput) as refused:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a model in a folder of Hugging Face, which begin with its weights."""
+"""Runs of a model in a Hugging Face folder start with its weights."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The model of the small plans, saved with weights that no seed gives."""
+    """The folder of the small plans' model, with weights that no seed gives."""
     rng = np.random.default_rng(0)
     path = tmp_path / "small"
     path.mkdir()
@@ -89,7 +89,7 @@ def test_a_run_is_exported_as_it_was_saved(
     for name, entry in saved.entries.items():
         if name.startswith("params."):
             found = weights(name.removeprefix("params."), entry.shape)
-            # rows that pad the vocabulary are nobody's
+            # rows that pad the vocabulary are unspecified
             rows = MODEL_CONFIG.vocab_size if name.endswith("table") else None
             np.testing.assert_array_equal(found[:rows], saved.read(entry)[:rows])
     began = FolderWeights(folder)("embedding.table", (384, 16))
@@ -157,7 +157,7 @@ ALL_TENSORS = {
 
 
 def with_index(folder: Path, where: object) -> None:
-    """Write an index, and take from the file the tensor that it would name last."""
+    """Write an index, and drop the tensor of the last entry from the file."""
     told = {"metadata": {}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(told))
     file = folder / "model.safetensors"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on machines that join by themselves, and what tries to join it besides.
+"""A run on machines that join by themselves, and unwanted attempts to join.
 
-One run of six steps for all tests: between its steps strangers call, a machine is
+One run of six steps serves all tests. Between its steps, strangers call, a machine is
 switched off, joins again, and a worker is killed. It trains as if it had only its own
 processes.
 """
@@ -40,25 +40,25 @@ from tests.training.test_workers import losses, set_environment
 
 PATIENCE_S = 120.0
 ADDRESSES = {"left": "127.0.0.1", "right": "127.0.0.2"}
-SLOW_S = 1.0  # for all of a hello, to see that it ends
+SLOW_S = 1.0  # for a whole hello, to see that it ends
 
 
 class JoinedRun:
-    """The run, the machines in it, and what became of who called besides.
+    """The run, its machines, and the outcome of each other call.
 
-    One machine has its token from standard input, the other from a file.
+    One machine gets its token from standard input, the other from a file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.run_dir, self._folder = folder / "run", folder
         self.machines: dict[str, subprocess.Popen[str]] = {}
-        self.first: dict[str, str] = {}  # tokens that were used first
-        self.came_of: dict[str, str] = {}  # of each call
+        self.first: dict[str, str] = {}  # the first token of each node
+        self.came_of: dict[str, str] = {}  # the outcome of each call
         self.code = -1
         self.tokens_seen = set[str]()
 
     def join(self, node: str) -> None:
-        """Start a machine with the token of now; its output goes on."""
+        """Start a machine with the current token; its output is appended."""
         now = told(self.run_dir)[node]
         self.first.setdefault(node, now.token)
         self.tokens_seen.add(now.token.strip())
@@ -86,7 +86,7 @@ class JoinedRun:
         return found
 
     def call_all(self) -> None:
-        """While both machines are there."""
+        """Make all calls while both machines are connected."""
         for name, call in CALLS.items():
             self.came_of[name] = what_came_of(lambda call=call: call(self))
 
@@ -99,13 +99,13 @@ class JoinedRun:
     def join_again(self) -> None:
         for name, call in CALLS_AS_THE_MISSING.items():
             self.came_of[name] = what_came_of(lambda call=call: call(self))
-        # the last of them was a good join, which has to be over
+        # its last call was a good join, which has to end first
         wait_until(lambda: "has to join again" in self.log())
         self.join("right")
         wait_until(lambda: self.has_joined("right", 2), PATIENCE_S)
 
     def warn(self) -> None:
-        """As Kubernetes does before it takes a pod away."""
+        """Send SIGTERM, as Kubernetes does before it stops a pod."""
         self.machines["right"].terminate()
         wait_until(lambda: "SIGTERM on right" in self.log())
 
@@ -130,7 +130,7 @@ class JoinedRun:
         return dial_pinned(now.address, pinned, time.monotonic() + PATIENCE_S)
 
     def said(self, data: bytes, node: str = "left"):
-        """What the run answers to a hello with a good proof; the stream goes on."""
+        """Return the stream and the run's answer to a hello with a valid proof."""
         key, stream = self.joining_as(node).token, self.stream(node)
         end_s = time.monotonic() + PATIENCE_S
         nonce = read(stream, words.NONCE_BYTES, end_s)
@@ -210,7 +210,7 @@ def oversized(run: JoinedRun) -> str:
 
 
 def slow(run: JoinedRun) -> str:
-    """It begins, and never ends: at first without TLS, then within."""
+    """A caller that starts and never ends: first without TLS, then within it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(words, "JOIN_S", SLOW_S)
         with socket.create_connection(_end(run)) as silent:
@@ -231,7 +231,7 @@ def slow(run: JoinedRun) -> str:
 
 
 def http_server(run: JoinedRun) -> None:
-    """A machine that calls what is no run."""
+    """Let a machine call a server that is no run."""
     found, address = listen("127.0.0.1:0")
 
     def answer() -> None:
@@ -260,7 +260,7 @@ def garbage_after_joining(run: JoinedRun) -> str:
 
 
 def in_a_crowd(run: JoinedRun) -> str:
-    """As many that only connect as there may be, and more."""
+    """Join while more connections are idle than the run allows."""
     crowd = [socket.create_connection(_end(run)) for _ in range(80)]
     try:
         return garbage_after_joining(run)
@@ -300,7 +300,7 @@ CALLS: dict[str, Callable[[JoinedRun], str | None]] = {
 CALLS_AS_THE_MISSING: dict[str, Callable[[JoinedRun], str | None]] = {
     "garbage after joining": in_a_crowd,
 }
-# what is said to each, of which what came of it has all
+# the words that the outcome of each call must contain
 SAID = {
     "wrong token": ["BadInput", "got: a wrong token", "start of the run", "its file"],
     "used token": ["BadInput", "a token of left that was used before", "allowed: a"],
@@ -341,7 +341,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Joine
 
         after_steps(patched, lambda done: to_do.pop(done, lambda: None)())
         options = ["--launcher", "join", "--join.address", "127.0.0.1:0"]
-        # all is there before the run is begun: it waits
+        # the run waits for all machines before it starts
         starting = threading.Thread(target=run.join_all)
         starting.start()
         try:
@@ -369,7 +369,7 @@ def test_machines_that_go_and_come_are_lost_and_taken_in_like_others(run: Joined
     parts = ("worker 'left'", "right", "right", "right")
     for (_, _, reason), part in zip(told, parts, strict=True):
         assert part in reason
-    assert run.output("left").count("joined as") == 1  # its worker alone was killed
+    assert run.output("left").count("joined as") == 1  # only its worker was killed
     assert run.output("left").endswith("the run is over\n")
     assert run.machines["left"].returncode == 0
 
@@ -399,7 +399,7 @@ def test_a_slow_hello_ends_at_its_limit_however_it_is_dribbled(run: JoinedRun):
 def test_tokens_are_in_files_of_the_owner_alone_and_nowhere_else(run: JoinedRun):
     assert len(run.tokens_seen) == 3
     folder = run.run_dir / "join"
-    assert not [*folder.glob("*.token")]  # none is left that could be of use
+    assert not [*folder.glob("*.token")]  # no usable token is left
     for path in (folder, *folder.iterdir()):
         assert path.stat().st_mode & 0o077 == 0
     for path in run.run_dir.parent.rglob("*"):

@@ -40,7 +40,7 @@ def test_a_journal_that_is_not_there_is_empty(tmp_path: Path):
 
 
 def test_who_may_not_write_drops_no_lines_of_another(tmp_path: Path):
-    """A run that was paused goes back, or begins, when its directory is another's."""
+    """A paused run rolls back, or starts, after another run took its directory."""
     path, is_over = tmp_path / "j.jsonl", False
 
     def may_write() -> None:

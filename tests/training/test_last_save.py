@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run ends with its last step saved: each save is waited for, whatever fails."""
+"""A run ends with its last step saved; it waits for each save, despite failures."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from hetjax.training.settings.config import EvaluationConfig, RunConfig
 
 @dataclass
 class _Driver:
-    """The run after its last step; of its saves the first ones fail."""
+    """The driver after the last step; its first `num_failing` saves fail."""
 
     num_failing: int
     saved: int | None = None

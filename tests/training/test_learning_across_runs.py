@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run measured is known to `simulate`, `plan` and the next run, if it was real.
+"""`simulate`, `plan` and the next run use a run's measurements if it was real.
 
-Oracle: the measured time that was put in.
+The oracle is the measured time that the test put in.
 """
 
 import json
@@ -38,7 +38,7 @@ def settings(directory: Path, name: str = "run", **changes: Any) -> RunConfig:
 
 
 def learn(config: RunConfig, times: float = 3.0) -> float:
-    """Let the run measure two steps that take so many times as long as modelled."""
+    """Let the run measure two steps that take `times` as long as the model says."""
     plain = replace(config, simulate=True, run_dir=config.run_dir / "nowhere")
     usual_s = predict_step(plain, MODEL, ONE_STAGE, CLUSTER).step_time_s
     for _ in range(2):
@@ -85,8 +85,8 @@ def test_a_run_goes_on_from_what_it_began_with_and_keeps_its_own_steps_only(
     later = settings(tmp_path, "later")
     learn(later)
     own = json.loads((later.run_dir / "calibration.json").read_text())
-    assert len(own["steps"]) == 4  # those of the first run, too
-    assert len(json.loads(kept_file().read_text())["steps"]) == 4  # none twice
+    assert len(own["steps"]) == 4  # with those of the first run
+    assert len(json.loads(kept_file().read_text())["steps"]) == 4  # each only once
 
 
 def test_simulated_devices_neither_write_nor_read(tmp_path: Path):
@@ -109,7 +109,7 @@ def test_a_run_can_be_told_to_begin_with_nothing_or_with_a_file(tmp_path: Path):
     assert not read_run_calibration(without, CLUSTER).observations
     given = settings(tmp_path, "given", calibration=file)
     assert read_run_calibration(given, CLUSTER).source == str(file)
-    kept_file().write_text("damaged")  # which is then not looked at
+    kept_file().write_text("damaged")  # it is not read then
     assert read_run_calibration(without, CLUSTER).source == ""
     missing = settings(tmp_path, "missing", calibration=tmp_path / "no.json")
     with pytest.raises(BadInput, match="no.json"):

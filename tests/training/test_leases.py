@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs on one directory: one trains, the other says why it does not."""
+"""Two runs on one directory: one trains, the other one says why it does not."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def lease_names(run_dir: Path) -> list[str]:
 
 
 def attempts(run_dir: Path) -> list[int]:
-    """The start that each checkpoint is of, by step."""
+    """Return the start that each checkpoint belongs to, by step."""
     found = sorted(run_dir.glob("checkpoints/*/*/manifest.json"))
     names = [json.loads(path.read_text())["host"]["attempt"] for path in found]
     return [int(name, 16) >> 32 for name in names]
@@ -45,7 +45,7 @@ def test_each_start_has_a_greater_number_which_its_checkpoints_carry(tmp_path: P
 def test_a_run_that_another_machine_has_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its lock says nothing here, as on many shared file systems."""
+    """The lock says nothing here, as on many shared file systems."""
     preset = small_preset(tmp_path)
     run_dir = preset.config.run_dir
     run_dir.mkdir()
@@ -62,7 +62,7 @@ def test_a_run_that_another_machine_has_is_refused(
 def test_directory_and_store_of_a_lost_machine_are_waited_for_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As after a container is killed: the next one cannot tell whether it lives."""
+    """As after a killed container: the next one cannot tell whether it is alive."""
     lease_s, notes = 2.0, list[str]()
     storage = CheckpointStorage(directory="", cloud=str(tmp_path / "store"))
     store = storage.store()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers whose own machines are about to go, each with a metadata server of its own.
+"""Workers whose machines are about to go, each with its own metadata server.
 
-That a worker is on another machine than the controller is told by its address.
+The address of a worker tells that it is on another machine than the controller.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ ELSEWHERE = {"left": "127.0.0.2", "right": "127.0.0.3"}
 
 
 def halves(run_dir: Path, cache: Path) -> list[str]:
-    """Each node has half of the layers, and nothing is saved on any disk."""
+    """Return the words of a run with half of the layers per node and no saves."""
     return training(run_dir, cache, "--checkpoint.every", "0", of=ONE_REPLICA)
 
 
@@ -46,7 +46,7 @@ def halves(run_dir: Path, cache: Path) -> list[str]:
 def machines(
     patched: pytest.MonkeyPatch, addresses: dict[str, str]
 ) -> Iterator[dict[str, Cloud]]:
-    """Start workers at these addresses; what each one's metadata server says."""
+    """Start workers at these addresses; yield the metadata server of each."""
     with ExitStack() as stack:
         clouds, places = {}, {}
         for worker, address in addresses.items():
@@ -85,7 +85,7 @@ def test_a_worker_whose_machine_goes_hands_over_and_the_others_go_on(
         "Google Compute Engine: node 'left' leaves in 30 s" in capsys.readouterr().out
     )
     (recovered,) = events(run_dir, "recovered")
-    # nobody else had its layers, and no disk
+    # no other worker and no disk had its layers
     assert recovered["bytes"].keys() == {"memory", "peer"}
     assert recovered["lost_steps"] == 0 < recovered["bytes"]["peer"]
     assert (recovered["step"], recovered["gone"]) == (EVERY, [])
@@ -93,7 +93,7 @@ def test_a_worker_whose_machine_goes_hands_over_and_the_others_go_on(
     for node in NODES:
         log = (run_dir / LOGS / f"{node}.log").read_text()
         assert log == "ended with code 0\n"
-    assert clouds["right"].num_asked == 0  # that machine is the controller's to watch
+    assert clouds["right"].num_asked == 0  # the controller watches that machine
     assert not processes_of(run_dir)
 
 
@@ -151,5 +151,5 @@ def test_a_node_whose_worker_does_not_start_again_is_left_out(
     assert "node right was lost 3 times" in capsys.readouterr().out
     assert losses(run_dir)[-1] == pytest.approx(whole[-1], rel=1e-5)
     (recovered,) = events(run_dir, "recovered")
-    assert recovered["step"] == 0  # its layers were nowhere else
+    assert recovered["step"] == 0  # no other place had its layers
     assert nodes_of(run_dir) == {"left"}

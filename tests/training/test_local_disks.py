@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that keep checkpoints on disks of their own, of which one is replaced."""
+"""Workers that keep checkpoints on their own disks, one of which is replaced."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("environment")
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """A run that stopped at step 3, its disks and its store."""
+    """A run that stopped at step 3, with its disks and its store."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patched:
         set_environment(patched)
@@ -42,7 +42,7 @@ def copied(stopped: Path, folder: Path) -> Path:
 
 
 def wipe(folder: Path) -> int:
-    """Take a disk away that holds something; the bytes of its newest step."""
+    """Remove a disk that holds checkpoints; return the bytes of its newest step."""
     disks = [disk for disk in (folder / "disks").iterdir() if [*disk.glob("step_*")]]
     step = max(disks[0].glob("step_*"))
     num_bytes = sum(f.stat().st_size for f in step.glob("*/state*/*/c*"))
@@ -88,7 +88,7 @@ def test_a_run_outlives_a_full_disk_a_lost_one_and_with_two_copies_another(
     assert main(mirrored) == 0
     assert losses(folder / "run") == whole
     _, from_store, from_disk = events(folder / "run", "restored")
-    # replicas need it each; all else is on the disk that is left
+    # each replica needs the lost leaves; the remaining disk has all others
     found = from_store["bytes"]
     assert found["cloud"] >= lost_bytes > 0 < found["disk"]
     assert (from_disk["step"], from_disk["bytes"].keys()) == (4, {"disk", "peer"})
@@ -111,7 +111,7 @@ def test_each_worker_reads_its_own_disk_and_others_give_the_rest_but_not_another
     own = json.loads((folder / "run/config.json").read_text())["run"]["id"]
     assert f"checkpoints of run {own} (step 3 in" in told and "--adopt" in told
     assert contents(folder / "disks") == disks
-    assert main(another) == 0  # with the settings that it was saved with
+    assert main(another) == 0  # the settings of the saved run
     assert f"resuming run {own} (step 3 in" in capsys.readouterr().out
     assert losses(folder / "another") == whole[-4:]
     (restored,) = events(folder / "another", "restored")
@@ -133,10 +133,10 @@ def test_a_store_slower_than_checkpoints_come_gets_the_same_steps_of_all(
     assert all({path.name for path in step.iterdir()} > {*NODES} for step in there)
     assert all((step / "COMMIT").exists() for step in there)
     assert there[-1].name == "step_00000008"
-    assert 2 <= len(there) < 8  # some were left out, by all of them
+    assert 2 <= len(there) < 8  # all workers left out some steps, the same ones
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """All but who holds the folder."""
+    """Return the content of all files but the leases."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {p: p.read_bytes() for p in files if LEASES not in p.parts}

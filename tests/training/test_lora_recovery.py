@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs with adapters on workers: what each reads, and what a killed one comes back to.
+"""Runs with adapters on workers: what each reads, and recovery after a kill.
 
-What is frozen is no state: a new worker reads it where the run began, as the first one
-did, and has the adapters from who still has them.
+Frozen weights are no state. A new worker reads them from where the run started, and
+gets the adapters from the workers that still have them.
 """
 
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ from tests.training.small import events
 from tests.training.test_workers import losses, set_environment
 
 LORA = ["--lora.rank", "2", "--optimizer.learning-rate", "3e-4"]
-PAGES_BYTES = 2 * 65536  # around what is read, at either end of it
+PAGES_BYTES = 2 * 65536  # pages around the bytes read, at either end
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that nothing happened to, and what its workers read of the file."""
+    """An undisturbed run, and the bytes of the file that its workers read."""
 
     run_dir: Path
     read_bytes: dict[str, int]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs with adapters: what is saved and exported, and that any plan goes on with it."""
+"""Runs with adapters: what is saved and exported, and that any plan resumes them."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ RANK, ALPHA = 2, 6.0
 
 
 def preset_of(directory: Path, inner_size: int = 32, **changes: object) -> Preset:
-    """A run of three steps on weights that no seed gives, with adapters."""
+    """Return a run of three steps with adapters, on weights that no seed gives."""
     sizes = replace(MODEL_CONFIG, inner_size=inner_size)
     folder = directory / "small"
     if not folder.exists():
@@ -80,7 +80,7 @@ def test_adapters_and_their_optimizer_state_are_all_that_is_saved(done: Preset):
     arrays = [entry for entry in saved.entries.values() if entry.shape]
     assert arrays and all("_lora_" in entry.name for entry in arrays)
     dims = {"q": 32, "k": 32, "v": 32, "out": 32, "gate": 48, "up": 48, "down": 48}
-    expected = 2 * RANK * sum(dims.values())  # of two blocks, each in + out wide
+    expected = 2 * RANK * sum(dims.values())  # two blocks; each dim is in + out
     weights = [entry for entry in arrays if entry.name.startswith("params.")]
     assert sum(int(np.prod(entry.shape)) for entry in weights) == expected
 
@@ -159,7 +159,7 @@ def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounde
     tmp_path: Path,
 ):
     lora = LoraConfig(rank=RANK, alpha=ALPHA, frozen="nf4")
-    wide = 128  # two blocks of 64, which two devices share
+    wide = 128  # two quantisation blocks of 64, shared by two devices
     whole = preset_of(tmp_path / "whole", wide, lora=lora)
     assert trained(whole) == 0
     first = preset_of(tmp_path / "parts", wide, lora=lora, stop_after=1)
@@ -188,7 +188,7 @@ def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounde
         factors[f"base_model.model.{name.removesuffix('.weight')}.lora_{x}.weight"]
         for x in "AB"
     )
-    rounded = brute_force("nf4", base[name].T, 1).T  # ours has its inputs first
+    rounded = brute_force("nf4", base[name].T, 1).T  # our layout has inputs first
     assert np.abs(rounded - base[name]).max() > 0.01
     np.testing.assert_allclose(
         merged[name], rounded + ALPHA / RANK * (b @ a), rtol=0, atol=1e-5
@@ -216,7 +216,7 @@ def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounde
 def test_adapters_over_rounded_weights_say_to_what_they_belong(
     done: Preset, tmp_path: Path
 ):
-    """Without the training: `nightly` has a run over rounded weights."""
+    """This test trains nothing: `nightly` has a run over rounded weights."""
     run_dir = tmp_path / "run"
     shutil.copytree(done.config.run_dir, run_dir)
     words = [str(run_dir), "--to"]
@@ -282,7 +282,7 @@ def test_a_run_with_adapters_over_random_weights_warns_before_it_looks_for_devic
 def test_settings_of_generation_are_kept_as_they_are_with_their_tokenizer(
     done: Preset, tmp_path: Path
 ):
-    """Of another tokenizer all but the ids of tokens are kept."""
+    """With another tokenizer, all settings except token ids are kept."""
     run_dir, first = done.config.run_dir, Path(done.config.model)
     settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "x": [1]}
     ids = {"eos_token_id": [7, 9], "pad_token_id": 7, "bos_token_id": 3}
@@ -331,7 +331,7 @@ def test_a_part_alone_is_trained_and_the_whole_is_exported(tmp_path: Path):
 
 
 def test_a_checkpoint_of_another_model_is_not_filled_up_from_the_folder(tmp_path: Path):
-    """As that of a run whose tied folder was given a head of its own afterwards."""
+    """Such is the checkpoint of a run whose tied folder got its own head afterwards."""
     chosen = preset_of(tmp_path, lora=LoraConfig())
     named = {
         f"{spec.path}.{name}": None

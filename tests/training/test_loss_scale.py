@@ -23,12 +23,12 @@ from tests.training.small import MODEL, ONE_STAGE, but, events, lines, small_pre
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
-# gradients of the logits are near 1 for some token: times 2**24 they are past 65504
+# some gradients of the logits are near 1: times 2**24, they exceed 65504
 FIRST, GROWTH_INTERVAL = 2.0**24, 2
 
 
 def in_float16(plan: Plan, replica: int, stage: int) -> Plan:
-    """The plan with one stage of one replica in float16, all others as they were."""
+    """Return the plan with one stage of one replica in float16, others unchanged."""
     replicas = [*plan.replicas]
     stages = [*replicas[replica].stages]
     stages[stage] = replace(stages[stage], precision="float16")
@@ -47,7 +47,7 @@ def scaled_preset(folder: Path, **changes: Any) -> Preset:
 
 
 def trained(run_dir: Path) -> list[dict[str, Any]]:
-    """What metrics.jsonl says of each step but its speed."""
+    """Return the lines of metrics.jsonl of all steps, without times."""
     found = lines(run_dir / "metrics.jsonl")
     return [
         {name: value for name, value in line.items() if not name.endswith("_s")}
@@ -57,7 +57,7 @@ def trained(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def assert_scales_follow_from_skips(steps: list[dict[str, Any]], first: float) -> None:
-    """By the rule in words: half after a bad step, twice after so many good ones."""
+    """Assert the rule: half after a bad step, twice after GROWTH_INTERVAL good ones."""
     scale, good = first, 0
     for line in steps:
         assert line["loss_scale"] == scale, line
@@ -73,7 +73,7 @@ def assert_scales_follow_from_skips(steps: list[dict[str, Any]], first: float) -
 def test_a_scale_halves_after_a_bad_step_and_doubles_after_so_many_good_ones(step: int):
     now = LossScale(64.0, since=3)
     assert now.after(step, False, 10) == LossScale(32.0, step + 1)
-    then = {3: now, 12: LossScale(128.0, 13)}[step]  # the tenth good step is 12
+    then = {3: now, 12: LossScale(128.0, 13)}[step]  # 12 is the tenth good step
     assert now.after(step, True, 10) == then
 
 
@@ -88,13 +88,13 @@ def test_a_run_that_goes_back_has_the_scale_of_then():
     scaling.on_step(2, commit(1.0, 32.0))
     scaling.on_step(3, commit(1.0, 32.0))
     assert scaling.now == LossScale(64.0, 4)
-    scaling.on_restored(Restored(step=4))  # that is what workers had in memory
+    scaling.on_restored(Restored(step=4))  # the state that workers had in memory
     assert scaling.now == LossScale(64.0, 4)
     scaling.on_restored(Restored(step=2, host=of_step_2))
     assert scaling.now == LossScale(32.0, 1)
     scaling.on_restored(Restored(step=0))
     assert scaling.now == LossScale(64.0, 0)
-    scaling.on_step(0, commit(math.inf, None))  # of a plan without float16
+    scaling.on_step(0, commit(math.inf, None))  # a plan without float16
     assert scaling.now == LossScale(64.0, 1)
 
 
@@ -109,7 +109,7 @@ def test_a_run_skips_what_overflows_and_goes_on_bit_equal_after_a_stop(tmp_path:
     assert_scales_follow_from_skips(steps, FIRST)
     bad = [line["step"] for line in steps if "skipped" in line]
     assert bad[0] == 1 and len(bad) < 14, "all begin too large, and some are good"
-    # it is stopped while it counts good steps
+    # stop it while it counts good steps
     good = [
         a for a, b in zip(bad, bad[1:], strict=False) if b - a == GROWTH_INTERVAL + 1
     ]
@@ -148,7 +148,7 @@ def test_workers_skip_together_and_go_on_with_the_scale_and_its_count(
     assert [line["step"] for line in steps] == list(pair.STEPS)
     assert_scales_follow_from_skips(steps, 65536.0)
     assert "skipped" in steps[0]
-    # and so they do where one of them is killed after a step that was skipped
+    # the same if one of them is killed after a skipped step
     killed = tmp_path / "killed"
     pair.between_steps(monkeypatch, lambda: pair.kill(killed, "right"))
     assert main(pair.training(killed, cache, *options, of=plan)) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function is called as a model if a person named it, never because a file does."""
+"""A function is called as a model only if a person named it, never for a file."""
 
 import json
 import os
@@ -52,7 +52,7 @@ nothing = 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the module, the file of what it did, and a run of its model."""
+    """A folder with the module, the file in which it records calls, and a run."""
     folder = tmp_path_factory.mktemp("code")
     code = MODULE.format(*[str(folder / "did.txt")] * 2)
     (folder / "somebodys_model.py").write_text(code)
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.syspath_prepend(str(folder))
         shutil.copyfile(LICENCE, folder / "text.txt")
         write_plan(folder / "plan.json", replace(ONE_REPLICA, model=NAME))
-        assert train(training(folder)) == 0  # it is typed
+        assert train(training(folder)) == 0  # a person typed its name
         yield folder
     sys.modules.pop("somebodys_model", None)
 
@@ -76,7 +76,7 @@ def training(folder: Path, *more: str) -> list[str]:
 
 @pytest.fixture
 def did(folder: Path) -> Callable[[], str]:
-    """Says what the module has done in this test."""
+    """A function that returns what the module has done in this test."""
     sys.modules.pop("somebodys_model", None)
     path = folder / "did.txt"
     path.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ def test_what_gives_no_model_is_refused(name: str, folder: Path):
 def test_a_worker_that_was_told_so_calls_no_function_that_its_controller_names(
     only_code: str, folder: Path, did: Callable[[], str]
 ):
-    """It gets the settings of the run, and has joined it by itself."""
+    """The worker has joined by itself and gets the settings of the run."""
     run_dir = folder / "run"
     told = {
         "config": json.loads((run_dir / "config.json").read_text())["config"],

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose masters are on the host has the losses of one that keeps them on its
-devices, and goes on from its checkpoints; who asks for what nobody does is told."""
+"""A run with its masters on the host has the losses of one with them on devices.
+
+Checkpoints move between the two. Settings that no planner would follow are refused.
+"""
 
 from dataclasses import replace
 from pathlib import Path

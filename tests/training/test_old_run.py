@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run directory that hetjax wrote in November 2026 goes on as if nothing had changed.
+"""A run directory that hetjax wrote in November 2026 resumes without any difference.
 
 `runs/2026_11.tar.xz` is the run of `small_preset`, stopped after 5 of 10 steps by the
-code before rooms, settings and recovery were renamed; `LOSSES` are those of the same
-run in one go, by the same code.
+code before rooms, settings and recovery were renamed. `LOSSES` are those of the same
+run by the same code without a stop.
 """
 
 import tarfile

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's model on the run's plan finds what it finds on one device, with the weights
-of the same checkpoint."""
+"""A run's model on the run's plan gives the results of one device.
+
+Both use the weights of the same checkpoint.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -40,7 +42,7 @@ from tests.training.small import (
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
-# the first stage cuts its microbatches over two devices, which hold the same weights
+# the first stage splits its microbatches over two devices with the same weights
 DATA_FIRST = plan(
     Replica(
         num_microbatches=3,
@@ -54,14 +56,17 @@ DATA_FIRST = plan(
 
 
 def small_moe() -> LlamaConfig:
-    """Experts that turn many tokens away in training."""
+    """Return a config whose experts drop many tokens in training."""
     routing = Routing(num_experts=4, top_k=2, capacity_factor=0.5)
     return replace(MODEL_CONFIG, name="small-moe", max_seq_len=64, routing=routing)
 
 
 def trained(folder: Path, of: Plan, inner_size: int = 32, **changes: Any) -> Path:
-    """The directory of a run that has taken two steps, of a model with room for texts
-    longer than those it learns from, and weights that no seed gives."""
+    """Return the directory of a run that has taken two steps.
+
+    Its model has room for texts longer than the training texts, and weights that no
+    seed gives.
+    """
     config = replace(MODEL_CONFIG, max_seq_len=64, inner_size=inner_size)
     model = folder / "model"
     model.mkdir(parents=True)
@@ -81,7 +86,7 @@ def trained(folder: Path, of: Plan, inner_size: int = 32, **changes: Any) -> Pat
 
 
 def windows() -> list[Window]:
-    """Of many lengths, with few and many tokens that count."""
+    """Return windows of many lengths, with few and many tokens that count."""
     rng, found = np.random.default_rng(3), list[Window]()
     for number in range(8):
         length = int(rng.integers(2, 40))
@@ -102,7 +107,7 @@ def both(run_dir: Path, **asked: Any) -> tuple[TrainedModel, TrainedModel]:
 
 
 def check_same(run_dir: Path, **asked: Any) -> None:
-    """Tokens are equal, log-likelihoods to 1e-5."""
+    """Assert that tokens are equal, and log-likelihoods to 1e-5."""
     ours, theirs = both(run_dir, **asked)
     with ours:
         found, expected = (log_likelihoods(m, windows()) for m in (ours, theirs))

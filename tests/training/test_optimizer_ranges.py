@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules, bits of state and corners of ranges: refused, or steps of sane size."""
+"""All rules, state bits and corners of ranges: refused, or steps of sane size."""
 
 import re
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ CORNERS: dict[str, tuple[float, ...]] = {
     "beta1": (0.0, 0.9, MOST),
     "beta2": (0.0, 0.95, MOST),
 }
-# per step, in learning rates: far above what any rule makes of gradients of norm 1, far
-# below what a division by epsilon makes
+# Per step, in learning rates: far above the update of any rule for gradients of norm 1,
+# far below a division by epsilon.
 MOST_RATES = 100
 SETTING = re.compile(r"--optimizer\.([a-z0-9-]+) ([\w.-]+)")
 
@@ -51,7 +51,11 @@ def corners(name: Any, bits: Any) -> Iterator[OptimizerConfig]:
 
 
 def gradients() -> Iterator[dict[str, np.ndarray]]:
-    """Of norm 1, as if clipped; none, as of rare tokens; of all sizes; of few rows."""
+    """Yield gradients of four forms.
+
+    They have norm 1, as if clipped; are zero, as for rare tokens; have values of all
+    sizes; or have few nonzero rows.
+    """
     rng = np.random.default_rng(0)
     drawn = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
     norm = np.sqrt(sum(np.sum(g**2) for g in drawn.values()))
@@ -63,7 +67,7 @@ def gradients() -> Iterator[dict[str, np.ndarray]]:
 
 
 def most_rates(config: OptimizerConfig) -> float:
-    """By how many learning rates a step changes a weight at most, beyond decay.
+    """Return the largest change of a weight in a step, in learning rates, beyond decay.
 
     Adafactor's rates are relative to the size of a parameter.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that do not exist: every command names the nearest, and only those."""
+"""Unknown options: every command names the nearest ones, and only those."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +22,7 @@ COMMANDS = [
 def refusal(
     main: Main, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> dict[str, str]:
-    """Return what the command says of bad input, by its part."""
+    """Return the parts of the command's message on bad input, by name."""
     assert main(arguments) == 2
     _, *lines = capsys.readouterr().err.splitlines()
     return {part: text for part, _, text in (line.partition(": ") for line in lines)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on packed rows: over processes, on other plans, stopped and gone on with."""
+"""A run on packed rows: over processes, on other plans, stopped and resumed."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.training.small import (
 
 
 def _of_rows(tmp_path: Path, of: Plan = TWO_REPLICAS, **changes: object) -> Preset:
-    """The small run on two files of short prompts, unlike in length."""
+    """Return the small run on two files of short prompts with unlike lengths."""
     tmp_path.mkdir(exist_ok=True)
     for name, times in ("a", 1), ("b", 3):
         rows = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster and which plan: the order of preference."""
+"""The order of preference for clusters and plans."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan fits its model however either was named, and no other model."""
+"""A plan fits its model, whichever way each was named, and no other model."""
 
 import json
 import shlex
@@ -65,7 +65,7 @@ def only_quick_searches(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The same model under each way of naming it; and another model."""
+    """The names of the same model in each form, and the name of another model."""
     folder = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODEL_CONFIGS, "own-preset", replace(CONFIG, name="own-preset"))
@@ -118,7 +118,7 @@ def settings(name: str, folder: Path, **changes: Any) -> RunConfig:
 def chosen(
     name: str, folder: Path, plan: Plan | Path | None = None, **changes: Any
 ) -> Plan:
-    """The plan that a run of the model would follow."""
+    """Return the plan that a run of the model would follow."""
     given = plan if isinstance(plan, Plan) else None
     config = settings(name, folder, plan=None if given else plan, **changes)
     model, cluster = load_named(config.model), load_cluster(SIX)
@@ -140,7 +140,7 @@ def by_find_plan(name: str, folder: Path) -> Path:
 
 
 def of_a_run(name: str, folder: Path) -> Path:
-    """As a run writes the plan that it follows."""
+    """Write the plan that a run follows, as the run does."""
     write_plan(folder / "plan.json", chosen(name, folder))
     return folder / "plan.json"
 
@@ -152,7 +152,7 @@ def by_simulate(name: str, folder: Path) -> Path:
     return path
 
 
-# both ways to search and, of namings, two that say what layers there are: first
+# Short test runs take the first three: both ways to search, three of the namings.
 SEARCHES = [("folder", by_command), ("function", by_find_plan), ("toml", by_find_plan)]
 _ALL = product(NAMINGS, (by_command, by_find_plan))
 SEARCHES += [pair for pair in _ALL if pair not in SEARCHES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that the planner makes for random small clusters run as they are."""
+"""The planner's plans for random small clusters run unchanged."""
 
 import jax
 import numpy as np
@@ -54,7 +54,7 @@ def found_plan(request: PlanRequest) -> Plan:
 
 
 def devices_of(cluster: Cluster) -> dict[str, list[jax.Device]]:
-    """Devices of their own for every node."""
+    """Return separate devices for every node."""
     left = iter(jax.devices())
     return {
         node.name: [next(left) for _ in range(node.count)] for node in cluster.nodes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`train` plans by itself, the same plan every time, and only what fits into memory."""
+"""`train` plans by itself, always the same plan, and only what fits into memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ TWO = Cluster(
 
 
 def measurements(device: str) -> list[Measurement]:
-    """A second for each kind of layer."""
+    """Return measurements of one second for each kind of layer."""
     return [
         Measurement(
             device=device,
@@ -68,8 +68,8 @@ PROFILE = Profile(
 
 @pytest.fixture
 def planning(tmp_path: Path) -> Preset:
-    """A preset without a plan, whose planner is our own."""
-    jax.local_devices()  # all 16, before a run simulates no more than it needs
+    """A preset without a plan that uses hetjax's own planner."""
+    jax.local_devices()  # all 16, before a run simulates only what it needs
     return but(replace(small_preset(tmp_path), plan=None), planner="hetjax")
 
 

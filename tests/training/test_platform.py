@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which runs are refused on the CPU of a machine that has a GPU.
 
-The machine is a folder with the GPU's device file, and JAX's own setting, which all
-tests have, is taken away.
+The machine is a folder with the GPU's device file. JAX's own setting, which all tests
+have, is removed.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ def unused_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real(tmp_path: Path) -> Preset:
-    """A preset without a cluster, for the devices that are here."""
+    """A preset without a cluster, for the devices of this machine."""
     return replace(but(small_preset(tmp_path), simulate=False), cluster=None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.preempt`: what a run hears of it, and what is refused."""
+"""`python -m hetjax.preempt`: what a run hears from it, and what is refused."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.training.small import SIX
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """What the command looks at in the directory of a run of `tiny`."""
+    """The parts of a `tiny` run's directory that the command reads."""
     path = tmp_path / "run"
     path.mkdir()
     (path / "config.json").write_text("{}")
@@ -68,7 +68,7 @@ def test_what_is_no_run_directory_is_refused(
     said = refused(capsys, str(tmp_path / name))
     assert "allowed: the directory of a run" in said
     found = f"no config.json in {str(tmp_path / name)!r}"
-    assert len(name) > 4000 or found in said  # else it is cut short
+    assert len(name) > 4000 or found in said  # else the name is shortened
     assert list((tmp_path / "empty").iterdir()) == []
 
 
@@ -83,7 +83,7 @@ def test_a_node_that_the_run_does_not_have_is_refused(
 def test_a_directory_that_cannot_be_written_is_refused(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ):
-    # a folder in the draft's place: permissions would not stop the superuser
+    # a folder in place of the temporary file, as permissions would not stop root
     (run_dir / f".preempt.{os.getpid()}.tmp").mkdir()
     assert "cannot be used" in refused(capsys, str(run_dir))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets are complete, valid and change only on purpose."""
+"""Presets are complete and valid, and change only on purpose."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,14 @@ from hetjax.training.settings.values import config_values
 GOLDEN = Path(__file__).parent / "golden"
 
 
-# experiments add theirs as soon as something imports them
+# experiments add their own presets when they are imported
 OWN = PRESETS.keys() - {*PUBLISHED, *CONFIGS}
 
 
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_the_settings_of_a_preset_are_those_on_record(name: str):
-    # on purpose? write the new values into the file, and the review sees them
+    # A change on purpose? Write the new values into the file, so that the review sees
+    # them.
     recorded = json.loads((GOLDEN / f"{name}.json").read_text())
     assert config_values(preset(name).config) == recorded
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see: plain lines, a live bar, and no warning lost."""
+"""What users see: plain lines, a live bar, and every warning."""
 
 import io
 import os
@@ -22,7 +22,7 @@ from hetjax.report.progress import Display, display, metrics_line
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
-CURSOR_BACK, ERASED = "\x1b[?25h", "\x1b[2K"  # what a terminal is told
+CURSOR_BACK, ERASED = "\x1b[?25h", "\x1b[2K"  # control sequences to a terminal
 STEP = {
     "step": 7,
     "loss": 2.5,
@@ -130,7 +130,7 @@ def test_compiling_many_programs_prints_the_first_and_every_quarter(
 
 
 def terminal() -> tuple[Console, io.StringIO]:
-    """A console on a terminal that is wide enough, and what it has shown."""
+    """Return a console on a wide terminal, and the stream that records its output."""
     screen = io.StringIO()
     return Console(file=screen, force_terminal=True, width=140), screen
 
@@ -147,7 +147,7 @@ def test_a_terminal_shows_the_same_numbers_in_one_moving_line(
         shown.note("[sample] 'x'")
     assert metrics_line(STEP, 100) in screen.getvalue()
     assert "[sample] 'x'" in screen.getvalue()
-    # the step's line stays, and is the only one
+    # the step's line stays, without repetition
     assert metrics_line(STEP, 100) in screen.getvalue().rpartition(ERASED)[2]
 
 
@@ -191,7 +191,7 @@ def test_a_line_moves_while_a_command_waits(monkeypatch: pytest.MonkeyPatch):
                 stack.enter_context(display(100)).doing("waiting")
             else:
                 stack.enter_context(progress.working("waiting"))
-            # nobody says anything from here on
+            # no message comes from here on
             while "0:00:02" not in screen.getvalue():
                 assert time.monotonic() - begin_s < PATIENCE_S, screen.getvalue()
                 time.sleep(0.1)
@@ -213,12 +213,12 @@ def test_without_a_terminal_work_is_told_in_lines(capfd: pytest.CaptureFixture[s
 def typed(arguments: list[str], stop_at: str | None = None) -> tuple[int, str]:
     """Run `train` on a terminal; return its exit code and all that was on the screen.
 
-    Ctrl-C is typed once `stop_at` is there.
+    Type Ctrl-C once `stop_at` is on the screen.
     """
     ours, theirs = os.openpty()
     words = [sys.executable, "-m", "hetjax.train", *arguments]
     env = os.environ | {"TERM": "xterm", "COLUMNS": "140"}
-    # what is started in the background ignores Ctrl-C, and so would what it starts
+    # a background process ignores Ctrl-C, and so would its children
     was = signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen(
         words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, process_group=0
@@ -243,7 +243,7 @@ def _read(terminal: int) -> bytes:
 
 
 def arguments_in(folder: Path) -> list[str]:
-    """Train `tiny` from nothing for two steps, with a plan to make, for one device."""
+    """Return the arguments to plan and train `tiny` for two steps on one device."""
     node = '[[node]]\nname = "a"\ndevice = "A10G"\ncount = 1\n'
     (folder / "one.toml").write_text(f'name = "one"\n{node}')
     said = f"--cluster {folder}/one.toml --run-dir {folder}/run --steps 2"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`train --launcher ray` on a Ray cluster of processes here, which dies in parts."""
+"""`train --launcher ray` on a Ray cluster of local processes, parts of which die."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from tests.training.small import events, lines
 from tests.training.test_workers import command
 
 STEPS = ["--steps", "2000", "--global-batch", "8", "--seq-len", str(SEQ_LEN)]
-# so small that rounding does not grow: how many steps there will be, nobody knows
+# so small that rounding does not grow over the unknown number of steps
 STEPS += ["--optimizer.learning-rate", "3e-4"]
 AT_ONCE = ["--planner", "even", "--evaluation.sample-tokens", "0"]
-MARK = "RAY_TEST_OF"  # in the environment of all that a test starts
+MARK = "RAY_TEST_OF"  # in the environment of all processes that a test starts
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def machine(name: str) -> dict[str, Any]:
 
 
 def until(run: subprocess.Popen[str], words: str) -> str:
-    """Read on until a line has these words."""
+    """Read lines until one contains these words; return it."""
     assert run.stdout is not None
     seen = []
     for line in run.stdout:
@@ -55,7 +55,7 @@ def until(run: subprocess.Popen[str], words: str) -> str:
 
 
 def actors() -> list[int]:
-    """The processes of this test's workers."""
+    """Return the processes of this test's workers."""
     mark, found = f"{MARK}={os.getpid()}".encode(), []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -68,7 +68,7 @@ def actors() -> list[int]:
 
 
 def trained(run_dir: Path) -> dict[int, float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     found = lines(run_dir / "metrics.jsonl")
     return {line["step"]: line["loss"] for line in found if "loss" in line}
 
@@ -95,7 +95,7 @@ def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
         until(run, "all are at step")
         machines.remove_node(right, allow_graceful=False)
         while "right" not in until(run, "all are at step"):
-            pass  # another recovery may come before it
+            pass  # another recovery may precede it
         until(run, "grad_norm")
         run.send_signal(signal.SIGTERM)
         told, _ = run.communicate(timeout=60)

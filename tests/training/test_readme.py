@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two commands of the README, as printed, in an empty folder.
 
-Training runs in this process. What makes it short is in `SHORTER`, and nothing else is
-changed; what installs the package is looked at only (`tests/test_package.py` knows
-more). All other commands of README and docs are those of `tests/docs/test_pages.py`.
+Training runs in this process, shortened only by `SHORTER`. The test only checks the
+text of the commands that install the package (`tests/test_package.py` tests more).
+`tests/docs/test_pages.py` covers all other commands of README and docs.
 """
 
 import re
@@ -16,9 +16,9 @@ import pytest
 from hetjax.train import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "start.md"]  # where a visitor may begin
-# options that come after those printed, for seconds in place of minutes; {cache} has
-# what the workers of other tests have compiled
+PAGES = [ROOT / "README.md", ROOT / "docs" / "start.md"]  # where a visitor may start
+# options after the printed ones, for seconds instead of minutes; {cache} holds what the
+# workers of other tests have compiled
 SHORTER = (
     "--data.path text.txt --data.cache-dir {cache} --steps 2 "
     "--evaluation.num-batches 1 --evaluation.sample-tokens 2"
@@ -26,7 +26,7 @@ SHORTER = (
 
 
 def commands(page: Path) -> Sequence[str]:
-    """The lines of its code blocks that install or train."""
+    """Return the lines of the page's code blocks that install or train."""
     blocks = re.findall(
         r"^```(?:bash)?\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that are killed while they train: the run ends as if nothing had happened.
+"""Workers that are killed while they train: the run ends as if undisturbed.
 
 `python -m experiments.recovery.kills` is the longer run.
 """
@@ -51,7 +51,7 @@ def test_with_a_replica_left_no_step_is_lost_and_every_number_is_the_same(
     run_dir, random_ = tmp_path / "run", random.Random(0)
 
     def kill_some() -> None:
-        for longest_s in (0.2, 3.0):  # in a step, then while it recovers or later
+        for longest_s in (0.2, 3.0):  # in a step, then during recovery or later
             time.sleep(random_.uniform(0.0, longest_s))
             worker = random_.choice(NODES)
             if process_of(run_dir, worker) is not None:
@@ -83,7 +83,7 @@ def test_without_a_replica_it_goes_on_from_the_newest_checkpoint(
 
 
 def assert_saw_a_loss(seen: Seen, worker: str, step: int) -> None:
-    """The loss, then that all were at this step again, then steps after it."""
+    """Assert records of the loss, the recovery to this step, and all later steps."""
     at = seen.methods.index("on_lost")
     lost, recovered, *rest = seen.records[at:]
     assert isinstance(lost, LostRecord) and lost.worker == worker and lost.step >= step
@@ -133,7 +133,7 @@ def test_a_node_joins_once_it_is_in_the_cluster_file_and_leaves_when_asked_to(
 
 
 def heard(patched: pytest.MonkeyPatch) -> threading.Event:
-    """Set once the run knows that a node is to leave."""
+    """Return an event that is set once the run knows that a node is to leave."""
     done, leave = threading.Event(), Membership.leave
 
     def telling(self: Membership, node: str) -> bool:

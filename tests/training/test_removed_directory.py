@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a run is removed while it goes on."""
+"""The directory of a run is removed while it trains."""
 
 import json
 import shutil
@@ -49,7 +49,10 @@ def trains(folder: Path, every: int = 2) -> Preset:
 
 
 def remove(run_dir: Path, saved: int) -> None:
-    """All at once, when nothing is being written: what has begun fails, and warns."""
+    """Remove the directory at once, while nothing is being written.
+
+    Otherwise the pending save would fail and warn.
+    """
     wait_until(lambda: max(steps(run_dir / "checkpoints"), default=0) == saved)
     gone = run_dir.rename(run_dir.with_name("gone"))
     shutil.rmtree(gone, ignore_errors=True)
@@ -144,7 +147,7 @@ def test_where_it_cannot_be_written_again_the_run_ends_with_advice(
 
 
 def test_of_two_first_starts_the_later_one_keeps_the_directory(tmp_path: Path):
-    """The first one's was removed; both hold lease 1 on a directory of that name."""
+    """The first directory was removed: both starts hold lease 1 on one of that name."""
     run_dir, first, second = tmp_path / "run", RunIdentity(id="1"), RunIdentity(id="2")
     store = lease_folder(run_dir / LEASE)
     with acquire(store, "it", held_for=HeldFor(run=first.id), renew_s=0.05) as before:
@@ -160,7 +163,7 @@ def test_of_two_first_starts_the_later_one_keeps_the_directory(tmp_path: Path):
         assert "another --run-dir" in failed.value.fix
         wait_until(lambda: is_seen_lost(before))
     before.forget()
-    assert store.names("") == there  # neither given back nor removed for it
+    assert store.names("") == there  # neither released nor removed
     now.release()
     assert not is_seen_lost(now)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that something slows down weighs another plan: it says so, or moves, once."""
+"""A run that slows down weighs another plan: it reports it, or moves once."""
 
 import json
 import os
@@ -59,7 +59,7 @@ OTHER = replace(TWO_REPLICAS, replicas=TWO_REPLICAS.replicas[:1])
 
 
 class Answers:
-    """What is weighed is answered `after` so many looks, always in the same way."""
+    """A stand-in for weighing that answers after `after` polls, always the same."""
 
     def __init__(self, gain: float = 1.5, after: int = 2) -> None:
         self.gain, self.after = gain, after
@@ -112,7 +112,7 @@ SLOW, AS_BEFORE = slowness({"left": 2.0}, {}), Slowness()
 
 
 class Followed:
-    """A made-up run of a thousand steps, some of a second, those since `slow` two."""
+    """A made-up run of a thousand steps, which take longer once it is slow."""
 
     def __init__(self, answers: Answers, moves: bool = True) -> None:
         self.moves, self.kept = list[Plan | None](), list[Plan]()
@@ -128,7 +128,7 @@ class Followed:
     def goes_on(
         self, steps: int, step_s: float, *found: Slowdown, slow: Slowness = SLOW
     ) -> list[Outcome]:
-        """Train so many steps, the first with these findings; what is said."""
+        """Train `steps` steps, the first with these findings; return the outcomes."""
         told = list[Outcome]()
         for n in range(steps):
             self.step += 1
@@ -139,7 +139,7 @@ class Followed:
         return told
 
     def moved(self, plan: Plan, pause_s: float = 6.0) -> None:
-        """The driver has done what it was asked to."""
+        """Report that the driver has moved to the plan."""
         self.replanning.on_recovery(
             Recovered(
                 reason="",
@@ -164,7 +164,7 @@ def test_by_default_a_run_says_once_what_would_gain_and_keeps_the_plan():
     assert not run.goes_on(30, 1.0) and not run.goes_on(8, 2.0)
     [told] = run.goes_on(100, 2.0, slow_since(31))
     assert isinstance(told, PlanWeighed) and told.verdict == "say"
-    assert told.move.step_s == 2.0  # as since it is slow, not as before
+    assert told.move.step_s == 2.0  # the time since it is slow, not the time before
     assert run.kept == [OTHER] and "--plan there" in str(told)
     assert "1.50x (1.38 to 1.63) over the next 960 steps; moving" in str(told)
     assert answers.asked == [(TWO_REPLICAS, SLOW, {"left": 0.02})]
@@ -178,7 +178,7 @@ def test_a_run_moves_once_and_says_what_that_has_gained():
     assert isinstance(told, PlanWeighed) and told.verdict == "move"
     assert run.moves == [OTHER]
     run.moved(OTHER)
-    assert not run.goes_on(2, 9.0)  # which compile
+    assert not run.goes_on(2, 9.0)  # these two steps compile
     [told] = run.goes_on(200, 1.25)
     assert isinstance(told, MoveMeasured) and not told.is_worse
     assert told.gain.median == pytest.approx(2.0 / 1.25) and told.pause_s == 6.0
@@ -203,12 +203,12 @@ def test_what_comes_and_goes_is_followed_only_as_far_as_that_pays():
     run.goes_on(3, 2.0, slow_since(1))
     run.moved(OTHER, pause_s=20.0)
     run.goes_on(20, 1.2)
-    # 22 steps of 1.2 s: 9 s would be saved for 20 s
+    # 22 steps of 1.2 s: the move would cost 20 s to save 9 s
     [told] = run.goes_on(3, 1.2, slow_since(20, is_over=True), slow=AS_BEFORE)
     assert isinstance(told, PlanWeighed) and told.verdict == "stay" and not str(told)
     assert run.asked_for == [OTHER]
     run.goes_on(200, 1.2)
-    [told] = run.goes_on(3, 1.2, slow_since(220), slow=SLOW)  # 90 s for 20 s
+    [told] = run.goes_on(3, 1.2, slow_since(220), slow=SLOW)  # 20 s to save 90 s
     assert isinstance(told, PlanWeighed) and told.verdict == "move"
 
 
@@ -233,7 +233,7 @@ def test_a_plan_that_others_have_changed_is_not_weighed_any_more():
     run = Followed(Answers(after=5))
     run.goes_on(9, 2.0)
     run.goes_on(2, 2.0, slow_since(1))
-    run.moved(ONE_REPLICA)  # a node has gone, say
+    run.moved(ONE_REPLICA)  # for example, because a node has left
     assert not run.goes_on(50, 2.0) and not run.asked_for
 
 
@@ -268,9 +268,9 @@ def test_work_goes_to_nodes_that_are_not_slow_and_doubt_about_that_is_told(
 
 
 class MadeUpTimes:
-    """What workers tell of steps: `left` takes twice as long within a range.
+    """Made-up times of workers: `left` takes twice as long within a range of steps.
 
-    The rest is the product's own, down to the process that weighs and the move.
+    All else is the product's own, including the process that weighs plans and the move.
     """
 
     def __init__(self, slow: range) -> None:
@@ -293,7 +293,7 @@ class MadeUpTimes:
 
 
 STEPS, SLOW_AT, FACTOR = 72, range(21, 58), 2.0
-# so slow a device is used for what it computes, and not for what it launches
+# so slow a device is limited by its computation, not by its launches
 DEVICES = """
 name = "equals"
 [[node]]
@@ -326,7 +326,7 @@ def trained(
     slow: range,
     patched: pytest.MonkeyPatch,
 ) -> list[str]:
-    """Train in this process, `left` as slow as that; what weighed plans led to."""
+    """Train here while `left` is slow; return the outcomes of weighed plans."""
     times = MadeUpTimes(slow)
     begin: Callable[..., None] = SlowDevices.begin
     found: Callable[..., Weighed | None] = WeighingProcess.found
@@ -336,7 +336,7 @@ def trained(
         begin(self, plan, cluster)
 
     def found_at_last(self: WeighingProcess) -> Weighed | None:
-        """So many short steps would have passed meanwhile."""
+        """Wait for the answer, as many short steps would pass meanwhile."""
         while (answer := found(self)) is None and not self.has_ended:
             time.sleep(0.02)
         return answer or found(self)

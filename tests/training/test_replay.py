@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real run under kills, replayed through what decides: the same actions again.
+"""A real run under kills, replayed through the deciding code: the same actions.
 
-Recorded is what the controller was told, and what it asked, of real worker processes;
-replayed are the pure functions (`rounds.react`) and, above them, the driver over ports
-that give what was told then.
+The recording has the inputs and the requests of the controller of real worker
+processes. The replay runs the pure functions (`rounds.react`) and, above them, the
+driver over ports that return the recorded answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("environment")
 
 @dataclass
 class Tape:
-    """What was asked of ports, with what came of it, and what the driver was asked."""
+    """The recorded calls of ports with their results, and the calls of the driver."""
 
     told: list[tuple[str, Any, Any]] = field(default_factory=list)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     events: list[tuple[rounds.Event, float, Sequence[rounds.Action]]] = field(
         default_factory=list
     )
-    made: dict[str, Any] = field(default_factory=dict)  # what the driver was made of
+    made: dict[str, Any] = field(default_factory=dict)  # the driver's arguments
 
     def record(self, patched: pytest.MonkeyPatch) -> None:
         self._record_ports(patched)
@@ -71,7 +71,7 @@ class Tape:
             try:
                 start(launcher, names)
             finally:
-                del self.told[at:]  # it looks who is there while it waits
+                del self.told[at:]  # it checks which workers are there while it waits
             self.told.append(("start", list(names), None))
 
         def taken(connections: SocketConnections, event: Any) -> None:
@@ -118,7 +118,7 @@ class Tape:
             patched.setattr(Driver, name, call)
 
     def _noted(self, name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Note a call; of a function that is given, what it says when it is asked."""
+        """Record a call, and the results of a function among its arguments."""
         if name != "save":
             self.calls.append((name, given))
             return given
@@ -135,7 +135,7 @@ class Tape:
 
 @dataclass
 class Replayed:
-    """Connections and launcher that give what was told, and refuse anything else."""
+    """Connections and launcher that return recorded results, and refuse other calls."""
 
     told: list[tuple[str, Any, Any]]
     epoch: int = 0
@@ -158,7 +158,7 @@ class Replayed:
         return found
 
     def lose(self, worker: str, reason: str) -> None:
-        """It is known."""
+        """Ignore the loss, which is already recorded."""
 
     def start(self, workers: Sequence[str]) -> None:
         self._next("start", list(workers))

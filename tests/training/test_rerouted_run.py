@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker is lost and its replica's samples are taken over, until it is back."""
+"""A worker is lost, and other replicas take over its samples until it is back."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.training.test_workers import losses, processes_of
 
 pytestmark = pytest.mark.usefixtures("environment")
 COMPILED_S = 300.0  # at the lowest priority
-Before = dict[int, Callable[[Driver], object]]  # steps, what is done first
+Before = dict[int, Callable[[Driver], object]]  # by step, what to do before it
 
 
 def rerouted_run(
@@ -68,7 +68,7 @@ def has_compiled(driver: Driver) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where each worker's process writes down what it compiles."""
+    """The folder where each worker's process records its compilations."""
     defaults = OnThisMachine.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "module", "tests.training.counted_compiling")
@@ -85,7 +85,7 @@ def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
     compiled: Path,
 ):
-    """Which finds all its programs in JAX's cache."""
+    """The returned worker finds all its programs in JAX's cache."""
     run_dir = tmp_path / "run"
     processes: list[int | None] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that was stopped, killed or moved goes on as if nothing had happened."""
+"""A run that was stopped, killed or moved resumes as if undisturbed."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
-    """Ten steps in one go."""
+    """An uninterrupted run of ten steps."""
     preset = small_preset(tmp_path_factory.mktemp("reference"))
     assert run(preset.config, preset, MODEL) == 0
     return preset
@@ -40,7 +40,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
 
 @pytest.fixture(scope="module")
 def stopped(reference: Preset, tmp_path_factory: pytest.TempPathFactory) -> Preset:
-    """The same, stopped after five steps."""
+    """The same run, stopped after five steps."""
     preset = in_folder(reference, tmp_path_factory.mktemp("stopped"))
     stopping = but(preset, stop_after=5)
     assert run(stopping.config, stopping, MODEL) == 4
@@ -48,14 +48,14 @@ def stopped(reference: Preset, tmp_path_factory: pytest.TempPathFactory) -> Pres
 
 
 def in_folder(reference: Preset, folder: Path) -> Preset:
-    """The same settings for a run elsewhere, with the reference's prepared text."""
+    """Return the settings for a run in `folder`, with the reference's prepared text."""
     preset = small_preset(folder)
     data = replace(preset.config.data, cache_dir=reference.config.data.cache_dir)
     return but(preset, data=data)
 
 
 def copied(stopped: Preset, folder: Path) -> Preset:
-    """A copy of the stopped run, to go on with."""
+    """Return a copy of the stopped run, to resume."""
     preset = in_folder(stopped, folder)
     shutil.copytree(stopped.config.run_dir, preset.config.run_dir)
     return preset
@@ -85,7 +85,7 @@ def test_five_steps_a_stop_and_five_more_are_ten_steps_bit_for_bit(
 ):
     preset = copied(stopped, tmp_path)
     metrics = preset.config.run_dir / "metrics.jsonl"
-    with metrics.open("a") as file:  # as a crash in step 7 would leave it
+    with metrics.open("a") as file:  # as after a crash in step 7
         file.write('{"step": 6, "loss": 99.0, "grad_norm": 1.0}\n{"step": 7, "lo')
     assert run(preset.config, preset, MODEL) == 0
     assert "resumed at step 5 from" in capsys.readouterr().out
@@ -194,7 +194,7 @@ def test_sigterm_finishes_the_step_saves_and_gives_exit_code_4(
     preempted = run(preset.config, preset, MODEL)
     sender.join()
     assert signal.getsignal(signal.SIGTERM) == handler
-    if preempted:  # it may have come in the last step
+    if preempted:  # it may have arrived in the last step
         assert preempted == 4
         [saved] = steps(preset.config.run_dir / "checkpoints")
         assert max(losses(preset.config.run_dir)) == saved
@@ -208,7 +208,7 @@ def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
     reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # what the run does by itself
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # test the run's default
     killed = subprocess.run(
         [sys.executable, "-m", "tests.training.killed_run", str(tmp_path), "10"],
         cwd=ROOT,
@@ -229,5 +229,5 @@ def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
     assert run(preset.config, preset, MODEL) == 0
     assert f"resumed at step {saved} from" in capsys.readouterr().out
     expected, found = losses(reference.config.run_dir), losses(run_dir)
-    for step in expected:  # the process that was killed had other devices
+    for step in expected:  # the killed process had other devices
         assert found[step] == pytest.approx(expected[step], rel=1e-4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of which some targets do not count: whether they are packed, and for what."""
+"""Rows with targets that do not count: when they are packed, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path

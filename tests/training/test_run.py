@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run leaves the files and the numbers that it promises."""
+"""A run leaves the promised files and numbers."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def test_a_run_writes_what_its_directory_promises(
     run_dir = preset.config.run_dir
     settings = json.loads((run_dir / "config.json").read_text())
     values = config_values(preset.config)
-    values["data"]["pack"] = False  # what is best for texts, kept for later starts
+    values["data"]["pack"] = False  # the best choice for texts, kept for later starts
     assert settings["config"] == values
     assert all(len(digest) == 64 for digest in settings["dataset"]["sha256"].values())
     assert load_cluster(run_dir / "cluster.toml") == load_cluster(SIX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run leaves its report, which never is a reason to fail; past runs have one, too."""
+"""A run leaves its report, whose failure never fails the run; old runs get one, too."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_run_leaves_a_report_where_it_stops_and_where_it_ends(
     report.save(tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == html
 
-    # of a model that nobody knows by name, and of one that cannot be predicted at all
+    # a model with an unknown name, then a prediction that fails
     monkeypatch.delitem(MODEL_CONFIGS, "small")
     unknown = hetjax.report_of(run_dir)
     assert unknown.values() | {"predicted_step_time_s": None} == unknown.values()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs whose optimizer is evaluated at other weights than it trains: they go on bit for
-bit, and what is exported and used are the weights to evaluate."""
+"""Runs whose optimizer is evaluated at other weights than it trains.
+
+They resume bit for bit, and the evaluation weights are exported and used.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +47,7 @@ RULE = OptimizerConfig(
 
 
 def preset_in(folder: Path, **changes: Any) -> Preset:
-    """A run of four steps that begins with weights that no seed gives."""
+    """Return a run of four steps that starts with weights that no seed gives."""
     model = folder / "model"
     model.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -73,7 +75,7 @@ def saved_state(config: RunConfig) -> dict[str, np.ndarray]:
 
 
 def by_hand(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """x of y = (1 - beta1) z + beta1 x, by the path of the parameter."""
+    """Return x of y = (1 - beta1) z + beta1 x, by the path of the parameter."""
     paths = [name.removeprefix("params.") for name in state if name[:7] == "params."]
     found = {}
     for path in paths:

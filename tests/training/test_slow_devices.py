@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose worker becomes slow says so, plans by it, and says when it is over."""
+"""A run reports a slow worker, plans accordingly, and reports its recovery."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ from tests.training.small import (
     small_preset,
 )
 
-# two that are equal, and a model that is too small to be shared by them
+# two equal nodes, and a model too small to be shared by them
 EQUAL = Cluster(
     name="equal", nodes=tuple(Node(name=n, device="L4", count=1) for n in ("a", "b"))
 )
@@ -39,7 +39,7 @@ FACTOR = 3.0
 
 
 def told(run_dir: Path, name: str) -> list[dict[str, Any]]:
-    """What was said of nodes: what all have in common is this busy machine's."""
+    """Return the events about nodes; slowness common to all is the busy machine's."""
     return [e for e in events(run_dir, name) if e["what"] == "node"]
 
 
@@ -91,7 +91,7 @@ def test_a_throttled_worker_is_named_counted_and_forgiven(
     defaults = OnThisMachine.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "module", "tests.training.slow_worker")
-    # of steps as short as these only some would be timed
+    # else only some of such short steps would be timed
     monkeypatch.setattr(slow_devices, "_MOST_SHARE", 1.0)
     step, known = Driver.step, []
 
@@ -115,7 +115,7 @@ def test_a_throttled_worker_is_named_counted_and_forgiven(
     [over] = told(run_dir, "as_before")
     assert slow["who"] == over["who"] == "right"
     assert SLOW_FROM < slow["since"] <= slow["step"] < over["since"]
-    # the passes themselves, which a busy machine makes long, are not slower
+    # only the sleeps are slower, not the computation, which a busy machine extends
     assert 1.25 < slow["factor"] < 1.2 * FACTOR
     assert known[0].factor("right") == pytest.approx(slow["factor"], rel=0.3)
     assert (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`train --launcher processes` with a node of two hosts: the run of one process."""
+"""`train --launcher processes` on a node of two hosts equals the run in one process."""
 
 from pathlib import Path
 

@@ -29,7 +29,7 @@ from tests.training.small import (
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
-SPIKE, FACTOR = 7, 2.0  # the step
+SPIKE, FACTOR = 7, 2.0  # SPIKE is a step
 
 
 def preset_of(folder: Path, **changes: Any) -> Preset:
@@ -40,13 +40,13 @@ def preset_of(folder: Path, **changes: Any) -> Preset:
 
 
 def skipped(run_dir: Path) -> dict[int, str]:
-    """Why, by step, of those that changed nothing."""
+    """Return the reason of each skipped step, by step."""
     found = lines(run_dir / "metrics.jsonl")
     return {line["step"]: line["reason"] for line in found if "skipped" in line}
 
 
 def without_norm(patched: pytest.MonkeyPatch, first: int, times: int) -> None:
-    """Let the norm of so many steps be no number, from this one on."""
+    """Let the norm of `times` steps be NaN, starting with step `first`."""
     batch, post, now = TrainingWork.batch, GradientSync.post_share, [0]
 
     def noted_batch(work: TrainingWork, number: int) -> Any:
@@ -64,7 +64,7 @@ def without_norm(patched: pytest.MonkeyPatch, first: int, times: int) -> None:
 
 
 def spiking(patched: pytest.MonkeyPatch) -> None:
-    """Let the loss of one step be three times what it is, as often as it comes."""
+    """Triple the loss of one step, in every repetition."""
     batch, last_losses, now = TrainingWork.batch, StageRuntime._last_losses, [0]
 
     def noted_batch(work: TrainingWork, number: int) -> Any:
@@ -83,7 +83,7 @@ def spiking(patched: pytest.MonkeyPatch) -> None:
 def test_a_step_without_a_norm_is_skipped_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Without one step's update, and with the checkpoint of it a step later."""
+    """The step has no update, and its checkpoint is saved a step later."""
     without_norm(monkeypatch, first=6, times=1)
     preset = preset_of(tmp_path)
     run_dir = preset.config.run_dir
@@ -139,7 +139,7 @@ def test_a_spike_is_told_of_and_changes_nothing_else(
 def test_a_step_that_spikes_is_skipped_if_so_asked(
     tmp_path: Path, unharmed: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    """Also by a run that was stopped: it knows the losses before."""
+    """A run that was stopped also skips it, as it knows the earlier losses."""
     spiking(monkeypatch)
     found = []
     for name, stops in (("whole", []), ("stopped", [5])):

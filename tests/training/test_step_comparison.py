@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run holds its step time against the predicted one, once for each plan."""
+"""A run compares its step time with the predicted one, once for each plan."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_workers_are_predicted_as_simulate_predicts_them(tmp_path: Path):
     wanted = hetjax.simulate_plan(
         TWO_REPLICAS, model=MODEL, cluster=cluster, dtype=config.dtype, quiet=True
     )
-    # but for the optimizer's counters, of which simulate knows nothing without a run
+    # except for the optimizer's counters, which simulate does not know without a run
     assert found.step_time_s == pytest.approx(wanted.step_time_s, rel=1e-6)
     sure, as_simulated = found.certainty, wanted.certainty
     assert sure is not None and as_simulated is not None
@@ -145,6 +145,6 @@ def test_what_a_slow_node_takes_is_not_learnt_as_the_speed_of_its_kind(tmp_path:
     measured_s = slow.step_time_s
     assert measured_s > 2 * usual.step_time_s
     learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
-    file.unlink()  # as before
+    file.unlink()  # no longer slow
     found = predict_step(config, MODEL, TWO_REPLICAS, cluster)
     assert found.step_time_s == pytest.approx(usual.step_time_s, rel=1e-3)

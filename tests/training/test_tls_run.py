@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose workers talk within TLS is the same run."""
+"""A run whose workers communicate within TLS is the same run."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's checkpoint in use: the same as what the run exports."""
+"""A run's checkpoint in use equals the run's export."""
 
 import shutil
 from pathlib import Path

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs that were given one folder or one store, and one run in other directories.
+"""Two runs with one folder or one store, and one run in other directories.
 
-The processes of all of them are this one: what other processes hold is put there.
+This process plays all processes: tests put in place what other processes hold.
 """
 
 import json
@@ -35,7 +35,7 @@ STOPPED_AT = 3
 
 
 def trains(folder: Path, name: str, *, places: tuple[str, ...], **changes: Any):
-    """The preset of a run in `folder`/`name` that saves in these places of `folder`."""
+    """Return the preset of a run in `folder`/`name` that saves in these `places`."""
     preset = but(small_preset(folder, ONE_STAGE), run_dir=folder / name, steps=5)
     kept = preset.config.checkpoint
     if "local" in places:
@@ -51,7 +51,7 @@ def begin(preset: Preset) -> int:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has stopped, with a local folder and a store."""
+    """A stopped run with a local folder and a store."""
     folder = tmp_path_factory.mktemp("stopped")
     first = trains(folder, "first", places=("local", "store"), stop_after=STOPPED_AT)
     assert begin(first) == 4
@@ -67,9 +67,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[float, fl
 
 @pytest.fixture
 def folder(stopped: Path, tmp_path: Path) -> Path:
-    """What that run has left; its directory was moved here."""
+    """The files of that run, with its directory moved here."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    for lease in tmp_path.rglob("holder"):  # as if that one were not there any more
+    for lease in tmp_path.rglob("holder"):  # as if the first run's process were gone
         lease.write_text(lease.read_text().replace(str(stopped), "/moved"))
     return tmp_path
 
@@ -180,7 +180,7 @@ def test_a_directory_that_was_moved_without_its_hidden_files_goes_on(tmp_path: P
 
 
 def test_a_copy_of_a_directory_in_which_the_run_went_on_is_refused(folder: Path):
-    """Nothing but the directory itself is in both commands."""
+    """The two commands share nothing but the directory itself."""
     alone = trains(folder, "alone", places=(), stop_after=1)
     assert begin(alone) == 4
     shutil.copytree(folder / "alone", folder / "copy")
@@ -194,13 +194,13 @@ def test_a_copy_of_a_directory_in_which_the_run_went_on_is_refused(folder: Path)
     assert begin(but(copy, adopt=identity(folder, "alone"))) == 4
     assert begin(copy) == 4
     assert [*losses(folder / "copy")] == [1, 2, 3]
-    # moved, it goes on: the one that it was copied from is as it was
+    # a moved original resumes, as the copy has not changed it
     (folder / "alone").rename(folder / "there")
     assert begin(but(alone, run_dir=folder / "there")) == 4
 
 
 def live(preset: Preset, home: Path) -> Callable[[], None]:
-    """Hold what a process of a run with another directory holds; give what ends it."""
+    """Hold what a run with another directory holds; return its release function."""
     from contextlib import ExitStack
 
     from hetjax.training.directory.leases import Leases
@@ -242,7 +242,7 @@ def test_a_copy_of_a_directory_whose_run_is_live_is_refused(tmp_path: Path):
 
 
 def without_identity(folder: Path) -> None:
-    """As it was before runs had any, with its settings as far as they were saved."""
+    """Undo what identities changed on disk, and keep the saved settings."""
     config = folder / "first" / CONFIG
     values = json.loads(config.read_text())
     del values["run"], values["config"]["adopt"]
@@ -276,12 +276,12 @@ def test_a_run_from_before_gets_an_identity_at_its_next_start(
     assert own.startswith("before-")
     store = open_store(str(first.config.checkpoint.cloud))
     assert committed_run(store, STOPPED_AT + 1) == own
-    # what it saved as it had none stays its own
+    # its saves from before its identity stay its own
     shutil.rmtree(folder / "local/embedded/step_00000004")
     store.remove(store.names("step_00000004/"))
     assert begin(but(first, stop_after=1)) == 4
     shutil.rmtree(folder / "first")
-    assert begin(empty) == 0  # now it has one
+    assert begin(empty) == 0  # now it has an identity
     assert losses(empty.config.run_dir) == {5: whole[5]}
     assert identity(folder, "second") == own
 

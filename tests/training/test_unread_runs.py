@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start refuses places with saves of another run, also those it cannot read."""
+"""A start refuses places with saves of another run, even if it cannot read them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_saves_that_the_key_does_not_open_still_refuse(
 
 
 def test_a_run_may_have_lost_the_key_of_its_own_saves(tmp_path: Path):
-    """They are its own: whoever would use them says that they are not trusted."""
+    """They are its own saves; code that uses them reports that they are not trusted."""
     places = str(tmp_path / "local"), str(tmp_path / "store")
     storage = CheckpointStorage(directory=places[0], cloud=places[1], run=ONE)
     saved(storage)

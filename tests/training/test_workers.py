@@ -21,7 +21,7 @@ SETTINGS += ["--checkpoint.every", "2"]
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers import once and compile quickly; they round otherwise than here."""
+    """Let workers import once and compile quickly; their rounding differs from here."""
     monkeypatch.setattr(Processes, "_started", forked_workers.started)
     flags = os.environ.get("XLA_FLAGS", ""), *jax_settings.quick_flags()
     monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
@@ -42,7 +42,7 @@ def losses(run_dir: Path) -> list[float]:
 
 
 def processes_of(run_dir: Path) -> list[int]:
-    """Processes whose output goes to the run's logs."""
+    """Return the processes whose output goes to the run's logs."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/fd/1"):
         try:
@@ -76,9 +76,9 @@ def test_a_trace_shows_the_devices_of_all_workers_on_one_clock(tmp_path: Path):
     assert len(nodes) == 3
     plan = json.loads((run_dir / "plan.json").read_text())
     assert plan["replicas"][0]["num_microbatches"] > 1
-    # a pass begins after the one whose output it reads, whoever ran that
+    # a pass starts after the pass whose output it reads, on any worker
     starts = {e["name"]: e["ts"] for e in passes}
-    late_us = 1e5  # what a busy machine may do to who watches
+    late_us = 1e5  # the delay that a busy machine may cause in the observer
     for name, start in starts.items():
         replica, stage, action = name.split(".")
         before = f"{replica}.s{int(stage[1:]) - 1}.F{action.lstrip('FB')}"
@@ -89,7 +89,7 @@ def test_a_trace_shows_the_devices_of_all_workers_on_one_clock(tmp_path: Path):
 @pytest.mark.usefixtures("environment")
 def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path):
     run = training(tmp_path)
-    # a worker that imports may have a process of its own for a moment
+    # a worker that imports may briefly have its own process
     assert len(processes_of(tmp_path / "run")) >= 3
     run.send_signal(signal.SIGINT)
     _, told = run.communicate(timeout=30)
@@ -98,14 +98,14 @@ def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path):
 
 
 def training(tmp_path: Path) -> subprocess.Popen[str]:
-    """A run that has said who its workers are."""
+    """Start a run and return it once it has named its workers."""
     options = command(tmp_path / "run", tmp_path / "cache", "--launcher", "processes")
     run = subprocess.Popen(
         [sys.executable, "-m", "hetjax.train", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # heard, as it is not in a process in the background
+        # SIGINT is handled, which it is not in a background process
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert run.stdout is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that a worker begins with, on a machine without the controller's folder."""
+"""Initial weights for a worker on a machine without the controller's folder."""
 
 import secrets
 import shutil
@@ -37,7 +37,7 @@ WEIGHTS = "models/0/model.safetensors"
 
 
 class There:
-    """The controller's folder, and who gives it."""
+    """The controller's folder, and the server that gives its files."""
 
     def __init__(self, folder: Path, preset_folder: Path) -> None:
         self.folder = folder
@@ -48,13 +48,13 @@ class There:
         self.giver = FileGiver("127.0.0.1:0", SECRET, files)
 
     def use_as(self, name: str, cache: Path, sees_run: bool = False) -> None:
-        """As a worker that knows the folder by this name, with its cache."""
+        """Use the folder by this name, as a worker with this cache does."""
         place = GiverPlace(address=self.giver.address, own="left", secret=SECRET)
         told = asdict(replace(self.source, name=name))
         use_models([told], cache, place, sees_run)
 
     def given(self) -> int:
-        """Bytes of weights that were sent since the last call."""
+        """Return the bytes of weights that were sent since the last call."""
         return self.giver.given_bytes.pop(WEIGHTS, 0)
 
 
@@ -76,7 +76,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
 
 
 def parameters(folder: Path) -> tuple[np.ndarray, FolderWeights]:
-    """A parameter of the second block, and what reads others."""
+    """Return a parameter of the second block, and the reader of the weights."""
     weights = FolderWeights(folder)
     (path,) = [p for p in weights._parts if p.startswith("block_001") and ".up" in p]
     part = weights._parts[path][0]
@@ -86,13 +86,13 @@ def parameters(folder: Path) -> tuple[np.ndarray, FolderWeights]:
 def test_only_what_is_read_comes_and_once(there: There, tmp_path: Path):
     name, cache = "/nowhere/wide", tmp_path / "cache"
     there.use_as(name, cache)
-    assert load_named(name).name == "wide"  # by the folder's own name
+    assert load_named(name).name == "wide"  # the folder's own name
     found, _ = parameters(local_folder(name))
     np.testing.assert_array_equal(found, parameters(there.folder)[0])
     whole = (there.folder / "model.safetensors").stat().st_size
-    # besides its own pieces the first, with the header
+    # its own pieces, and the first piece with the header
     assert found.nbytes <= there.given() <= found.nbytes + 3 * PIECE_BYTES < whole / 2
-    again = "/nowhere/again/wide"  # as by a later process
+    again = "/nowhere/again/wide"  # as in a later process
     there.use_as(again, cache)
     np.testing.assert_array_equal(parameters(local_folder(again))[0], found)
     assert there.given() == 0
@@ -105,7 +105,7 @@ def test_a_copy_under_the_same_path_is_used_where_it_is_the_same(
     shutil.copytree(there.folder, twin)
     size = (twin / "model.safetensors").stat().st_size
     with (twin / "model.safetensors").open("r+b") as file:
-        file.seek(size - 100)  # its last piece is damaged
+        file.seek(size - 100)  # damage its last piece
         byte = file.read(1)
         file.seek(size - 100)
         file.write(bytes([byte[0] ^ 1]))

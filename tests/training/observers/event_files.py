@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trackers have written, read by the formats that they publish."""
+"""Readers of the trackers' files, by their published formats."""
 
 import struct
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _WHOLE = 1
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """name -> step -> value as TensorBoard shows them, its purges included."""
+    """Return name -> step -> value as TensorBoard shows them, after its purges."""
     found: dict[str, dict[int, float]] = {}
     for event in _events(folder):
         if event.session_log.status == START:
@@ -33,8 +33,8 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def _events(folder: Path) -> Iterator[Any]:
-    """Files of TFRecord: length, its checksum, an event, its checksum."""
-    for path in sorted(folder.iterdir()):  # as TensorBoard does
+    """Yield the events of TFRecord files: length, its checksum, event, its checksum."""
+    for path in sorted(folder.iterdir()):  # TensorBoard's order
         data = path.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
@@ -43,12 +43,15 @@ def _events(folder: Path) -> Iterator[Any]:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """Records of the one offline run in a folder: a log of LevelDB's after 7 bytes."""
+    """Return the records of the only offline run in a folder.
+
+    The file is a LevelDB log after 7 bytes.
+    """
     (path,) = folder.glob("offline-run-*/run-*.wandb")
     data, at, found = path.read_bytes(), 7, list[Any]()
     whole = b""
     while at + 7 <= len(data):
-        if _BLOCK - at % _BLOCK < 7:  # no header fits: the rest of a block is empty
+        if _BLOCK - at % _BLOCK < 7:  # no room for a header: the block's rest is empty
             at += _BLOCK - at % _BLOCK
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])

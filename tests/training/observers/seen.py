@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers for tests: one that keeps what it is given, some that behave badly."""
+"""Observers for tests: one keeps all that it gets, others misbehave."""
 
 import threading
 
@@ -18,7 +18,7 @@ from hetjax.training.observers.records import (
 
 
 class Seen(Observer):
-    """Keeps all records, with the method that each came by, and its thread."""
+    """An observer that keeps all records, their methods and the calling threads."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -56,7 +56,7 @@ class Seen(Observer):
 
 
 class Held(Seen):
-    """Does not come back from its first step until it is let go."""
+    """An observer whose first step returns only once `may_go` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Held(Seen):
 
 
 class Raising(Seen):
-    """Raises in its second step, whatever it is told to."""
+    """An observer that raises `error` in its second step."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Raising(Seen):
 
 
 class NotMade(Observer):
-    """Cannot be made."""
+    """An observer whose constructor raises."""
 
     def __init__(self) -> None:
         raise ConnectionError("the server is down")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers that are slow, hang or raise miss something, and nobody else does."""
+"""Observers that are slow, hang or raise miss records, and only they do."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def steps_of(observer: Seen) -> list[int]:
 def watching(
     said: list[str], *given: GivenObserver, error: BaseException | None = None
 ) -> Iterator[Dispatcher]:
-    """A run with these observers, which says things and may end with an error."""
+    """Yield the dispatcher of a run with these observers; the run may raise `error`."""
     dispatcher = Dispatcher(observer_sources(given))
     dispatcher.begin(START, said.append)
     yield dispatcher
@@ -131,14 +131,14 @@ def test_a_slow_observer_misses_what_does_not_fit_and_is_said_to(
     with watching(said, held) as run:
         run.see_line(step(1))
         held.is_in_step.wait()
-        for number in range(2, 8):  # 2, 3 and 4 wait
+        for number in range(2, 8):  # 2, 3 and 4 are queued
             run.see_line(step(number))
         (told,) = said
         assert "observer tests.training.observers.seen:Held does not keep" in told
         assert "misses records from step 5 on" in told
         held.may_go.set()
     assert steps_of(held) == [1, 2, 3, 4]
-    assert isinstance(held.records[-1], EndRecord)  # which always fits
+    assert isinstance(held.records[-1], EndRecord)  # this record always fits
     assert said[1:] == [
         f"warning: observer {MODULE}:Held has missed 3 records, as it was too slow"
     ]
@@ -189,7 +189,7 @@ def test_one_that_raises_is_said_once_by_name_and_left_out(
     )
     assert steps_of(other) == [1, 2, 3, 4, 5] and len(other.records) == 7
     if isinstance(given, Raising):
-        assert steps_of(given) == [1] and len(given.records) == 2  # not even the end
+        assert steps_of(given) == [1] and len(given.records) == 2  # no end record
 
 
 def test_one_that_is_left_out_is_not_called_slow_besides():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be an observer, by name or by value, before anything is written."""
+"""Which names and values are accepted as observers, before anything is written."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ BROKEN = "raise RuntimeError('no licence')\n"
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that cannot be imported."""
+    """The name of an observer in a module that cannot be imported."""
     (tmp_path / "broken_module.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
     return "broken_module:Watch"
@@ -55,7 +55,7 @@ def test_names_of_trackers_code_classes_and_values_are_taken():
 )
 def test_what_cannot_be_one_is_refused(name: str, why: str | None, broken: str):
     if why is None:
-        assert observer_sources([name])  # all of its arguments have defaults
+        assert observer_sources([name])  # all its arguments have defaults
         return
     with pytest.raises(BadInput) as refused:
         observer_sources([name])

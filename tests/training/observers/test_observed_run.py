@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers see all of a run, which is the run that it would be without them."""
+"""Observers see all of a run and do not change it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_a_trainer_takes_them_and_they_are_given_again_to_resume(
     monkeypatch.setitem(PRESETS, "small", preset)
     first, second = Seen(), Seen()
     with hetjax.Trainer("small", observers=[first]) as trainer:
-        trainer.fit(2).fit(1)  # one run, whatever it is done in
+        trainer.fit(2).fit(1)  # two calls, but one run
     assert [x.step for x in first.records if isinstance(x, StepRecord)] == [1, 2, 3]
     assert first.methods.count("on_start") == first.methods.count("on_end") == 1
     end = EndRecord(step=3, outcome="stopped", reason="--stop-after 1")
@@ -136,5 +136,5 @@ def test_a_run_that_fails_says_so_to_its_observers(
     monkeypatch.setattr(Driver, "step", step_or_fail)
     with pytest.raises(RunFailed):
         run(preset.config, preset, MODEL, observer_sources([seen]))
-    # the loss of the second step had not come in
+    # the loss of the second step had not arrived
     assert seen.records[-1] == EndRecord(step=1, outcome="failed", reason=str(full))

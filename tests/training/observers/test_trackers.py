@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trackers are given a run's numbers, under names that others have for them too."""
+"""Trackers get a run's numbers, also under the usual names of other tools."""
 
 import json
 import socket
@@ -53,7 +53,7 @@ LOSSES = {1: 5.0, 2: 4.0, 3: 7.0}
 def watched(
     folder: Path, given: GivenObserver, lines: Sequence[dict[str, Any]], step: int = 0
 ) -> list[str]:
-    """What is said of a run of these lines, in which a worker is lost."""
+    """Return the messages of a run with these lines, in which a worker is lost."""
     said: list[str] = []
     start = StartRecord(
         run=RUN, run_dir=folder, step=step, steps=3, settings={"optimizer.name": "lion"}
@@ -80,7 +80,7 @@ def test_tensorboard_has_each_step_once_also_after_a_recovery_and_a_resume(
     assert found["eval/loss"] == {0: 6.5, 3: 4.0} and found["eval/bpb"] == {0: 3.5}
     assert (
         found["throughput/joules_per_token"][2] == 2.0
-    )  # which has no name of its own
+    )  # this metric has no usual name
 
     assert watched(tmp_path, "tensorboard", [{"step": 2, "loss": 9.0}], step=1) == []
     assert scalars(tmp_path / "tensorboard")["train/loss"] == {1: 5.0, 2: 9.0}
@@ -100,7 +100,7 @@ def test_weights_and_biases_gets_a_run_with_the_identity_of_the_run(
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("WANDB_SILENT", "true")
     assert watched(tmp_path, "wandb", [*FIRST, *AGAIN, LAST]) == []
-    wandb.teardown()  # its own process writes until then
+    wandb.teardown()  # wandb's own process writes until then
     records = wandb_records(tmp_path / "wandb")
     (run,) = {(r.run.run_id, r.run.project) for r in records if r.HasField("run")}
     assert run == (RUN, "hetjax")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan that a run goes by: when a node leaves, or another plan is asked for."""
+"""The current plan of a run: when a node leaves, or when another plan is requested."""
 
 import threading
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 
 
 class Planner:
-    """Plans when it is let go; knows for which nodes it was asked."""
+    """A planner that waits for `goes_on`, and records the nodes of each request."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -38,7 +38,7 @@ class Planner:
 
 
 class Workers:
-    """Those of a controller, which compile ahead until they are `done`."""
+    """The workers of a controller, which compile ahead until they are `done`."""
 
     def __init__(self, *workers: str) -> None:
         self.workers, self.done, self.asked = workers, False, list[str]()
@@ -66,7 +66,7 @@ def run_on(
 
 
 def step(now: CurrentPlan, controller: Any = NOBODY) -> bool:
-    """What the driver does before one; whether it goes by another plan."""
+    """Do the driver's work before a step; return whether the plan changes."""
     list(now.standby(controller))
     return now.is_outdated(again=True) and now.replan(is_needed=False)
 
@@ -112,7 +112,7 @@ def test_the_last_node_cannot_leave_and_one_for_whose_rest_nothing_fits_stays(
 
     asked: list[Cluster] = []
     pair = run_on(tmp_path / "pair.toml", cluster_of("a", "b"), none)
-    for _ in range(2):  # asked anew: it may fit by then
+    for _ in range(2):  # a second attempt, as it may fit by then
         with pytest.warns(UserWarning, match="no plan for a alone"):
             assert not pair.leave("b")
     assert len(asked) == 2
@@ -129,7 +129,7 @@ def test_a_plan_that_is_asked_for_is_gone_by_once_workers_have_compiled_it(
     assert {*workers.asked} == {"a", "b"}
     workers.done = True
     assert list(now.standby(workers)) == []  # pyright: ignore
-    assert not now.replan(is_needed=True) and now.plan == first  # one is lost just now
+    assert not now.replan(is_needed=True) and now.plan == first  # a loss just now
     assert step(now, workers) and now.plan == plan_of("a", "b")
     assert not step(now, workers)
 

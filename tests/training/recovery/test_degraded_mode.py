@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long others go on without a lost worker: until it is there and has compiled."""
+"""How long degraded mode lasts: until the lost worker has called and compiled."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ NOW: Any = SimpleNamespace(settings={"plan": "of now"})
 
 
 class Others:
-    """A controller and a launcher of two workers, of which `right` was lost."""
+    """A controller and a launcher of two workers, of which `right` is lost."""
 
     def __init__(self, *nodes: Node) -> None:
         self.has_called = self.has_compiled = False
@@ -67,7 +67,7 @@ def test_it_lasts_until_what_was_lost_has_called_and_compiled_for_the_plan_of_no
     degraded = begun(others)
     assert others.begun == ["right"]
     others.has_called = True
-    assert not degraded.is_over(4, NOW) and not others.asked  # it has a step at least
+    assert not degraded.is_over(4, NOW) and not others.asked  # it lasts at least a step
     others.has_called = False
     assert not degraded.is_over(5, NOW) and not others.asked
     others.has_called = True

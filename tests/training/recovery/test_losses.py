@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided about lost workers, and about nodes that leave."""
+"""The decisions on lost workers and leaving nodes."""
 
 import pytest
 

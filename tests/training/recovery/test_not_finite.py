@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are not finite: in no checkpoint, and the run goes back or ends."""
+"""Numbers that are not finite reach no checkpoint; the run rolls back or ends."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.training.small import MODEL, but, events, lines, losses, small_preset
 
 
 def poisoned(patched: pytest.MonkeyPatch, step: int, times: int) -> None:
-    """Let a weight turn infinite after the update of this step, so many times."""
+    """Let a weight turn infinite after the update of this step, `times` times."""
     train, batch = StageRuntime.step, TrainingWork.batch
     left, asked = [None] * times, list[int]()
 
@@ -45,7 +45,7 @@ def poisoned(patched: pytest.MonkeyPatch, step: int, times: int) -> None:
 
 
 def assert_finite(directory: Path) -> None:
-    """That all complete checkpoints are."""
+    """Assert that all complete checkpoints are finite."""
     found = steps(directory)
     assert found
     for step in found:
@@ -68,7 +68,7 @@ def test_one_bad_weight_costs_the_steps_since_the_last_checkpoint(
     unharmed: dict[int, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Before a checkpoint, in between, where the next NORM tells, and at the end."""
+    """Steps: just before a save; between saves, where the next NORM tells; the last."""
     poisoned(monkeypatch, step, times=1)
     preset = but(small_preset(tmp_path), checkpoint=CheckpointConfig(every=2))
     run_dir = preset.config.run_dir
@@ -125,7 +125,7 @@ def test_workers_go_back_together_from_one_bad_weight(
 
     def save_whole(driver: Driver, step: int, *best: Any) -> bool:
         begun = save(driver, step, *best)
-        if step < 4:  # so that none is left out before the weights are bad
+        if step < 4:  # so that no save is left out before the weights turn bad
             driver.wait_saved()
         return begun
 
@@ -133,7 +133,7 @@ def test_workers_go_back_together_from_one_bad_weight(
     assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
     assert test_workers.losses(run_dir) == whole
     (back,) = events(run_dir, "recovered")
-    # 4 if the other one has saved what both hold
+    # 4 if the other worker has saved the leaves that both hold
     assert back["step"] in (3, 4) and back["bytes"].keys() == {"disk"}
     assert_finite(run_dir / "checkpoints")
     assert [m["step"] for m in lines(run_dir / "metrics.jsonl") if "loss" in m] == [

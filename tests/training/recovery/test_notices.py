@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices are heard once, from servers that speak as the clouds' own do, or not at all.
+"""Notices are heard once, and only from servers that speak as the clouds' own do.
 
-The servers here follow the clouds' public documents: a header that must be there, a
-session's token, 404 where nothing is planned.
+The servers here follow the clouds' public documents: a mandatory header, a session
+token, and 404 if nothing is planned.
 """
 
 import json
@@ -40,11 +40,11 @@ AWS = "/latest/"
 AZURE = "/metadata/"
 AZURE_NAME = f"{AZURE}instance/compute/name?api-version=2021-02-01&format=text"
 AZURE_EVENTS = f"{AZURE}scheduledevents?api-version=2020-07-01"
-HANGS = -1  # in place of a status: no answer until the server ends
+HANGS = -1  # instead of a status: no answer until the server ends
 
 
 class Cloud:
-    """A metadata server: values by path, and what happens before they are told."""
+    """A metadata server: values by path, and the faults that precede its answers."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -86,7 +86,7 @@ class Cloud:
             self._changed.notify_all()
 
     def wait_for_answers(self, more: int) -> None:
-        """Return when it has answered so many requests more."""
+        """Return once the server has answered this many more requests."""
         with self._changed:
             enough = self.num_answered + more
             assert self._changed.wait_for(
@@ -119,14 +119,14 @@ def handler_of(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serving() -> Iterator[tuple[Cloud, str]]:
-    """A server and its host:port."""
+    """Yield a server and its host:port."""
     cloud = Cloud()
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(cloud)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield cloud, f"127.0.0.1:{server.server_port}"
-        finally:  # the process of a test that fails would never end
+        finally:  # else the process of a failed test would never end
             cloud.ended.set()
             server.shutdown()
             thread.join()
@@ -191,7 +191,7 @@ def test_a_flag_that_goes_up_at_google_is_told_once(
         cloud.values[f"{GCE}preempted"] = "TRUE\n"
         told = heard.get(timeout=PATIENCE_S)
         assert told == Notice(source="Google Compute Engine", grace_s=30.0)
-        ask_to_leave(tmp_path, None)  # the flag stays up all the while
+        ask_to_leave(tmp_path, None)  # the flag stays up throughout
         assert heard.get(timeout=PATIENCE_S).source == "operator"
     assert heard.empty() and not is_watching()
 
@@ -325,7 +325,7 @@ def test_aws_may_fail_or_hang_in_between(
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, None, {aws(f"http://{host}"): SOON_S}):
         cloud.wait_for_answers(3)
-        cloud.upsets = [503, HANGS, 401, 503, 503]  # no new token at first, that is
+        cloud.upsets = [503, HANGS, 401, 503, 503]  # so there is no new token at first
         cloud.wait_for_answers(6)
         assert heard.empty()
         spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
@@ -366,7 +366,7 @@ def test_a_server_of_something_else_is_not_listened_to(
     cloud, host = served
     cloud.values = {f"{GCE}preempted": "TRUE", f"{GCE}maintenance-event": "NONE"}
     if name == "AWS":
-        cloud.upsets = [405]  # another cloud's server knows no tokens
+        cloud.upsets = [405]  # another cloud's server has no tokens
         spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
     heard: Queue[Notice] = Queue()
     look = CLOUDS[name].look(address_at(name, host))
@@ -405,9 +405,9 @@ def test_an_event_at_azure_is_told_when_it_is_near_and_of_this_machine(
     schedule(cloud)
     with Watch(heard.put, None, {azure(f"http://{host}/"): SOON_S}):
         for passing in [
-            event("Freeze", "", "vm_0"),  # some seconds
+            event("Freeze", "", "vm_0"),  # takes some seconds
             event("Preempt", http_in_s(30), "vm_1"),
-            event("Reboot", http_in_s(800), "vm_0"),  # a time to train
+            event("Reboot", http_in_s(800), "vm_0"),  # leaves time to train
             "{",
             None,
             {"EventType": "Preempt", "Resources": None},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done about a reason to go back that has come before."""
+"""The verdict on a reason to roll back that has occurred before."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_the_same_again_and_again_from_one_checkpoint_is_no_chance(
         found.append(verdict(before, now))
         before.append(now)
     assert found == expected
-    # that of another checkpoint or another node begins anew
+    # the count restarts for another checkpoint or another node
     assert verdict(before, PastRollback(why, nodes, 8)) == "go back"
     assert verdict(before, PastRollback("disagreed", ("b",), 4)) == "go back"
 

@@ -12,7 +12,7 @@ from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
 
-# of numbers near the least that there are a part is rounded away
+# numbers near the smallest float lose bits when they are scaled
 LOSSES = st.lists(st.floats(0.0, 1e6, allow_subnormal=False), max_size=40)
 FACTORS, WINDOWS = st.floats(1.0, 1e3), st.integers(2, 20)
 
@@ -57,7 +57,7 @@ def test_fewer_than_half_of_a_window_cannot_move_it_out_of_what_was_there(
 
 
 def commit(loss: float, **known: object) -> StepCommit:
-    """Of one step with this mean loss over one token."""
+    """Return the commit of a step with this mean loss over one token."""
     return StepCommit(
         squares=1.0,
         losses=(((0, 0), loss),),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans made ahead: for which clusters, when, and that they are what comes then."""
+"""Standby plans: for which clusters, when, and that they equal the later plans."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ def replan(cluster: Cluster, current: Plan) -> Plan:
 
 @dataclass
 class Looks:
-    """Begun looks; each finds one plan a call."""
+    """Started searches, each of which finds one plan per call."""
 
     begun: list["Looks"] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
@@ -155,7 +155,7 @@ def test_a_process_plans_as_the_run_would_and_says_nothing_where_nothing_fits():
 def test_what_a_library_prints_beside_the_plans_is_no_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A solver may, past the descriptor that Python knows."""
+    """A solver may write to the file descriptor itself, past Python's `sys.stdout`."""
     code = "import atexit, os\natexit.register(lambda: os.write(1, b'no plan\\n'))\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
@@ -194,14 +194,14 @@ def test_a_run_that_ends_leaves_nothing_that_plans():
     time.sleep(0.001)
     foresight.found(cluster, plan)
     (child,) = children()
-    # in a thread, a search would abort the process whose interpreter ends under it
+    # in a thread, a search would abort the process when its interpreter ends
     assert {*threading.enumerate()} <= before
     foresight.close()
     assert child not in children()
 
 
 def children() -> list[str]:
-    """Processes that plan ahead for this one."""
+    """Return the processes that plan ahead for this one."""
     task = Path(f"/proc/{os.getpid()}/task")
     pids = [pid for one in task.glob("*/children") for pid in one.read_text().split()]
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose the disks of workers are, as a run begins and as nodes come to it."""
+"""Which run owns the disks of workers, at a run's start and when nodes join."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ DISKS: Mapping[str, PartialSnapshot | BadInput] = {
 
 
 class Disks:
-    """Answers as workers do: one that refuses ends the round for all."""
+    """A stand-in for the workers' answers: one refusal ends the round for all."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -80,7 +80,7 @@ def test_nodes_whose_disk_is_another_runs_are_left_out_of_one_that_goes_on(
     said = [str(warning.message) for warning in warned]
     assert sum("2222" in text for text in said) == 3
     disks.asked.clear()
-    assert state.on_disk([*DISKS]) == [DISKS["east/0"]]  # the others stay unasked
+    assert state.on_disk([*DISKS]) == [DISKS["east/0"]]  # no other worker is asked
     assert disks.asked == [("east/0",)]
 
 
