@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tests keep compiled programs: a folder per release of JAX, for all clones.
+"""Where tests keep compiled programs: a folder per release of JAX, for all clones.
 
-It is never needed: a folder that cannot be written has a substitute, and entries that
-are damaged, or that no test has read for two weeks, are removed before the tests.
+It is never needed. If it cannot be written, a temporary folder replaces it. Damaged
+entries, and entries that no test has read for two weeks, are removed before the tests.
 """
 
 import atexit
@@ -18,11 +18,11 @@ import jax
 from jax._src import compilation_cache
 
 UNUSED_DAYS = 14
-_CHECKED = "checked"  # as old as the newest check of the entries beside it
+_CHECKED = "checked"  # as old as the last check of the entries beside it
 
 
 def compiled_folder() -> Path:
-    """Return the shared folder, or a temporary one where that cannot be written."""
+    """Return the shared folder, or a temporary one if that cannot be written."""
     folder = cache_root() / jax.__version__
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def cache_root() -> Path:
 
 
 def remove_unusable(folder: Path) -> None:
-    """Remove damaged entries of this folder, and those of any release unused for long.
+    """Remove this folder's damaged entries, and any release's long unused ones.
 
     JAX would warn of a damaged entry each time, and never replace it.
     """
@@ -61,7 +61,7 @@ def remove_unusable(folder: Path) -> None:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove entries of all releases that nothing has read or written for long."""
+    """Remove entries of all releases that were not read or written for long."""
     unused_since = time.time() - UNUSED_DAYS * 24 * 3600
     for entry in root.glob("*/*-cache"):
         with suppress(OSError):
@@ -70,11 +70,11 @@ def _remove_unused(root: Path) -> None:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Whether it unpacks, which checks a sum of its bytes."""
+    """Return whether it unpacks, which verifies a checksum of its bytes."""
     try:
         compilation_cache.decompress_executable(entry.read_bytes())
     except OSError:
         raise
-    except Exception:  # each packing has its own
+    except Exception:  # each compression has its own
         return False
     return True

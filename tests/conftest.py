@@ -27,7 +27,7 @@ MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), 20_000
 PAGES, MOST_BYTES = Path("/proc/self/statm"), 3 << 30
 
 jax_settings.strict_simulation()
-# JAX reads its flags now: some tests set others for the processes that they start
+# JAX reads its flags now: some tests set others for processes that they start
 assert jax.device_count() == jax_settings.NUM_DEVICES
 
 
@@ -35,12 +35,12 @@ assert jax.device_count() == jax_settings.NUM_DEVICES
 def few_programs() -> Iterator[None]:
     """Drop compiled programs when they take too many mappings or too much memory.
 
-    Linux allows a process 65,530 mappings, and programs for CPUs have some thousands
-    per file of tests. glibc keeps memory that the hundred threads of JAX have freed,
-    gigabytes in a run of all tests, until it is asked to return it.
+    Linux allows a process 65,530 mappings, and CPU programs use some thousands per test
+    file. glibc keeps memory that JAX's hundred threads have freed, gigabytes in a full
+    run, until it is asked to return it.
     """
     yield
-    if not MAPPINGS.exists():  # no Linux
+    if not MAPPINGS.exists():  # not Linux
         return
     mappings = len(MAPPINGS.read_bytes().splitlines())
     resident_bytes = int(PAGES.read_text().split()[1]) * resource.getpagesize()
@@ -55,7 +55,7 @@ def few_programs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_learnt() -> None:
-    """No prediction of a test depends on what runs of other tests have measured."""
+    """Discard what other tests' runs have measured, which would change predictions."""
     shutil.rmtree(user_cache("calibration"), ignore_errors=True)
 
 
@@ -68,7 +68,7 @@ def quick_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    """A cloud on loopback that the client library talks to."""
+    """A cloud on loopback that the client library uses."""
     with FakeGcs("bucket").serving() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         yield server
@@ -76,7 +76,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
-    """Another, with credentials in the environment."""
+    """An S3 server on loopback, with credentials in the environment."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in ENVIRONMENT.items():
@@ -86,23 +86,23 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Both test processes and all that they start keep what they compile for others.
+    """Let all test processes and their children share what they compile.
 
-    Entries are told apart by program, options and release of JAX. So does Python, whose
-    processes otherwise each compile all that they import: an eighth of a start.
+    Program, options and release of JAX identify an entry. Python keeps its bytecode
+    too, or each process would compile all that it imports: an eighth of a start.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # compiling makes much that lives long
+    gc.set_threshold(50_000, 20, 20)  # compiling makes many long-lived objects
     config.stash[COMPILED] = _compiled_folder(config)
     jax_settings.keep_compiled(config.stash[COMPILED])
     _leave_the_users_cache_alone()
 
 
 def _leave_the_users_cache_alone() -> None:
-    """Let all that is started here find, and keep, nothing in this user's own cache.
+    """Let all processes started here use an empty cache instead of the user's.
 
-    But for lists of fonts and downloaded packages, which take long to get.
+    Except for lists of fonts and downloaded packages, which take long to get.
     """
     for name, kept in {"MPLCONFIGDIR": "matplotlib", "PIP_CACHE_DIR": "pip"}.items():
         os.environ.setdefault(name, str(compiled_cache.cache_root() / kept))
@@ -112,7 +112,7 @@ def _leave_the_users_cache_alone() -> None:
 
 
 def _compiled_folder(config: pytest.Config) -> Path:
-    """The folder that the process which starts the others has found and tidied up."""
+    """Return the folder that the process which starts the others found and cleaned."""
     found = getattr(config, "workerinput", {}).get("compiled_folder")
     if found is not None:
         return Path(found)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of tests, forked from a process that has imported what all of them import.
+"""Test workers, forked from a process that has imported what all of them import.
 
-Importing is a fifth of what a short run on workers computes. A forked worker has a log,
-an environment, a standard input and a session of its own, as one that is started has
-them. Does not own the process that forks (the standard library's), nor starts as users
-have them, of which `tests/launchers/` and `tests/runtime/test_islands.py` make many.
+Importing is a fifth of what a short run on workers computes. A forked worker has its
+log, environment, standard input and session, like a started worker. Does not own the
+process that forks (the standard library's), nor starts as users have them, which
+`tests/launchers/` and `tests/runtime/test_islands.py` cover.
 """
 
 import multiprocessing
@@ -34,7 +34,7 @@ _forking.set_forkserver_preload([MODULE])
 
 @dataclass(frozen=True, kw_only=True)
 class ForkedWorker:
-    """What `Processes` and tests ask of a child."""
+    """The interface of a child process that `Processes` and tests use."""
 
     process: ForkServerProcess
     stdin: TextIO
@@ -65,8 +65,8 @@ class ForkedWorker:
 def started(
     processes: Processes, worker: str, command: WorkerCommand
 ) -> ForkedWorker | subprocess.Popen[str]:
-    """Fork a worker, in place of `Processes._started`; start it where it differs from
-    the process that forks in what cannot be changed later."""
+    """Fork a worker, in place of `Processes._started`. Start it instead if it differs
+    from the forking process in what is read at the start."""
     is_like = _read_at_start(command.environment) == _read_by_who_forks()
     if command.prefix or command.module != MODULE or not is_like:
         return _start(processes, worker, command)
@@ -85,7 +85,7 @@ def started(
 
 @cache
 def _read_by_who_forks() -> frozenset[tuple[str, str]]:
-    """The first worker starts the process that forks, as things are then."""
+    """Return the settings of the forking process, which the first worker starts."""
     return _read_at_start(os.environ)
 
 
@@ -101,7 +101,7 @@ def _serve(
     lines: Connection,
     output: Connection,
 ) -> None:
-    """Be what `python -m MODULE` is."""
+    """Behave as `python -m MODULE`."""
     os.setsid()
     for theirs, own in ((lines, 0), (output, 1), (output, 2)):
         os.dup2(theirs.fileno(), own)

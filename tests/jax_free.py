@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of tests no release of JAX can change.
+"""Which test files no release of JAX can change.
 
 They are those of the rooms that may not import JAX (the contract `without-jax` in
-setup.cfg), except files that import something from which JAX is reached.
+setup.cfg), except files whose imports reach JAX.
 """
 
 import ast
@@ -26,7 +26,7 @@ def jax_free_files() -> frozenset[Path]:
 
 
 def reaches_jax(file: Path) -> bool:
-    """Whether this file, or what it imports of hetjax and tests, imports JAX anywhere.
+    """Return whether this file, or what it imports of hetjax and tests, imports JAX.
 
     Imports in functions, and in strings that are programs, count, too.
     """
@@ -50,14 +50,14 @@ def reaches_jax(file: Path) -> bool:
 
 
 def _loaded_by_name(module: str) -> set[str]:
-    """What a command, `hetjax/NAME.py`, imports only once it is called."""
+    """Return what a command, `hetjax/NAME.py`, imports only when it is called."""
     room, _, name = module.partition(".")
     is_command = room == "hetjax" and (ROOT / "hetjax/cli" / f"{name}.py").exists()
     return {f"hetjax.cli.{name}"} if is_command else set()
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Modules that a program imports, with names of which some are modules, too."""
+    """Return a program's imported modules, and imported names, which may be modules."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def _imported_by_text(text: str) -> set[str]:
 
 
 def _room(file: Path) -> str:
-    """The module that a file of tests mirrors: `hetjax.plans`, say."""
+    """Return the module that a test file mirrors, such as `hetjax.plans`."""
     name = file.relative_to(ROOT / "tests").parts[0]
     return f"hetjax.{name.removesuffix('.py').removeprefix('test_')}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX as all tests see it, in pytest and in the processes that tests start."""
+"""JAX settings of all tests, in pytest and in the processes that tests start."""
 
 import os
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from jax._src import compilation_cache
 from hetjax.mesh.process_setup import simulate_devices
 
 NUM_DEVICES = 16
-# one LLVM module per program: the programs of the tests are too small to be split
+# one LLVM module per program: the tests' programs are too small to split
 FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
-# the plain emitters of JAX 0.10 compile three times as fast; later ones have no other
+# JAX 0.10's plain emitters compile three times as fast; later releases have only these
 _EMITTERS = "xla_cpu_use_fusion_emitters" if jax.__version_info__ < (0, 11) else None
 QUICK = {_EMITTERS: False} if _EMITTERS else {}
 _RELEASED = {_EMITTERS: True} if _EMITTERS else {}
 
 
 def strict_simulation() -> None:
-    """Simulate 16 CPU devices, with the strictest JAX; before JAX is used."""
+    """Simulate 16 CPU devices, with the strictest JAX; call this before JAX is used."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
-    os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is an accelerator
+    os.environ["JAX_PLATFORMS"] = "cpu"  # even if an accelerator exists
     simulate_devices(NUM_DEVICES)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -36,9 +36,9 @@ def strict_simulation() -> None:
 def keep_compiled(folder: Path) -> None:
     """Share a folder of compiled programs with the processes that tests start.
 
-    Without a limit of its size: to keep one, JAX reads the folder at each new entry,
-    under a lock, which took longer than compiling. An entry that is read while it is
-    written is refused by its compression, and compiled.
+    Its size has no limit: to keep one, JAX reads the folder at each new entry, under a
+    lock, which took longer than compiling. A half-written entry fails to decompress,
+    and the program is compiled.
     """
     settings = {
         "jax_compilation_cache_dir": str(folder),
@@ -52,8 +52,8 @@ def keep_compiled(folder: Path) -> None:
 
 
 def _add_checksums() -> None:
-    """Let entries carry a sum of their bytes: zstandard leaves it out unless it is
-    asked for, and a flipped bit then unpacks to another program."""
+    """Give entries a checksum of their bytes: zstandard omits it by default, and a
+    flipped bit then unpacks to another program."""
     library = compilation_cache.zstandard  # pyright: ignore
     if library is not None:
         compilation_cache.zstandard = SimpleNamespace(  # pyright: ignore
@@ -63,18 +63,18 @@ def _add_checksums() -> None:
 
 
 def quick_flags() -> list[str]:
-    """What makes all that a process compiles quick."""
+    """Return the flags that make all compiling of a process quick."""
     return [f"--{name}={value}" for name, value in QUICK.items()]
 
 
 def compile_quickly() -> None:
-    """Compile ahead of time in a third of the time; rounds otherwise."""
+    """Compile ahead of time in a third of the time; rounding differs."""
     jax.stages.Lowered.compile = _with(QUICK)
 
 
 @contextmanager
 def as_released() -> Iterator[None]:
-    """Compile ahead of time as users do, among what is compiled quickly."""
+    """Compile ahead of time as users do, between quick compilations."""
     before = jax.stages.Lowered.compile
     jax.stages.Lowered.compile = _with(_RELEASED)
     try:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of a file run in one process of `pytest -n`; a plugin of pytest."""
+"""Runs the tests of a file in one process of `pytest -n`; a pytest plugin."""
 
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file, which share runs, together (`--dist loadgroup`).
 
-    Random plans and requests share nothing: they go last, one by one, to whoever is
-    free.
+    Random plans and requests share nothing: they go last, one by one, to any free
+    process.
     """
     items.sort(key=_is_random)
     for item in items:

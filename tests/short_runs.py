@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What short runs of the tests leave out, and that they say so; a plugin of pytest.
+"""What short runs of the tests skip, and a message about it; a plugin of pytest.
 
-Tests marked `nightly` run with `--whole` alone: what takes long and has a neighbour
-that shows nearly the same, and of random draws all but the first few; hypothesis draws
-fewer examples, too. With `--without-jax-free-rooms` files of tests that cannot depend
-on the release of JAX are left out.
+Tests marked `nightly` run only with `--whole`: slow tests with a similar faster test,
+and all but the first few random draws. Hypothesis draws fewer examples, too.
+`--without-jax-free-rooms` skips test files that cannot depend on the release of JAX.
 """
 
 from collections import Counter
@@ -20,15 +19,15 @@ from tests.jax_free import jax_free_files
 
 _LEFT_OUT = pytest.StashKey[dict[str, int]]()
 _JAX_FREE = pytest.StashKey[frozenset[Path]]()
-_OUTPUT = "left_out"  # in what a worker of xdist hands to its controller
-_EXAMPLES = 30  # of hypothesis, where a test does not say; 100 with `--whole`
+_OUTPUT = "left_out"  # in what a worker of xdist passes to its controller
+_EXAMPLES = 30  # of hypothesis, if a test sets none; 100 with `--whole`
 
 settings.register_profile("whole", deadline=None)
 settings.register_profile("short", deadline=None, max_examples=_EXAMPLES)
 
 
 def draws(values: Iterable[Any], *, short: int) -> list[Any]:
-    """Parameters of which a short run takes the first `short`."""
+    """Return parameters; a short run takes only the first `short`."""
     return rows_drawn(((value,) for value in values), short=short)
 
 

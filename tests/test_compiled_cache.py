@@ -35,7 +35,7 @@ DAMAGES: tuple[Callable[[bytes], bytes], ...] = (
 
 
 def passes(base: Path, tmp_path: Path) -> str:
-    """Run a test in a process of its own, and return what it prints."""
+    """Run a test in a separate process, and return what it prints."""
     test = tmp_path / "test_it.py"
     test.write_text(TEST)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
@@ -80,7 +80,7 @@ def test_what_stands_in_the_place_of_the_folder_does_no_harm(
         folder(base).parent.mkdir(parents=True)
         folder(base).write_text("not a folder")
     elif place == "read-only":
-        base = Path("/proc/self")  # nobody, not even root, can write there
+        base = Path("/proc/self")  # not even root can write there
     else:
         (folder(base) / "a folder-cache").mkdir(parents=True)
         (folder(base) / "jit_f-cache").write_bytes(os.urandom(100))

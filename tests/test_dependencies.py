@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments that `.ci/run` keeps: made once, made again where they must be."""
+"""Environments that `.ci/run` keeps: made once, and made again when necessary."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ dependencies = ["lower"]
 [project.optional-dependencies]
 more = ["upper"]
 """
-# what a resolver asks of a build backend
+# the calls of a resolver to a build backend
 BACKEND = """
 import pathlib
 def prepare_metadata_for_build_wheel(folder, settings=None):
@@ -43,7 +43,7 @@ def build_wheel(folder, settings=None, metadata=None):
 
 
 class Index:
-    """A project and the packages that there are for it, in a folder."""
+    """A project and the packages available to it, in a folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder

@@ -18,7 +18,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def with_examples() -> Iterator[str]:
-    """Names of the modules that have examples."""
+    """Yield the names of modules with examples."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if ">>> " in path.read_text(encoding="utf-8"):
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -35,7 +35,7 @@ def test_the_examples_of_a_module_hold(
 
 
 def documented(name: str) -> Iterator[str]:
-    """Docstrings of a public name; of a class those of its public parts, too."""
+    """Yield the docstrings of a public name; for a class, of its public parts, too."""
     found = getattr(hetjax, name)
     yield inspect.getdoc(found) or ""
     if not inspect.isclass(found):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the first notebook's install cell makes of Colab's packages; with --install.
 
-The environment has Colab's Python 3.13 (else 3.12, with a warning) and, of what Colab
-has, jax 0.7.2, its CUDA plugin and flax 0.11.2, which is what the cell has to replace.
-Unlike there, pip gets this checkout's wheel in place of its address, and empty packages
-in place of NVIDIA's libraries (3 GB); and no card is there: `nvidia-smi` is a file that
-does nothing, and the card's file is in a folder that is taken for the machine.
+The environment has Colab's Python 3.13 (else 3.12, with a warning) and these packages
+of Colab, which the cell has to replace: jax 0.7.2, its CUDA plugin and flax 0.11.2.
+Unlike on Colab, pip gets this checkout's wheel instead of its address, and empty
+packages instead of NVIDIA's libraries (3 GB). There is no card: `nvidia-smi` is an
+empty program, and the card's file is in a folder that stands for the machine.
 """
 
 import importlib.metadata
@@ -48,7 +48,7 @@ def asked_for(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has the environment (`venv`) after the install cell, and a `machine`."""
+    """Holds the environment (`venv`) after the install cell, and a `machine`."""
     folder = tmp_path_factory.mktemp("colab")
     card = folder / "machine" / "dev" / "nvidia0"
     card.parent.mkdir(parents=True)
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install_cell(wheel: Path) -> str:
-    """The first notebook's first cell of code, which gets hetjax from this wheel."""
+    """Return the first notebook's first code cell, with this wheel as its source."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
     source, found = re.subn(
@@ -80,7 +80,7 @@ def install_cell(wheel: Path) -> str:
 
 
 def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run it in the environment, away from this one's settings."""
+    """Run it in the environment, without this process's settings."""
     ours = ("JAX_", "PYTHON", "XLA_")
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(ours)
@@ -89,7 +89,7 @@ def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     kept |= {
         "PATH": f"{venv}:{kept['PATH']}",
         "PIP_NO_COMPILE": "0",
-    }  # no compiling
+    }  # means: no compiling
     kept["PIP_FIND_LINKS"] = f"{folder / 'empty'} {kept.get('PIP_FIND_LINKS', '')}"
     return subprocess.run(
         [venv / "python", "-c", program],
@@ -101,7 +101,7 @@ def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 
 def python() -> str:
-    """The Python nearest to Colab's that can make environments."""
+    """Return the Python nearest to Colab's that can make environments."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for name in ("3.13", "3.12"):
         for candidate in (f"python{name}", *pyenv.glob(f"{name}.*/bin/python{name}")):
@@ -127,14 +127,14 @@ def pip(folder: Path, *words: str) -> None:
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Versions by name of what is in the environment."""
+    """Return the versions in the environment, by name."""
     (packages,) = folder.glob("venv/lib/python*/site-packages")
     found = importlib.metadata.distributions(path=[str(packages)])
     return {one.metadata["Name"].lower(): one.version for one in found}
 
 
 def empty_libraries(folder: Path) -> None:
-    """Write empty wheels, newer than any, of what the plugin takes from NVIDIA."""
+    """Write empty wheels, newer than any, of the NVIDIA packages of the plugin."""
     (packages,) = folder.glob("venv/lib/python*/site-packages")
     (plugin,) = importlib.metadata.distributions(
         path=[str(packages)], name="jax-cuda12-plugin"

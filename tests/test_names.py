@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names there may be, and that none leads out of its folder."""
+"""Which names are allowed, and that none leads out of its folder."""
 
 import os
 import string
@@ -45,7 +45,7 @@ def test_what_is_no_text_that_a_file_can_be_called_is_refused(folder: Path, name
         inside(folder, name)
 
 
-@example(name="COMMIT")  # taken: it stands beside the workers of a step in a store
+@example(name="COMMIT")  # taken: in a store it lies beside a step's workers
 @given(
     name=st.text(string.ascii_letters + string.digits + "._-/@ \0\n\u0661", max_size=70)
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is true of the repository as a whole: its wheel, its links, its house rules."""
+"""Facts about the whole repository: its wheel, its links, its house rules."""
 
 import ast
 import configparser
@@ -49,7 +49,7 @@ def readme() -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel is built from."""
+    """The files from which a wheel is built."""
     copy = tmp_path_factory.mktemp("source")
     copy_source(copy)
     return copy

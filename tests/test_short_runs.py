@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs leave out what they say, and nothing that JAX could change."""
+"""Short runs skip what they list, and nothing that JAX could change."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def test_drawn(seed):
 def test_always():
     pass
 """
-# Imports each file as pytest does, where nothing that the contract bans can be imported
+# Imports each file as pytest does, with everything blocked that the contract bans
 WITHOUT_JAX = """
 import importlib.util, sys
 for name in ("flax", "jax", "jaxlib", "optax", "orbax"):
@@ -77,7 +77,7 @@ def test_what_a_second_jax_leaves_out_is_imported_where_there_is_no_jax():
 
 @pytest.mark.nightly
 def test_what_a_second_jax_leaves_out_passes_where_there_is_no_jax(tmp_path: Path):
-    """Also what is imported while tests run; without the hooks, which import JAX."""
+    """Also imports while tests run; without the hooks, which import JAX."""
     (tmp_path / "no_jax.py").write_text(WITHOUT_JAX.partition("for path")[0])
     files = map(str, sorted(jax_free_files()))
     done = run_pytest(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel of this checkout, built from a copy: nothing is written beside it."""
+"""The wheel of this checkout, built from a copy, so nothing is written beside it."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ _BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
 
 
 def copy_source(folder: Path) -> None:
-    """Copy what a wheel is built from."""
+    """Copy the files from which a wheel is built."""
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__")
@@ -22,7 +22,7 @@ def copy_source(folder: Path) -> None:
 
 
 def build_wheel(source: Path) -> Path:
-    """Build the wheel of what is in this folder, there."""
+    """Build the wheel from the files in this folder, into this folder."""
     done = subprocess.run(
         [sys.executable, "-c", _BUILD], cwd=source, capture_output=True, text=True
     )

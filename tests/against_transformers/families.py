@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of all families with random weights, made and judged by transformers.
+"""Tiny models of all families with random weights, made and run by transformers.
 
     python -m tests.against_transformers.families tests/models/hugging_face/fixtures
 
-writes for each that has none a folder as transformers saves it, `tokens.npy`, and
-`logits.npy`: what transformers makes of these tokens, which tests hold our models
-against where neither it nor torch is installed.
+writes a folder for each family that has none: the model as transformers saves it,
+`tokens.npy`, and `logits.npy`, what transformers makes of these tokens. Tests compare
+our models with these where neither transformers nor torch is installed.
 """
 
 import inspect
@@ -37,14 +37,14 @@ SIZES = {
 
 
 def _config(family: Family, example: Mapping[str, Any]) -> hf.PretrainedConfig:
-    """Give a config of these fields, and of the sizes that its family calls so."""
+    """Return a config with these fields, and sizes by the names of its family."""
     cls = hf.CONFIG_MAPPING[family.model_type]
     known = inspect.signature(cls).parameters
     sizes = {name: size for name, size in SIZES.items() if name in known}
     return cls(**{**sizes, **example})
 
 
-# all families that there are, by the names of their tiny models
+# all families, by the names of their tiny models
 CONFIGS: Mapping[str, Callable[[], hf.PretrainedConfig]] = {
     name: partial(_config, family, example)
     for family in known_families().values()
@@ -53,7 +53,7 @@ CONFIGS: Mapping[str, Callable[[], hf.PretrainedConfig]] = {
 
 
 def random_model(family: str, seed: int = 0) -> hf.PreTrainedModel:
-    """Give a model none of whose parameters is what it would be by itself."""
+    """Return a model whose parameters all differ from their defaults."""
     torch.manual_seed(seed)
     model = hf.AutoModelForCausalLM.from_config(
         CONFIGS[family](), attn_implementation="eager"
@@ -65,18 +65,18 @@ def random_model(family: str, seed: int = 0) -> hf.PreTrainedModel:
 
 
 def random_tokens(seed: int = 0) -> np.ndarray:
-    """Give tokens_BL, longer than any window."""
+    """Return tokens_BL, longer than any window."""
     return np.random.default_rng(seed).integers(0, 37, (2, 17), np.int32)
 
 
 def logits(model: hf.PreTrainedModel, tokens_BL: np.ndarray) -> np.ndarray:
-    """Give fp32 logits_BLV by transformers and torch."""
+    """Return fp32 logits_BLV by transformers and torch."""
     with torch.no_grad():
         return model(torch.from_numpy(tokens_BL.astype(np.int64))).logits.numpy()
 
 
 def main(folder: Path) -> None:
-    """Write the fixtures that are not there."""
+    """Write the fixtures that are missing."""
     tokens_BL = random_tokens()
     for family in CONFIGS:
         if (folder / family).exists():

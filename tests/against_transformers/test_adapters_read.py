@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters that PEFT saved: we give its logits, and those of what it merges."""
+"""Adapters that PEFT saved: we give its logits, and those of the merged model."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
 
 
 def adapted(family: str, tmp_path: Path, **settings: Any) -> tuple[PeftModel, Path]:
-    """A random model with random adapters, saved as PEFT saves them."""
+    """Return a random model with random adapters, saved as PEFT saves it."""
     base = random_model(family)
     base.save_pretrained(tmp_path / "base")
     base = hf.AutoModelForCausalLM.from_pretrained(

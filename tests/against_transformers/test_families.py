@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each file of `hetjax/models/families` against transformers: logits, gradients on a
-plan of unlike replicas, weights out and in again, adapters. It finds them by itself."""
+plan of unlike replicas, weights read and written, adapters. Finds the files itself."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_logits_are_those_of_transformers(family: str, seed: int, tmp_path: Path
 
 
 def torchs(model: torch.nn.Module, inputs_BL: np.ndarray, targets_BL: np.ndarray):
-    """The loss over targets that count, and the norm of its gradient."""
+    """Return the loss over counted targets, and the norm of its gradient."""
     logits_BLV = model(torch.from_numpy(inputs_BL.astype(np.int64))).logits
     targets = torch.from_numpy(targets_BL.astype(np.int64)).flatten()
     loss = cross_entropy(logits_BLV.flatten(0, 1), targets, ignore_index=UNCOUNTED)
@@ -83,7 +83,7 @@ def test_masked_loss_and_norm_of_its_gradient_are_those_of_torch(
         return config
 
     monkeypatch.setitem(CONFIGS, family, without_balance_loss)
-    # of a token that pads (Gemma's 0) torch leaves the gradient of its row out
+    # torch leaves out the row gradient of the padding token (Gemma's 0)
     theirs, tokens_BL = random_model(family), np.maximum(random_tokens(), 1)
     theirs.save_pretrained(tmp_path)
     inputs_BL, targets_BL = tokens_BL[:, :-1], tokens_BL[:, 1:].copy()
@@ -127,7 +127,7 @@ def test_transformers_loads_what_we_write(
 
 
 class Adapted:
-    """Weights of a folder, random ones of adapters."""
+    """Weights of a folder, with random adapters."""
 
     def __init__(self, folder: Path, model: Model) -> None:
         self._own, self._adapters = FolderWeights(folder), random_params(model, 5)

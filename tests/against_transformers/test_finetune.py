@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning from end to end: the losses and logits of torch and PEFT."""
+"""Fine-tuning from end to end: losses and logits against torch and PEFT."""
 
 from pathlib import Path
 from typing import Any

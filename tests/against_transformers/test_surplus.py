@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that no config asks for: our logits are those that transformers gives."""
+"""Tensors that no config names: our logits are those of transformers."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_changed_file_gives_the_logits_of_transformers(
 def test_what_transformers_calls_unexpected_is_refused_by_name(
     family: str, tmp_path: Path
 ):
-    """Or both use it: then logits are the same, as above."""
+    """Or both use it: then logits agree, as above."""
     random_model(family).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learnt of conversations, against transformers and TRL's training templates.
+"""What is learnt from conversations, against transformers and TRL's training templates.
 
 TRL has published chat templates in two versions: as a model comes with it, and with
 generation blocks. What transformers marks under the second is what we find under the
-first, but for what stands in the prompt (TRL counts headers and opened thoughts too).
+first, except for the prompt (TRL counts headers and opened thoughts, too).
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ FOLDER = Path(import_module("trl").__file__ or "").parent / "chat_templates"
 NAMES = sorted(
     path.stem.removesuffix("_training") for path in FOLDER.glob("*_training*")
 )
-# Tokens that end an answer, and those that begin a message
+# Tokens that end an answer, and tokens that begin a message
 ENDS = (
     *SPECIAL,
     *(
@@ -42,12 +42,12 @@ LAST = {
 }
 
 
-# Templates of models that see, which want contents that are lists
+# Templates of models with vision, which want lists as contents
 SEEING = {"idefics3", "llava_next", "smolvlm"}
 
 
 def _marked(source: str, chat: Conversation, special: dict[str, str]) -> Any:
-    """The text of transformers, and what is between generation blocks."""
+    """Return the text of transformers, and what is between generation blocks."""
     utils: Any = import_module("transformers.utils.chat_template_utils")
     (text,), (spans,) = utils.render_jinja_template(
         [list(chat.messages)],
@@ -84,7 +84,7 @@ def test_answers_are_those_of_trls_training_templates(name: str, chat: str):
     found = learnt(written(SandboxedTemplate(source, special), CHATS[chat], ENDS))
     theirs, ours = _without_blanks(expected), _without_blanks(found)
     at = 0
-    for one in found:  # in their order, and the last to the end
+    for one in found:  # in order, and the last one to the end
         at = theirs.index(_without_blanks([one]), at) + len(_without_blanks([one]))
     assert at == len(theirs)
     answers = [m["content"].strip() for m in CHATS[chat].messages[1::2]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that models go on with, and scores, against transformers itself."""
+"""Generated texts, and scores, against transformers itself."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from hetjax.serving.sampling import Sampling
 from hetjax.serving.scoring import token_log_likelihoods
 from tests.against_transformers.families import CONFIGS, random_model, random_tokens
 
-_NUM_TOKENS = 14  # with 17 before them, past every window and at GPT-2's last position
+_NUM_TOKENS = 14  # after 17 others: past every window, up to GPT-2's last position
 
 
 def loaded(model, folder: Path) -> LoadedModel:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we write is loaded by transformers: no key too few or too many, same logits."""
+"""Transformers loads what we write: no key too few or too many, same logits."""
 
 from dataclasses import replace
 from pathlib import Path

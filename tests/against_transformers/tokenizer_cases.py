@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny tokenizers made with `transformers`, and what it makes of texts and chats.
+"""Tiny tokenizers made with `transformers`, and its results on texts and chats.
 
 `python -m tests.against_transformers.tokenizer_cases` writes them to
 tests/data/tokenizers, for environments without `transformers`.
@@ -74,12 +74,12 @@ _MARKS = "{% generation %}", "{% endgeneration %}"
 
 
 def template_of(name: str, marks: tuple[str, str] = ("", "")) -> str:
-    """A template without generation blocks, or with them."""
+    """Return a template without generation blocks, or with them."""
     open_, close = marks
     return TEMPLATES[name].replace("OPEN", open_).replace("CLOSE", close)
 
 
-# What surrounds a text by the post-processor; what the config says changes nothing
+# What the post-processor puts around a text; the config's fields change nothing
 AROUND: dict[str, dict[str, Any]] = {
     "bare": {"processor": None},
     "opened": {"processor": "<s> $A"},
@@ -127,7 +127,7 @@ def expected_texts(theirs: Any) -> list[list[int]]:
 
 
 def expected_chats(theirs: Any, marked: str) -> list[dict[str, Any]]:
-    """Text and ids by the tokenizer's own template, the mask by the marked one."""
+    """Return text and ids by the tokenizer's template, the mask by the marked one."""
     found = []
     for chat in map(messages_of, CHATS):
         text = theirs.apply_chat_template(chat, tokenize=False)
@@ -141,7 +141,7 @@ def expected_chats(theirs: Any, marked: str) -> list[dict[str, Any]]:
 
 
 def case_of(folder: Path, name: str, around: str) -> dict[str, Any]:
-    """Make a tokenizer and say what transformers makes of texts and chats with it."""
+    """Return a tokenizer's case: what transformers makes of texts and chats with it."""
     theirs = make(folder, template_of(name), around)
     return {
         "texts": expected_texts(theirs),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of PEFT in use: the same as its base with the adapters added by numpy."""
+"""A PEFT folder in use: the same as its base with the adapters added by numpy."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gradients travel in counts in plans and simulations, as it does in a run."""
+"""Plans and simulations count the gradients' type on the wire, as a run does."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's lines of Python, a cell each, in the kernel of a notebook."""
+"""The README's lines of Python, one cell each, in a notebook's kernel."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.training.small import LICENCE, lines
 from tests.training.test_workers import set_environment
 
 README = Path(__file__).parents[2] / "README.md"
-# seconds in place of minutes
+# seconds instead of minutes
 SHORTER = {
     "search_s=10": 'search_s=10, microbatch_sizes=(4,), remat=("none",)',
     "steps=20": 'steps=20, data={"path": "text.txt", "cache_dir": "cache"}, '
@@ -75,13 +75,13 @@ def test_a_notebook_plans_trains_and_samples_also_where_jax_runs_already(
     assert page["text/html"].startswith("<iframe srcdoc=")
     assert all(word in page["text/html"] for word in ("&lt;svg", "step time"))
     assert "<svg" in picture["image/svg+xml"]
-    # what is being done is one line that changes; the last step's stays
+    # progress is one line that changes; the last step's line stays
     assert trained["text/plain"].startswith("step 20/20  loss")
     assert "plan (given)" in trained["stdout"] and "compiled" not in trained["stdout"]
     assert "<th>loss</th>" in metrics["text/html"]
     assert sample["text/plain"].startswith("'Return the")
     assert launcher(fresh) == "embedded"
-    # the plan of the first, so that nothing but the place of the workers differs
+    # the first run's plan, so that only the place of the workers differs
     planned = next(n for n, line in enumerate(code) if line.startswith("found ="))
     code[planned : planned + 3] = [
         f'plan = hetjax.load_plan("{fresh}/runs/tiny/plan.json")',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prices a plan counts, and what is said of those that nobody knows."""
+"""Which prices a plan counts, and what is reported about missing prices."""
 
 import json
 import warnings
@@ -19,7 +19,7 @@ from hetjax.report.plans.plan_rows import wish_rows
 from tests.short_runs import draws
 
 PRICED, WITHOUT_SPOT, UNPRICED = "L4", "A10G", "H20"  # as in the catalogue
-OWNED = "RTX-A6000"  # 300 W, and nobody rents it out
+OWNED = "RTX-A6000"  # 300 W, and not for rent
 FEW: dict[str, Any] = {
     "global_batch": 8,
     "microbatch_sizes": (4,),
@@ -141,7 +141,7 @@ def test_the_wish_for_cost_has_its_own_gap_beside_others():
 
 @pytest.mark.nightly
 def test_kinds_without_a_price_do_not_lead_the_search_astray():
-    """Many fast devices without a price, beside a cheap kind and a dear one."""
+    """Many fast devices without a price, beside a cheap kind and an expensive one."""
     cheap = Node(name="cheap", device="T4", count=2, price_per_hour=0.5)
     dear = Node(name="dear", device="V100-SXM2-16GB", count=4, price_per_hour=24.0)
     unpriced = Node(name="unpriced", device=UNPRICED, count=4)

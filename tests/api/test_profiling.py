@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile says how much surer predictions are by it, as `simulate` says it."""
+"""A profile states how much surer it makes predictions, as `simulate` states it."""
 
 import re
 from dataclasses import replace
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def factor(device: str, profile: Path | None) -> float:
-    """The end of the interval over the step, of a microbatch on one device."""
+    """Return the upper interval end over the step, for a microbatch on one device."""
     layers = (0, len(MODEL.layers))
     stage = Stage(node="here", devices=(0,), layers=layers, launch_ahead=1)
     replica = Replica(stages=(stage,), num_microbatches=1, microbatch_size=4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of the public functions say what the commands say, and show themselves."""
+"""Results of the public functions state what commands state, and display themselves."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ TYPED = ["--global-batch", "8", "--microbatch-sizes", "4", "--remat", "none"]
 
 
 class Text(HTMLParser):
-    """The words of a page, and the frames in it."""
+    """The words of a page, and its frames."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_a_simulated_step_is_that_of_the_command(
 def test_pictures_show_themselves_and_are_kept(found: FoundPlan, tmp_path: Path):
     for picture, word in ((found.draw(), "a"), (found.step.draw(), "time (ms)")):
         shown = ElementTree.fromstring(picture._repr_svg_())
-        assert "max-width: 100%" in shown.attrib["style"]  # of a narrow cell
+        assert "max-width: 100%" in shown.attrib["style"]  # fits a narrow cell
         assert word in [text.strip() for text in shown.itertext()]
         for name, start in KINDS.items():
             picture.save(tmp_path / name)
@@ -159,7 +159,7 @@ def test_the_second_best_plan_is_slower_and_is_not_the_best_in_another_order(
         stages = [[(s.node, s.layers) for s in r.stages] for r in of.replicas]
         return sorted(stages)
 
-    assert cuts(second.plan) != cuts(found.plan)  # each kind has one node here
+    assert cuts(second.plan) != cuts(found.plan)  # here each kind has one node
     assert "hetjax, second" in Page(plan_page(found.planned)).words
 
 

@@ -31,13 +31,13 @@ from tests.training.small import (
     small_preset,
 )
 
-# for tests that allow rounding: only else a resumed run has the same bits
+# for tests that allow rounding: otherwise a resumed run has the same bits
 quickly = pytest.mark.usefixtures("quick_compiling")
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes a folder for the run of preset `small`; returns that of the run."""
+    """A function that makes a folder for preset `small`, and returns the run's."""
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
 
     def made(name: str) -> Path:
@@ -51,7 +51,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 
 
 def numbers(run_dir: Path) -> list[tuple[float, ...]]:
-    """All numbers of `metrics.jsonl` but those of the clock."""
+    """Return all numbers of `metrics.jsonl` except times."""
     keys = ("step", "loss", "grad_norm", "learning_rate", "val_loss")
     return [
         tuple(line[key] for key in keys if key in line)
@@ -68,7 +68,7 @@ def test_a_run_in_parts_has_the_numbers_of_the_command(make: Callable[..., Path]
         assert trainer.plan == TWO_REPLICAS
         assert trainer.fit(3).metrics[-1]["step"] == 3
         assert trainer.fit(2).metrics[-1]["step"] == 5
-    with hetjax.Trainer("small") as trainer:  # goes on from the checkpoint
+    with hetjax.Trainer("small") as trainer:  # resumes from the checkpoint
         trainer.fit()
         assert trainer.fit().metrics[-1]["step"] == 10  # nothing is left to do
     assert numbers(parts) == numbers(whole)
@@ -109,7 +109,7 @@ def test_a_directory_is_held_until_close(make: Callable[..., Path]):
     first.close()
     assert [line["step"] for line in second.fit(1).metrics if "loss" in line] == [1, 2]
     second.close()
-    first.fit(1)  # a trainer that was closed opens its run again
+    first.fit(1)  # a closed trainer opens its run again
     assert [line["step"] for line in first.metrics if "loss" in line] == [1, 2, 3]
     first.close()
 

@@ -19,11 +19,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture(params=["gcs", "s3"])
 def cloud(request: pytest.FixtureRequest) -> FaultyServer:
-    """A server that faults can be ordered from."""
+    """A server that can inject faults."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
 def bucket(cloud: FaultyServer) -> Store:
-    """Our store there, which tries again at once."""
+    """Our store there, which retries at once."""
     return cloud.store("run")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server in memory that speaks what google-cloud-storage needs, with faults to order.
+"""An in-memory server for google-cloud-storage's requests, with faults to inject.
 
 Buckets (get), objects (media, multipart and resumable upload, metadata, download with
 ranges, list with prefix and pages, delete), generation preconditions. Not here:
-credentials, quotas, old versions, compose, XML. Faults are those of
-`faulty_server.py`.
+credentials, quotas, old versions, compose, XML. Faults are those of `faulty_server.py`.
 """
 
 import base64
@@ -75,7 +74,7 @@ class FakeGcs(FaultyServer):
     def answer(
         self, method: str, path: str, query: Query, headers: Query, body: bytes
     ) -> Reply:
-        """Carry a request out: atomic, as the real one is."""
+        """Execute a request atomically, as the real server does."""
         with self._lock:
             try:
                 return self._answer(method, path, query, headers, body)
@@ -85,7 +84,7 @@ class FakeGcs(FaultyServer):
     def store(
         self, prefix: str, *, pause_s: float = 0.001, timeout_s: float = 5.0
     ) -> Store:
-        from hetjax.checkpoint.stores.gcs import GcsStore  # takes a second
+        from hetjax.checkpoint.stores.gcs import GcsStore  # slow to import
 
         return GcsStore("bucket", prefix, pause_s=pause_s, timeout_s=timeout_s)
 
@@ -231,7 +230,7 @@ def _metadata(bucket: str, name: str, found: Object) -> dict[str, str]:
 
 
 def _parts(content_type: str, body: bytes) -> tuple[dict[str, str], bytes]:
-    """The metadata and the data of a multipart upload, which may hold any bytes."""
+    """Return metadata and data, which may hold any bytes, of a multipart upload."""
     match = _BOUNDARY.search(content_type)
     assert match, content_type
     between = b"--" + match[1].encode()

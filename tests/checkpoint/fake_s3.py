@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server in memory that speaks what our store asks of S3, with faults to order.
+"""An in-memory server that speaks what our store needs of S3, with injected faults.
 
-Objects by path (`/BUCKET/KEY`): put, also only where there is none, get, head, delete,
-list with prefix and pages. Bytes are held against the SHA-256 that the request is
-signed with, or their CRC-64, its date against the clock, its access key against `key`.
+Objects by path (`/BUCKET/KEY`): put (also only if absent), get, head, delete, list with
+prefix and pages. It checks bytes against the SHA-256 that the request's signature
+covers, or their CRC-64, the date against the clock, and the access key against `key`.
 Not here: signatures, ranges, multipart uploads, versions. Faults are those of
-`faulty_server.py`. `test_fake_s3.py` holds it against moto.
+`faulty_server.py`. `test_fake_s3.py` checks this server against moto.
 """
 
 import base64
@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
 }
 _META, _CRC64 = "x-amz-meta-", "x-amz-checksum-crc64nvme"
-_MOST_BYTES = 1 << 17  # whose CRC-64 is looked at: Python is slow
+_MOST_BYTES = 1 << 17  # limit for checking CRC-64: Python is slow
 _SKEW = timedelta(minutes=15)
 
 
@@ -52,13 +52,13 @@ class _Refused(Exception):
 
 
 def refused(status: int, code: str, message: str = "no") -> Reply:
-    """The answer to a request that is not done."""
+    """Return the answer to a refused request."""
     body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     return _xml(body, status)
 
 
 class FakeS3(FaultyServer):
-    """Buckets of objects; `is_old`: the server ignores conditions."""
+    """Buckets of objects; if `is_old`, the server ignores conditions."""
 
     scheme, creating = "s3", "PUT"
 
@@ -73,7 +73,7 @@ class FakeS3(FaultyServer):
     def answer(
         self, method: str, path: str, query: Query, headers: Query, body: bytes
     ) -> Reply:
-        """Carry a request out: atomic, as the real one is."""
+        """Execute a request atomically, as the real server does."""
         bucket, _, key = unquote(path).removeprefix("/").partition("/")
         with self._lock:
             try:
@@ -207,7 +207,7 @@ _CRC64_TABLE = [_crc64_of_byte(byte) for byte in range(256)]
 
 
 def credentials() -> dict[str, str | None]:
-    """What a chain of credentials gives the client."""
+    """Return what a chain of credentials gives the client."""
     return {
         "access_key_id": KEY,
         "secret_access_key": SECRET,

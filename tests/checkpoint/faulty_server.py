@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server on loopback with faults to order; what it serves is its subclass's.
+"""A server on loopback with faults to inject; subclasses define what it serves.
 
-`fault(method, path, query)` is called
-once a request is read, before it takes effect, and returns one of
+It calls `fault(method, path, query)` once it has read a request, before the request
+takes effect. The result is one of
 
     None               nothing happens
     503                that status, the request is not executed
@@ -49,10 +49,9 @@ class Reply:
 
 
 class FaultyServer:
-    """`fault` may be set at any time, `log` tells what happened.
+    """`fault` may be set at any time, and `log` records the requests.
 
-    Objects are made by requests of the method `creating`, and `scheme` is that of their
-    URLs.
+    Requests with the method `creating` create objects, and their URLs have `scheme`.
     """
 
     scheme: str
@@ -67,7 +66,7 @@ class FaultyServer:
 
     @contextmanager
     def serving(self, host: str = "127.0.0.1") -> Iterator[Self]:
-        """Serve on a free port of an address of this machine, given in `url`."""
+        """Serve on a free port of an address of this machine, stored in `url`."""
         handler = type("Handler", (_Handler,), {"fake": self})
         server = _Server((host, 0), handler)
         self.url = f"http://{host}:{server.server_address[1]}"
@@ -82,25 +81,25 @@ class FaultyServer:
     def answer(
         self, method: str, path: str, query: Query, headers: Query, body: bytes
     ) -> Reply:
-        """Carry a request out: atomic, as the real one is."""
+        """Execute a request atomically, as the real server does."""
         raise NotImplementedError
 
     def store(
         self, prefix: str, *, pause_s: float = 0.001, timeout_s: float = 5.0
     ) -> Store:
-        """Our store of the bucket that is called `bucket`."""
+        """Return our store of the bucket named `bucket`."""
         raise NotImplementedError
 
     def path(self, key: str) -> str:
-        """The path of a request for an object of that bucket."""
+        """Return the path of a request for an object in that bucket."""
         raise NotImplementedError
 
     def refusal(self, status: int) -> Reply:
-        """The answer of a server that refuses."""
+        """Return the answer of a server that refuses."""
         raise NotImplementedError
 
     def is_download(self, method: str, query: Query) -> bool:
-        """Whether the body of the answer is an object's."""
+        """Return whether the body of the answer is an object's."""
         raise NotImplementedError
 
 
@@ -108,7 +107,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads, block_on_close = True, False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Tell of all but clients that hung up."""
+        """Report all errors except clients that hung up."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # pyright: ignore
 
@@ -136,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         headers = {key.lower(): value for key, value in self.headers.items()}
@@ -181,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _cut(self) -> None:
         self.close_connection = True
-        with suppress(OSError):  # the client was faster
+        with suppress(OSError):  # the client closed first
             self.connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that is away for a while: saving and recovering go on without it."""
+"""A store that is unreachable for a while: saving and recovery continue without it."""
 
 from pathlib import Path
 from types import SimpleNamespace

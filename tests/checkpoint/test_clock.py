@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that jumps back changes neither which save is the later nor what is old."""
+"""A clock that jumps back changes neither the order of saves nor which ones are old."""
 
 import os
 import time
@@ -34,7 +34,7 @@ def named_after(known: Iterable[str], start: int) -> AttemptNames:
     starts=st.lists(st.integers(0, 3), min_size=1, max_size=4).map(accumulate),
 )
 def test_each_name_comes_after_all_before_it(heard: list[str], starts: Iterable[int]):
-    """Those of this start and of all before it, if they were noted."""
+    """After all names of this start and, if they were noted, of earlier starts."""
     names = list(heard)
     for start in starts:
         found = named_after(names, start)
@@ -56,7 +56,7 @@ def test_names_of_a_later_start_come_after_those_that_it_never_saw(
 def test_a_step_saved_again_by_a_later_start_is_the_one_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """By another worker, whose clock is a year behind and who saw nothing of it."""
+    """Another worker saves it, a year behind and without seeing the first save."""
     now_s = time.time()
     for start, worker in ((1, "a"), (2, "b")):
         at_s = now_s - start * YEAR_S

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake S3 against moto: the same requests get the same answers.
 
-Requests are signed by botocore, so both servers see what a client sends. Where moto
-does less than S3 (it takes bytes that are not those of the signature, and any access
-key), the fake does as S3 says, which `test_s3.py` tests.
+botocore signs the requests, so both servers see what a client sends. Where moto does
+less than S3 (it accepts bytes that the signature does not cover, and any access key),
+the fake follows S3, which `test_s3.py` tests.
 """
 
 import http.client
@@ -27,7 +27,7 @@ Answer = tuple[int, bytes, dict[str, str]]
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
-    """Both servers, moto's with a bucket."""
+    """The URLs of both servers; moto's has a bucket."""
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
@@ -61,7 +61,7 @@ def ask(
 
 
 def both(urls: dict[str, str], *request: object, **more: object) -> Answer:
-    """What both say: status, and the content and its metadata of an object."""
+    """Return both servers' answer: status, and an object's content and metadata."""
     answers = {
         name: ask(url, *request, **more)  # pyright: ignore[reportArgumentType]
         for name, url in urls.items()
@@ -80,7 +80,7 @@ def code(body: bytes) -> str | None:
 
 
 def listing(body: bytes) -> tuple[list[str], str | None]:
-    """Keys of a page, and whether there are more."""
+    """Return the keys of a page, and whether there are more."""
     root = ElementTree.fromstring(body)
     for element in root.iter():
         element.tag = element.tag.partition("}")[2] or element.tag

@@ -64,7 +64,7 @@ HOSTILE = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A worker's folder with a part whose state has a link that leads out of it."""
+    """A worker's folder with a part whose state has a link that leads outside."""
     state = part_directory(tmp_path / "here", 1, "a") / "state"
     state.mkdir(parents=True)
     (state / "link").symlink_to(tmp_path)
@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def store_with(top: Path, hostile: Manifest) -> FileStore:
-    """A store as whoever may write there can leave it, all of its checksums right."""
+    """Return a store as an attacker could leave it, with all checksums right."""
     text = to_text(hostile)
     part = top / "store" / "step_00000001" / "a"
     part.mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_a_manifest_on_the_disk_leads_nowhere_else(
 def test_a_manifest_of_a_peer_leads_nowhere_else(
     tmp_path: Path, folder: Path, name: str
 ):
-    """As in a run, another worker's committed step lies beside."""
+    """As in a run, another worker's committed step lies beside it."""
     other = part_directory(folder, 1, "b")
     other.mkdir(parents=True)
     (other / MANIFEST).write_text(to_text(manifest(worker="b", workers=("b",))))
@@ -178,7 +178,7 @@ def test_a_manifest_of_a_peer_leads_nowhere_else(
             link.send((1, 1, 0, 0, 0, 0), [np.frombuffer(LOOT, np.uint8)])
             time.sleep(0.02)
         link.close()
-    is_kept = "link" in name  # the link went when the part was begun anew
+    is_kept = "link" in name  # restarting the part removed the link
     assert answers[0] == (2 if is_kept else 3)
     assert left_outside(tmp_path, before) == set()
     assert (other / MANIFEST).exists()

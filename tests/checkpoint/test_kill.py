@@ -18,7 +18,7 @@ from tests.short_runs import draws
 
 NUM_ENTRIES, SIZE = 12, 4096
 
-# One process imports once, then forks a trainer that saves for ever per line it reads.
+# One process imports once, then forks a trainer that saves forever per line it reads.
 _TRAINERS = f"""
 import os, sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def trainers() -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(trainers: subprocess.Popen[str], word: str) -> tuple[int, int]:
-    """The number after the word, and the last step committed before it (or 0)."""
+    """Return the number after the word, and the last step committed before (or 0)."""
     assert trainers.stdout is not None
     committed = 0
     for line in trainers.stdout:

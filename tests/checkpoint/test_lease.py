@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One holder at a time, on a disk and in a bucket; nobody else's writing stays."""
+"""One holder at a time, on a disk and in a bucket; no other holder's writes remain."""
 
 import json
 import os
@@ -40,8 +40,8 @@ from tests.checkpoint.test_hostile_names import manifest
 from tests.checkpoint.values import state_of
 from tests.short_runs import draws
 
-SOON_S = 0.3  # of one that does not renew
-LATER_S = 0.6  # of one that does, on a busy machine, too
+SOON_S = 0.3  # lease of a holder that does not renew
+LATER_S = 0.6  # of one that renews, even on a busy machine
 
 
 def taken(store: Store, renew_s: float = 0.1, lease_s: float = SOON_S) -> Lease:
@@ -49,7 +49,7 @@ def taken(store: Store, renew_s: float = 0.1, lease_s: float = SOON_S) -> Lease:
 
 
 def elsewhere(store: Store, number: int) -> None:
-    """Make the holder one of another machine: nobody here can tell if it lives."""
+    """Move the holder to another machine, so that nothing here can tell if it lives."""
     name = f"lease/{number:010d}/holder"
     holder = json.loads(store.get_text(name) or "")
     store.remove([name])
@@ -57,7 +57,7 @@ def elsewhere(store: Store, number: int) -> None:
 
 
 def silent(store: Store, number: int) -> Fence:
-    """A holder on another machine that has not renewed, and does not know it."""
+    """Return a holder on another machine that unknowingly did not renew."""
     lease = taken(store, renew_s=1e6)
     assert lease.number == number
     elsewhere(store, number)
@@ -191,7 +191,7 @@ def test_it_is_undone_if_the_lease_is_lost_in_the_very_moment(tmp_path: Path):
     held: list[Lease] = []
 
     class Late(Fence):
-        """It is taken over between the look and the write."""
+        """Its lease is taken over between its check and its write."""
 
         def check(self) -> None:
             super().check()
@@ -209,7 +209,7 @@ def test_it_is_undone_if_the_lease_is_lost_in_the_very_moment(tmp_path: Path):
 
 
 def upload(store: Store, folder: Path, values: int, fence: Fence, step: int) -> None:
-    """Save and upload a step as a run of that lease does."""
+    """Save and upload a step as a run under that lease does."""
     with Uploader(store, folder, "a", fence=fence) as uploader:
         with CheckpointWriter(folder, "a", uploader=uploader) as writer:
             name = AttemptNames(fence.number).new()
@@ -226,7 +226,7 @@ def test_two_runs_on_one_store_do_not_both_commit(store: Store, tmp_path: Path):
         assert committed_steps(store) == [10]
         upload(store, tmp_path / "two", 2, lease.fence, 20)
         assert committed_lease(store, 20) == 2
-        with warnings.catch_warnings(record=True):  # nor take away what is committed
+        with warnings.catch_warnings(record=True):  # nor remove what is committed
             warnings.simplefilter("always")
             upload(store, tmp_path / "one", 1, first, 5)
         assert committed_steps(store) == [10, 20]
@@ -235,7 +235,7 @@ def test_two_runs_on_one_store_do_not_both_commit(store: Store, tmp_path: Path):
 def test_a_late_commit_of_an_older_lease_gives_way_to_the_newer(
     store: Store, tmp_path: Path
 ):
-    """Its writer looked, was held up, wrote, and was killed before it looked again."""
+    """Its writer checked, stalled, wrote, and was killed before it checked again."""
     first = silent(store, 1)
     with taken(store) as lease:
         upload(store, tmp_path / "one", 1, Fence(store, "it", 0), 20)
@@ -297,7 +297,7 @@ for line in sys.stdin:
 
 
 class Saver:
-    """A process that saves and uploads the steps that it is told, under leases."""
+    """A process that saves and uploads the given steps under leases."""
 
     def __init__(self, *words: str, environment: dict[str, str]) -> None:
         self._words, self._environment = words, environment
@@ -329,7 +329,7 @@ class Saver:
         return self.says()
 
     def ends(self) -> str:
-        """Its last words."""
+        """Return its last output."""
         _, words = self.child.communicate(timeout=60)
         assert self.child.returncode
         return words
@@ -344,7 +344,7 @@ class Saver:
 def test_two_processes_on_one_directory_and_store(
     tmp_path: Path, cloud: str, request: pytest.FixtureRequest
 ):
-    """The first is stopped for too long; their clocks are years apart."""
+    """The first is paused too long; their clocks are years apart."""
     url = f"file://{tmp_path}/store"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     endpoint = ""
@@ -370,7 +370,7 @@ def test_two_processes_on_one_directory_and_store(
         two.start()
         assert two.says() == "holds 2 2"
         one.child.send_signal(signal.SIGCONT)
-        # by its lease, or as the other has removed what it had begun
+        # because of its lease, or because the other removed its unfinished save
         assert one.save(2).startswith("refused")
         assert two.save(3) == "saved"
         assert "taken over by" in one.save(4)

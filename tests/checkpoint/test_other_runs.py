@@ -58,7 +58,7 @@ from tests.checkpoint.values import state_of
 
 ONE, TWO = RunIdentity(id="1111"), RunIdentity(id="2222")
 OLDER = RunIdentity(id="before-1111")
-ATTEMPT = {"attempt": f"{1 << 32:016x}"}  # both have a first start, and a first save
+ATTEMPT = {"attempt": f"{1 << 32:016x}"}  # both: first start, first save
 
 
 def save(
@@ -69,7 +69,7 @@ def save(
 
 
 def test_parts_of_two_runs_are_no_step_together(tmp_path: Path):
-    """Of the same step, attempt and workers; each run lacks the other worker's part."""
+    """Step, attempt and workers are the same; each run lacks one worker's part."""
     for worker, run in (("a", ONE), ("b", TWO)):
         with CheckpointWriter(tmp_path, worker, run=run) as writer:
             writer.save(4, state_of(4), ATTEMPT, ["a", "b"])
@@ -127,7 +127,7 @@ def test_in_a_store_each_reads_its_own_and_removes_none_of_the_other(tmp_path: P
     assert fetched is not None and fetched.step == 2
     with pytest.raises(CorruptData, match="step 4 belongs to another run"):
         StoredStep(store, 4, tmp_path / "there", run=ONE)
-    # with a greater lease, which is enough to replace a step of one's own run
+    # a later lease suffices only to replace a step of the same run
     fence = Fence(store, "it", 0)
     late = replace(fence, number=9)
     late_uploader = Uploader(store, tmp_path / "late", "atwo", fence=late, run=ONE)
@@ -141,7 +141,7 @@ def test_in_a_store_each_reads_its_own_and_removes_none_of_the_other(tmp_path: P
 def test_a_run_with_a_key_removes_nothing_of_one_that_it_cannot_read(
     tmp_path: Path, other: RunIdentity | None
 ):
-    """Neither as it retains its newest steps, nor as it gives some up."""
+    """Neither when it retains its newest steps, nor when it discards some."""
     store, key = FileStore(tmp_path / "store", pause_s=0.0), bytes(range(32))
     for step in (2, 5, 8):
         uploader = Uploader(store, tmp_path / "other", "a", keep=9)
@@ -239,7 +239,7 @@ def test_one_run_at_a_time_has_a_folder_whatever_its_workers_are_called(
         with pytest.raises(LeaseHeld, match=r"checkpoint folder .*\(run 1111\)"):
             held(tmp_path, "here 2 /copy", ONE, worker)  # a copy is another one, too
     others = held(tmp_path, "here 1 /one", ONE, "b")
-    again = held(tmp_path, "here 1 /one", ONE)  # the worker was started once more
+    again = held(tmp_path, "here 1 /one", ONE)  # the worker restarted
     assert first.fence.number < again.fence.number
     for lease in (first, others, again):
         lease.release()
@@ -252,7 +252,7 @@ GONE = Holder(
 
 
 def crashed(folder: Path, worker: str) -> Fence:
-    """A worker on another machine, of a run directory that was moved since."""
+    """Return the fence of a worker on another machine; the run's directory moved."""
     store = lease_folder(folder / LEASES / worker)
     store.put_text("lease/0000000001/holder", json.dumps(asdict(GONE)))
     return Fence(store, "it", 1)
@@ -271,21 +271,21 @@ def test_leases_of_workers_that_crashed_are_awaited_together_and_once(
 
     def wait(text: str) -> None:
         waits.append(text)
-        together.wait(20)  # broken unless all of them are waited for at once
+        together.wait(20)  # breaks unless all are waited for at once
 
     soon(monkeypatch, wait)
     for _ in range(2):
         held(tmp_path, "h 8 /moved", ONE).release()
     assert len(waits) == 3
     for fence in fences:
-        with pytest.raises(LeaseLost):  # it may wake up, and save nothing
+        with pytest.raises(LeaseLost):  # it may wake up, but saves nothing
             fence.check()
 
 
 def test_a_worker_has_its_folder_though_another_has_ended_the_old_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Both wait for the same one, and one of them is faster."""
+    """Both wait for the same lease, and another worker ends it first."""
     store, ours = crashed(tmp_path, "a").store, replace(GONE, home="h 8 /moved")
     faster = "lease/0000000002/holder", json.dumps(asdict(ours))
     soon(monkeypatch, lambda text: store.put_text(*faster))
@@ -311,7 +311,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
     with pytest.raises(BadInput, match=r"cannot be used \(Not a directory") as refused:
         held(tmp_path / "file/a", "here 1 /one", ONE)
     assert "--checkpoint.local" in refused.value.fix
-    _fail_to_write(monkeypatch, code)  # below a folder that can be written
+    _fail_to_write(monkeypatch, code)  # below a writable folder
     with pytest.raises(BadInput, match=rf"cannot be used \({os.strerror(code)}"):
         held(tmp_path, "here 1 /one", ONE)
 
@@ -352,14 +352,14 @@ def test_a_worker_whose_folder_was_taken_over_saves_nothing(tmp_path: Path):
 def test_bytes_that_are_swapped_after_their_check_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whoever may write waits for the check, and then puts others in their place."""
+    """An attacker with write access waits for the check, then replaces the bytes."""
     key = bytes(range(32))
     save(tmp_path, "a", 2, ONE, key=key)
     found = Checkpoint.open(tmp_path, key=key)
     opened, swapped = os.open, set[Path]()
 
     def open_and_swap(path: Any, *more: Any, **named: Any) -> int:
-        """What is open stays what it was; who opens it again finds zeros."""
+        """Open a file, then replace it: later opens find zeros."""
         descriptor = opened(path, *more, **named)
         if "state" in Path(path).parts:
             num_bytes = os.fstat(descriptor).st_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be restored from what is left: against plain search over all places."""
+"""What can be restored from surviving parts, against a plain search of all places."""
 
 import pytest
 from hypothesis import given
@@ -134,6 +134,6 @@ def part(worker: str, step: int, *absent: str) -> PartialSnapshot:
 def test_whose_part_is_on_no_disk_that_was_asked_may_have_it():
     parts = [part("a", 5, "b", "c"), part("b", 5, "a", "c"), part("a", 3, "b")]
     assert unasked(parts, {"a", "b"}) == {5: {"c"}}
-    assert unasked(parts, {"a", "b", "c"}) == {}  # it has been asked, and has none
+    assert unasked(parts, {"a", "b", "c"}) == {}  # c was asked, and has none
     shared = [part("a", 5, "c"), part("b", 5)]  # whole on the disk of b
     assert unasked(shared, {"a", "b"}) == {}

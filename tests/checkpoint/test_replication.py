@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a worker's part on the disks of others: whole, verified, and retained."""
+"""Copies of a worker's part on others' disks: whole, verified, and retained."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Pair = tuple[PeerReplication, PeerReplication]
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Worker a, whose copies b keeps."""
+    """Worker a, and worker b, which keeps its copies."""
     a, b = (PeerReplication(name, "127.0.0.1", b"secret", 2.0) for name in "ab")
     with closing(a), closing(b):
         b.store_in(tmp_path / "b", keep=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is S3's own: pieces, credentials, endpoints, servers that are no good."""
+"""What only S3 has: pieces, credentials, endpoints, unsuitable servers."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_the_index_is_created_last_and_alone_makes_the_file(
     with pytest.raises(FileNotFoundError):
         bucket.get("x", tmp_path / "b", expected)
     s3.fault, sent = lambda *_: None, len(s3.log)
-    bucket.put("x", source, expected)  # its pieces are there
+    bucket.put("x", source, expected)  # its pieces exist
     assert sum(r.status == 200 for r in s3.log[sent:] if r.method == "PUT") == 1
 
 
@@ -288,7 +288,7 @@ def test_a_profile_has_credentials_and_a_region(
 def test_credentials_that_end_are_asked_for_again(
     s3: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """A command gives some for a few minutes, as logins of companies do."""
+    """A command provides credentials for a few minutes, as company logins do."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setattr(s3_login, "_ASKED_AGAIN_S", 0.0)
     (tmp_path / "config").write_text(

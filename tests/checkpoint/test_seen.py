@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a machine sees the run's directory, and where it keeps checkpoints else."""
+"""Whether a machine sees the run's directory, and where else it keeps checkpoints."""
 
 import shutil
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ RUN = RunIdentity(id="0123456789abcdef")
 
 
 def storage(run_dir: Path, stack: ExitStack) -> CheckpointStorage:
-    """As of a run that was started there, whose workers may be elsewhere."""
+    """Return the storage of a run started there, whose workers may be elsewhere."""
     run_dir.mkdir(exist_ok=True)
     kept = CheckpointStorage(directory=str(run_dir / "checkpoints"), run=RUN)
     leases = Leases(run_dir, kept, stack, lambda text: None, RUN.id)
@@ -42,7 +42,7 @@ def test_who_does_not_see_it_keeps_them_in_a_folder_of_the_run(
         (tmp_path / "run").rename(tmp_path / "elsewhere")
         here = found.here()
         (tmp_path / "elsewhere").rename(tmp_path / "run")
-        assert found.here() == here  # nobody changes sides while he writes
+        assert found.here() == here  # a worker does not switch while it writes
     assert here.at("left") == state_home / "hetjax" / RUN.id
     assert (here.is_local, here.lease) == (True, "")
 
@@ -51,13 +51,13 @@ def test_who_does_not_see_it_keeps_them_in_a_folder_of_the_run(
 def test_another_run_under_the_same_path_is_not_taken_for_it(
     starts: int, tmp_path: Path
 ):
-    """Also if that has been started as often, or more often: its lease says who."""
+    """Even if that run started as often or more often: its lease identifies it."""
     run_dir, other = tmp_path / "run", tmp_path / "other"
     with ExitStack() as stack:
         for _ in range(starts):
             with ExitStack() as start:
                 storage(other, start)
-                (other / "config.json").touch()  # else it leaves no trace
+                (other / "config.json").touch()  # otherwise it leaves no trace
         found = storage(run_dir, stack)
         run_dir.rename(tmp_path / "elsewhere")
         shutil.copytree(other, run_dir)
@@ -65,7 +65,7 @@ def test_another_run_under_the_same_path_is_not_taken_for_it(
         assert here.is_local
         shutil.rmtree(run_dir)
         (tmp_path / "elsewhere").rename(run_dir)
-    # nor does its newer lease keep anybody from saving
+    # nor does the other run's newer lease prevent saving
     here.writer("left").close()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With a key nothing is believed that was not written with it, wherever it comes from.
+"""With a key, only what was written with it is trusted, wherever it comes from.
 
-Whoever writes here knows all forms and makes all checksums right, and lacks the key.
+The attacker here knows all formats, makes all checksums right, and lacks the key.
 """
 
 import json
@@ -39,7 +39,7 @@ def key_file(path: Path, data: bytes, mode: int = 0o600) -> Path:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> CheckpointStorage:
-    """A step on the disk and in a store, signed."""
+    """A signed step on the disk and in a store."""
     key = key_file(tmp_path / "run.key", os.urandom(64))
     storage = CheckpointStorage(
         directory=str(tmp_path / "here"),
@@ -73,7 +73,7 @@ def test_without_a_key_signatures_are_not_looked_at(saved: CheckpointStorage):
 
 
 def unsigned(part: Path, key: bytes) -> None:
-    """A manifest without a signature, as a run without a key writes it."""
+    """Write the manifest without a signature, as a run without a key does."""
     (part / MANIFEST).write_text(to_text(from_text((part / MANIFEST).read_text())))
 
 
@@ -83,7 +83,7 @@ def other_key(part: Path, key: bytes) -> None:
 
 
 def changed(part: Path, key: bytes) -> None:
-    """Another state of the training loop, under the old signature."""
+    """Write another state of the training loop under the old signature."""
     body = json.loads((part / MANIFEST).read_text())
     found = from_text(json.dumps(body))
     forged = json.loads(to_text(found)) | {"host": {"attempt": "00000009" + "f" * 8}}
@@ -109,7 +109,7 @@ def test_a_forged_manifest_on_the_disk_is_refused(saved: CheckpointStorage, name
     key = saved.key()
     assert key is not None
     FORGERIES[name](part_directory(saved.at("a"), 1, "a"), key)
-    assert Checkpoint.open(saved.at("a")).step == 1  # all else about it is right
+    assert Checkpoint.open(saved.at("a")).step == 1  # all else is right
     with pytest.raises(DamagedCheckpoint, match="is not trusted: .*not signed"):
         Checkpoint.open(saved.at("a"), key=key)
     with pytest.warns(UserWarning, match="not trusted"):
@@ -136,7 +136,7 @@ def test_a_forged_step_of_a_store_is_refused(
     if name != "commit changed":
         del commit["signature"]
     (step / "COMMIT").write_text(json.dumps(commit))
-    assert len(manifests(store, 1)) == 1  # all else about it is right
+    assert len(manifests(store, 1)) == 1  # all else is right
     for act in (
         lambda: manifests(store, 1, key),
         lambda: fetch_newest(store, tmp_path / "there", -1, key),
@@ -151,7 +151,7 @@ def test_a_forged_step_of_a_store_is_refused(
 def test_weights_with_the_checksum_of_others_are_refused(
     saved: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
 ):
-    """A CRC can be met by anybody; here all are equal."""
+    """Anyone can match a CRC; here all are equal."""
     key = saved.key()
     found = Checkpoint.open(saved.at("a"), key=key)
     entry, value = next((e, v) for e, v in state_of(1) if v.size)

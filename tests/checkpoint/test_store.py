@@ -50,7 +50,7 @@ def file_of(path: Path, data: bytes) -> tuple[Path, FileRecord]:
 
 
 def first_times(num: int, fault: Fault, methods: str = "") -> Callable[..., Fault]:
-    """The fault, for the first `num` requests (of these methods) to each path."""
+    """Return a fault for the first `num` requests (with these methods) to each path."""
     counts: dict[tuple[str, str], int] = {}
 
     def choose(method: str, path: str, _: Query) -> Fault:
@@ -340,14 +340,14 @@ def test_large_files_go_in_chunks_that_are_tried_one_by_one(
     assert gcs.buckets["bucket"]["run/x"].data == data
     chunks = [r.bytes_in for r in gcs.log if r.method == "PUT" and r.bytes_in]
     assert max(chunks) == 8 << 20
-    assert sum(r.method == "POST" for r in gcs.log) == 1  # never begun anew
+    assert sum(r.method == "POST" for r in gcs.log) == 1  # never restarted
     gcs.fault = first_times(1, ("truncate", 5 << 20), "GET")
     bucket.get("x", tmp_path / "b", expected)
     assert google_crc32c.value((tmp_path / "b").read_bytes()) == google_crc32c.value(
         data
     )
     downloaded = sum(r.bytes_out for r in gcs.log if r.method == "GET")
-    assert downloaded < len(data) + (1 << 20)  # went on where it was cut
+    assert downloaded < len(data) + (1 << 20)  # resumed where it was cut
 
 
 def test_large_files_conflict_before_they_are_sent(
@@ -451,7 +451,7 @@ def test_a_limit_that_is_lifted_holds_up_nobody(tmp_path: Path) -> None:
     source.write_bytes(bytes(5000))
     store = FileStore(
         tmp_path / "store", BandwidthLimit(1.0)
-    )  # that takes over an hour
+    )  # which takes over an hour
     with ThreadPoolExecutor(1) as pool:
         upload = pool.submit(store.put, "a/b", source, record_of_file(source))
         with pytest.raises(TimeoutError):

@@ -39,7 +39,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
 def deaf(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A server that takes connections and never gives a whole answer."""
+    """A server that accepts connections and never completes an answer."""
     listener, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
     callers: list[socket.socket] = []
 
@@ -118,7 +118,7 @@ def test_every_call_ends_and_says_what_it_waited_for(call: str, tmp_path: Path):
 def test_a_file_that_cannot_be_opened_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """On a dead mount opening a file blocks."""
+    """On a dead mount, opening a file blocks."""
     let_go = threading.Event()
     monkeypatch.setattr(local, "read_bytes", lambda *_, **__: let_go.wait() and b"")
     with pytest.raises(StoreError, match="reading x of"):

@@ -78,7 +78,7 @@ def save(
     workers: tuple[str, ...] = ("a",),
     seed: int = 0,
 ) -> Manifest:
-    """One worker's local part of a step, as after its commit."""
+    """Write one worker's local part of a step, as after its commit."""
     own, files = directory / f"step_{step:08d}" / worker, {}
     dice = random.Random(f"{step} {worker} {seed}")
     for name in ("state/_METADATA", "state/p.w.0of2/c.0.0", "state/p.w.1of2/c.0.0"):
@@ -109,7 +109,7 @@ def upload(uploader: Uploader, *steps: int) -> None:
 def _uploading_the_first_of(
     *steps: int, folder: Path
 ) -> Iterator[tuple[Uploader, Watched, threading.Event]]:
-    """Steps that are saved, the first on its way to a store until the event is set."""
+    """Save steps; yield an uploader whose first upload waits for the event."""
     for step in steps:
         save(folder, step)
     gate, first = threading.Event(), object_name(steps[0])
@@ -180,7 +180,7 @@ def test_workers_that_upload_at_once_make_one_commit(
         uploader.close()
     assert manifests(bucket, 10) == saved
     made = [found.generation for found in cloud.buckets["bucket"].values()]
-    assert max(made) == len(made) == 4 * 4 + 1  # nothing was made twice
+    assert max(made) == len(made) == 4 * 4 + 1  # nothing was created twice
 
 
 def test_a_step_that_fails_warns_once_and_leaves_the_one_before(

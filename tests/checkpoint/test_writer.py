@@ -29,7 +29,7 @@ def assert_holds(directory: Path, step: int, state: State) -> None:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A disk that holds every write back until the event is set."""
+    """A disk that blocks every write until the event is set."""
     gate, write = threading.Event(), ocp.Checkpointer.save
 
     def held_back(*args: object, **kwargs: object) -> None:
@@ -111,7 +111,7 @@ def test_a_save_in_flight_removes_nothing_that_others_were_told_of(
 
 
 class SlowCopies:
-    """What copies a save to other machines, until the event is set."""
+    """Copies a save to other machines; blocks until the event is set."""
 
     def __init__(self) -> None:
         self.done = threading.Event()

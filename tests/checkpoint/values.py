@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries with values to save: random ones, and ones that tell their step."""
+"""Entries with values to save: random ones, and ones that depend on their step."""
 
 import ml_dtypes
 import numpy as np

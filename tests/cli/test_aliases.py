@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of other programs: accepted where they mean the same, else what to type."""
+"""Options of other programs: accepted if they mean the same; otherwise advice."""
 
 import re
 from dataclasses import fields
@@ -18,7 +18,7 @@ from hetjax.training.settings.presets import preset
 from hetjax.training.settings.values import FORMER_NAMES
 
 TINY = preset("tiny").config
-# typed as in the documentation of transformers, torchtitan, axolotl and nanoGPT
+# as in the documentation of transformers, torchtitan, axolotl and nanoGPT
 ACCEPTED = {
     "--learning_rate 2e-5": "--optimizer.learning-rate 2e-5",
     "--lr=2e-5": "--optimizer.learning-rate=2e-5",
@@ -73,7 +73,7 @@ def test_for_what_means_something_else_the_error_says_what_to_type(words: str):
 
 
 def test_every_advice_can_be_typed():
-    """Only options that there are, with values that they take."""
+    """Only existing options, with values that they take."""
     values = {"N": "8", "FILE": "a", "FOLDER": "b", "NAMES": "attention"}
     for why, fix in aliases._UNLIKE.values():
         typed: list[tuple[str, str]] = re.findall(r"(--[\w.-]+) ([\w.-]+)", fix)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models, tokenizers and rows that do not go together, as each command refuses them."""
+"""Models, tokenizers and rows that do not match: each command refuses them."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def rows(path: Path, *records: dict) -> Path:
 
 
 def training(folder: Path, data: Path | None = None, *more: str) -> list[str]:
-    """Train from the folder's weights, on chats or these data."""
+    """Return the words to train from the folder's weights, on chats or these data."""
     beside = folder.parent
     data = data or rows(beside / "rows.jsonl", *CHATS)
     words = [str(folder), "--init", str(folder), "--data.path", str(data)]
@@ -63,7 +63,7 @@ def check_refused(
     assert command(list(words)) == BadInput.exit_code == 2
     heard = capsys.readouterr().err
     starts = [line.partition(":")[0] for line in heard.splitlines()]
-    # a slow machine says before that it starts
+    # a slow machine first says that it starts
     assert starts[-4:] == ["hetjax", "got", "allowed", "fix"], heard
     assert all(word in heard for word in told), heard
 
@@ -74,7 +74,7 @@ def with_fields(folder: Path, **fields: object) -> None:
 
 
 def larger_tokenizer(folder: Path) -> None:
-    """A token more than the model has rows for."""
+    """Give the tokenizer one more token than the model has rows for."""
     file = folder / "tokenizer.json"
     told = json.loads(file.read_text())
     more = {"id": CONFIG.vocab_size, "content": "<|more|>", "special": True}

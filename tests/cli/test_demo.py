@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.demo`: its figures are the simulator's, its order theirs."""
+"""`python -m hetjax.demo`: its figures are the simulator's, ranked by them."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def raced(folder: Path) -> dict:
-    """What `demo --json` tells; the plans are in a folder."""
+    """The output of `demo --json`; the plans are in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         out: list[str] = []
         patch.setattr("builtins.print", lambda *words, **_: out.extend(map(str, words)))
@@ -145,7 +145,7 @@ def test_the_even_split_is_the_fastest_that_train_could_be_asked_for(raced: dict
 def test_without_a_terminal_each_planner_has_a_line_best_first(
     folder: Path, raced: dict, capsys: pytest.CaptureFixture[str]
 ):
-    assert main([*GIVEN, "--seconds", "60"]) == 0  # which nobody waits for
+    assert main([*GIVEN, "--seconds", "60"]) == 0  # returns earlier
     out, told = capsys.readouterr()
     assert "\x1b" not in out + told
     lines = out.splitlines()
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused_in_three_parts(
 
 @pytest.fixture
 def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let those whom the last sentences name race with one plan, at once."""
+    """Replace the race of the named planners by one plan, at once."""
     plan = evenly(1, 1, "none")
     step = hetjax.simulate_plan(plan, model=MODEL, cluster=CLUSTER, quiet=True)
     entries = tuple(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hetjax devices`: all that the catalogue file has, or what a word may mean."""
+"""`hetjax devices`: the whole catalogue file, or what a word may mean."""
 
 import json
 import tomllib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`doctor`: nodes for a cluster file, and the two ends of a way between machines."""
+"""`doctor`: nodes for a cluster file, and both ends of a route between machines."""
 
 import subprocess
 import sys

@@ -29,7 +29,7 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def options_in(text: str) -> set[str]:
-    """Options that have a row of their own in a box, which -h shares."""
+    """Return the options that have their own row in a box, which -h shares."""
     return set(re.findall(r"(?m)^(?:│ |  )(--\w[\w.-]*)", text))
 
 
@@ -56,13 +56,13 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]):
     assert helped == printed(["doctor", "--help"], capsys)
 
 
-# What each shell runs on a tab, asked of those that are here: bash, and others if any.
+# What each shell runs on a tab: bash, and other shells if installed.
 AS_BASH = """. {script}
 COMP_WORDS=({typed} "{last}")
 COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _hetjax
 printf '%s\\n' "${{COMPREPLY[@]}}\""""
-# after the function of bash, zsh leaves out what does not begin as typed
+# after bash's function, zsh drops what does not begin as typed
 AS_ZSH = f"{AS_BASH} | grep -- '^{{last}}'"
 ON_TAB = {
     "bash": AS_BASH,
@@ -137,7 +137,7 @@ def test_warnings_of_a_result_are_red_on_a_terminal(
     lines = ["gpt2: 8 [sequences]", "warning: the gap is 60%", "step time 1 ms"]
     print_result("\n".join(lines))
     assert capsys.readouterr().out.splitlines() == lines
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as if this were one
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if this were a terminal
     print_result("\n".join(lines))
     shown = capsys.readouterr().out.splitlines()
     assert [bool(COLOUR.search(line)) for line in shown] == [False, True, False]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hetjax launch`: the script of a job as sbatch and a shell read it, and bad input."""
+"""`hetjax launch`: a job's script as sbatch and a shell read it, and bad input."""
 
 import os
 import shlex
@@ -50,7 +50,7 @@ def launch(*words: str) -> int:
 
 
 def components(script: str) -> list[list[str]]:
-    """What sbatch reads of a script, by component."""
+    """Return what sbatch reads of a script, by component."""
     lines = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
     found: list[list[str]] = [[]]
     for line in lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hetjax NAME` is `python -m hetjax.NAME`, and answers at once where it can."""
+"""`hetjax NAME` is `python -m hetjax.NAME`, and is quick where possible."""
 
 import subprocess
 import sys

@@ -83,7 +83,7 @@ def test_the_plan_takes_as_long_as_simulate_says(
     assert simulate.main(["plan.json", *options, "--json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
     for key in ("step_time_s", "tokens_per_s", "bubble_share"):
-        # simulate does not know the preset's optimizer, and takes Adam's
+        # simulate does not know the preset's optimizer, and assumes Adam
         assert found[key] == pytest.approx(simulated[key], rel=1e-5), key
     assert [s["layers"] for s in found["stages"]] == [
         s["layers"] for s in simulated["stages"]
@@ -112,7 +112,7 @@ def test_numbers_follow_from_one_another(
     assert not used & idle
     tokens_per_usd = found["tokens_per_s"] * 3600 / found["usd_per_hour"]
     assert found["usd_per_million_tokens"] == pytest.approx(1e6 / tokens_per_usd)
-    assert found["goodput"] == 1.0  # nobody said that a node might vanish
+    assert found["goodput"] == 1.0  # no node is said to vanish
     assert found["binds"]["what"] in ("compute", "link", "fill")
     assert found["plan"]["global_batch"] == 6
     assert "baselines" not in found and "pareto" not in found
@@ -140,7 +140,7 @@ def test_the_tables_tell_stages_memory_the_bound_and_baselines(
         times = 1.0 if row[2] == "as" else float(row[2].rstrip("x"))
         assert times == pytest.approx(float(row[1]) / ours, abs=0.02)
     assert "whale" not in out
-    assert "megatron, varuna" in error  # progress, apart from what is found
+    assert "megatron, varuna" in error  # progress, apart from results
 
 
 def test_all_baselines_are_compared_on_small_clusters(
@@ -152,7 +152,7 @@ def test_all_baselines_are_compared_on_small_clusters(
     for name, judged in found["baselines"].items():
         if judged["step_time_s"] is None:
             assert judged["why"], name
-        elif name in ("megatron", "varuna"):  # of the same space as the plan's
+        elif name in ("megatron", "varuna"):  # same space as the plan's
             assert judged["step_time_s"] >= found["lower_bound_s"]
 
 
@@ -230,7 +230,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(
         "varuna",
     ):
         assert words in told, words
-    # everything that the terminal says of the step
+    # everything that the terminal prints about the step
     for line in out.splitlines():
         if "binds:" in line or line.startswith("lower bound"):
             assert line in told, line
@@ -390,7 +390,7 @@ def test_libraries_beneath_print_nothing_of_their_own(tmp_path: Path):
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,  # a library in C writes past Python's own streams
+        stderr=subprocess.STDOUT,  # a C library bypasses Python's streams
         text=True,
         check=True,
     )

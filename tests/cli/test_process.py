@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers that leave and signals at any instant: no traceback, and no work is lost.
+"""Closed readers and signals at any instant: no traceback, and no lost work.
 
-Instants are counted in audit events of Python, which an import, an opened file, a
-compiled program raise: they are the same on a slow machine.
+An instant is a count of Python audit events, which imports, opened files and compiled
+programs raise: these are the same on a slow machine.
 """
 
 import json
@@ -51,7 +51,7 @@ _ON_TERMINAL = (
     "import os, sys; os.login_tty(int(sys.argv[1])); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
-CODES = {  # also killed as Python itself exits, when no handler is left
+CODES = {  # also killed as Python exits, when no handler is left
     signal.SIGINT: {0, 1, 4, -signal.SIGINT},
     signal.SIGTERM: {0, 4, 143, -signal.SIGTERM},
 }
@@ -62,7 +62,7 @@ def words(name: str) -> list[str]:
 
 
 def ended_unread(command: Sequence[str], folder: Path) -> tuple[int, str]:
-    """Exit code and errors of a command whose output nobody reads."""
+    """Return exit code and errors of a command whose output has no reader."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -109,7 +109,7 @@ def test_files_come_first_and_a_result_is_shown_though_they_cannot_be_written(
 
 
 def test_what_is_printed_into_closed_descriptors_goes_into_no_file(tmp_path: Path):
-    """The next file that is opened would get number 1, or 2."""
+    """The next file opened would get number 1, or 2."""
     command = [*words("simulate"), "tiny", "--output", "plan.json", "--trace", "t.json"]
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
     assert subprocess.run(closed, cwd=tmp_path).returncode == 0
@@ -122,7 +122,7 @@ def test_what_is_printed_into_closed_descriptors_goes_into_no_file(tmp_path: Pat
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that has lost its terminal: where, and how many events it had."""
+    """A run that lost its terminal: its folder, and how many events it had."""
 
     folder: Path
     num_events: int
@@ -136,7 +136,7 @@ def training(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Train on a terminal that is closed in mid-run."""
+    """A run trained on a terminal that closes midway."""
     folder = tmp_path_factory.mktemp("process")
     (folder / "text.txt").write_text((ROOT / "LICENSE").read_text())
     ours, theirs = os.openpty()
@@ -171,7 +171,7 @@ def test_a_run_outlives_its_terminal_and_its_log_tells_how_it_went(trained: Trai
 def ended_by(
     number: signal.Signals, events: Sequence[int], arguments: Sequence[str]
 ) -> tuple[int, str]:
-    """Exit code and errors of a command that gets the signal at these events."""
+    """Return exit code and errors of a command that gets the signal at these events."""
     at = ",".join(map(str, [int(number), *events]))
     command = [sys.executable, "-c", _COUNTED, at, "", *arguments]
     done = subprocess.run(

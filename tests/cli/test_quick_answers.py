@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Help and refusals come before anything is imported that takes seconds.
+"""Help and refusals come before any slow import.
 
-No clock: what is imported is what takes long, and is the same on every machine.
+No clock: the test looks at what is imported, which is the same on every machine.
 """
 
 import subprocess
@@ -82,7 +82,7 @@ count = 2
 
 
 def told(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
-    """Exit code, the names of all that was imported, and what was said of an error."""
+    """Return the exit code, the names of all imports, and an error's text."""
     script = (
         "import sys\n"
         "from hetjax.__main__ import main\n"

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def greedy(folder: Path, tokens: list[int], number: int) -> list[int]:
-    """The likeliest tokens, each by the whole text before it in one jit."""
+    """Return the likeliest tokens, each from the whole text before it, in one jit."""
     model, weights = load_named(str(folder)), FolderWeights(folder)
     params, tokens = whole.parameters(model, weights), list(tokens)
     for _ in range(number):
@@ -94,7 +94,7 @@ def test_a_text_is_no_longer_than_the_model_takes(folder: Path, tmp_path: Path):
     for seed in range(3):
         found = model.sample("A cat", num_tokens=50, seed=seed)
         reasons.append(found.reason)
-        if found.reason == "max_seq_len":  # the last is found, and never looked at
+        if found.reason == "max_seq_len":  # the last token is found, but never read
             assert found.prompt_tokens + len(found.tokens) == 9
     assert "max_seq_len" in reasons
 

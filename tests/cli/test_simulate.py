@@ -24,7 +24,7 @@ from hetjax.simulate import main
 from hetjax.training.settings.presets import PRESETS
 from tests.training.small import MODEL_CONFIG, TWO_REPLICAS, but, small_preset, stage
 
-# links so fast that they do not show in the times of below
+# links so fast that they do not affect the times below
 CLUSTER = Cluster(
     name="c",
     nodes=(
@@ -51,7 +51,7 @@ PLAN = Plan(
 
 
 def measurements(device: str) -> list[Measurement]:
-    """A second forward and two backward in each half of the model, half an update."""
+    """Return a second forward, two backward and half an update in each half."""
     seconds = {"embedding": 0.25, "block": 0.75, "head": 0.25}
     return [
         Measurement(
@@ -111,7 +111,7 @@ def test_equal_stages_take_the_closed_form_of_1f1b(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     told = simulated(capsys, *GIVEN)
-    # (S - 1 + M)(F + B) + update, bubble (S - 1) / (S - 1 + M) but for the update
+    # (S - 1 + M)(F + B) + update, bubble (S - 1) / (S - 1 + M) except for the update
     assert told["step_time_s"] == pytest.approx(9 * 3 + 0.5, rel=1e-3)
     assert told["tokens_per_s"] == pytest.approx(8 * 16 / 27.5, rel=1e-3)
     assert told["bubble_share"] == pytest.approx(3 / 27.5, rel=1e-3)
@@ -257,7 +257,7 @@ def test_memory_is_that_of_the_presets_optimizer(
         return {name: d["peak_memory_bytes"] for name, d in devices.items()}
 
     adam, lion = peak("adamw"), peak("lion")
-    # lion has one moment of four bytes where adam has two, and everything else alike
+    # lion has one moment of four bytes, adam has two; all else is equal
     layer_params = 16 * 3 * 32 + 4 * 16 * 16 + 2 * 16
     (held,) = [r.stages[0] for r in TWO_REPLICAS.replicas if len(r.stages) == 1]
     less = adam[f"{held.node}/0"] - lion[f"{held.node}/0"]
@@ -268,7 +268,7 @@ def test_memory_is_that_of_the_presets_optimizer(
 def test_a_step_costs_what_its_nodes_cost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    # two nodes of two devices, of which one is used on each: nodes are rented whole
+    # two nodes of two devices, one of them used on each: nodes are rented whole
     edit = _to("cluster.toml", "count = 2", "count = 2\nprice_per_hour = 4.0")
     edit(folder)
     told = simulated(capsys, *GIVEN, "--output", "p.json")

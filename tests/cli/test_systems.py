@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done on systems other than Linux: the portable way, or a refusal."""
+"""Systems other than Linux: the portable way, or a refusal."""
 
 import builtins
 import ctypes

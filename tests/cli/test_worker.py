@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hetjax worker`: what it refuses before it calls anybody."""
+"""`hetjax worker`: what it refuses before it connects."""
 
 import io
 import os
@@ -74,9 +74,9 @@ def test_a_token_file_is_its_owners_alone(
         heard = capsys.readouterr().err
         assert said in heard and "chmod 600" in heard and TOKEN not in heard
     file.chmod(0o600)
-    link = tmp_path / "link"  # as files of secrets are in Kubernetes
+    link = tmp_path / "link"  # as Kubernetes stores secrets
     link.symlink_to(file)
-    assert worker(words(token_file=str(link))) == 1  # nobody listens there
+    assert worker(words(token_file=str(link))) == 1  # no listener
     assert "no answer from a run at 127.0.0.1:9" in capsys.readouterr().err
 
 

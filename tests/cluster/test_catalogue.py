@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue's figures hold against the chips' clocks, units and links."""
+"""The catalogue's figures against the chips' clocks, units and links."""
 
 import re
 from dataclasses import replace
@@ -26,7 +26,7 @@ from hetjax.errors import BadInput
 
 
 class Fake:
-    """What is read of a `jax.Device`."""
+    """The attributes of a `jax.Device` that are read."""
 
     def __init__(self, device_kind: str, platform: str = "gpu") -> None:
         self.platform, self.device_kind = platform, device_kind
@@ -67,7 +67,7 @@ def node(device: str, **more) -> Node:
         ("NVIDIA GH200 144G HBM3e", "GH200-144G-HBM3e"),
         ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
-        ("A100-SXM4-40GB", "A100-SXM4-40GB"),  # of a driver that leaves NVIDIA out
+        ("A100-SXM4-40GB", "A100-SXM4-40GB"),  # a driver without the word NVIDIA
         ("NVIDIA A40", "A40"),
         ("NVIDIA A30", "A30"),
         ("NVIDIA A16", "A16"),
@@ -174,7 +174,7 @@ def test_a_reported_device_kind_leads_to_its_entry(device_kind, name):
         ("L4", 60, 1024, 2.04),
         ("L40S", 142, 1024, 2.52),
         ("P100-SXM2-16GB", 56, 256, 1.48),
-        # GeForce cards run at half rate where sums are fp32
+        # GeForce cards run at half rate if sums are fp32
         ("GeForce-RTX-4090", 128, 512, 2.52),
         ("GeForce-RTX-3090", 82, 512, 1.695),
         ("GeForce-RTX-2080-Ti", 68, 512, 1.545),
@@ -445,13 +445,13 @@ def test_no_spelling_of_an_entry_is_taken_for_another(name: str):
         whole = [spelling.lower(), " ".join(words), "_".join(words).upper()]
         for written in (*whole, f"NVIDIA {spelling}", *shorter):
             found = canonical_name(written)
-            if found not in (name, written):  # as where V100-SXM3 lacks its memory
+            if found not in (name, written):  # as for V100-SXM3 without its memory
                 assert written in shorter and found in _holding(written), written
         assert all(name in {canonical_name(w), *candidates(w)} for w in whole)
 
 
 def _holding(written: str) -> set[str]:
-    """Entries of which a spelling has all words of what is written, as they are."""
+    """Return the entries with a spelling that contains all words of what is written."""
     said = set(written.lower().split())
     spelled = {n: (n, *spec.aliases) for n, spec in catalogue().items()}
     return {
@@ -523,7 +523,7 @@ def test_a_spelling_of_a_known_card_is_offered(device: str):
     ],
 )
 def test_no_advice_names_a_card_with_more_memory_than_the_one_meant(device, named):
-    """Of all whose name holds the words, none has less than the one that is named."""
+    """No entry whose name has these words has less memory than the named one."""
     with pytest.raises(BadInput) as caught:
         device_spec(node(device))
     assert caught.value.fix.startswith(f'write device = "{named}", or ')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error in a cluster file says what was got, what is allowed, what to type."""
+"""Every error in a cluster file states what was got, what is allowed, what to type."""
 
 import json
 import re

@@ -75,7 +75,7 @@ positive = st.floats(min_value=1e-6, max_value=1e4)
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    """Draw any consistent cluster, odd names included."""
+    """Draw any consistent cluster, with odd names too."""
     words = draw(st.lists(names, unique=True, min_size=1, max_size=6))
     num_nodes = len(words)
     odd = st.text(min_size=1, max_size=8).filter(lambda zone: zone not in words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is there, and which node takes which device."""
+"""Which devices are present, and which node takes which device."""
 
 from typing import NamedTuple
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of the cards that the driver tells of, those that CUDA shows to a process."""
+"""Of the driver's cards, those that CUDA shows to a process."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from hetjax.cluster.local_devices import (
 
 @dataclass(frozen=True)
 class Told:
-    """A card as the driver tells of it."""
+    """A card as the driver describes it."""
 
     uuid: str
     name: str
@@ -41,11 +41,11 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         (UNLIKE, {"CUDA_VISIBLE_DEVICES": "GPU-4"}, ["GPU-4090"]),
         (UNLIKE, {"CUDA_VISIBLE_DEVICES": ""}, []),
         (UNLIKE, {"CUDA_VISIBLE_DEVICES": "-1"}, []),
-        # CUDA's first card is the faster one, the driver's the one on the first bus
+        # CUDA's first card is the fastest, the driver's is the first on the bus
         (UNLIKE, {"CUDA_VISIBLE_DEVICES": "1"}, None),
         (UNLIKE, {"CUDA_VISIBLE_DEVICES": "1", **BY_BUS}, ["GPU-4090"]),
         (ALIKE, {"CUDA_VISIBLE_DEVICES": "2,0"}, ["2", "0"]),
-        # CUDA reads up to the first that is not there
+        # CUDA reads up to the first missing card
         (ALIKE, {"CUDA_VISIBLE_DEVICES": "1,7,2"}, ["1"]),
         (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-"}, []),
         ((replace(ALIKE[0], is_cut=True), *ALIKE[1:]), {}, None),
@@ -78,13 +78,13 @@ def test_devices_are_the_same_when_they_come_from_another_process():
 
 
 def test_of_the_drivers_cards_of_one_name_the_least_memory_counts():
-    """For nodes that were found, and for those of a file that leave it open."""
+    """For discovered nodes, and for nodes of a file without a memory size."""
     kind = "NVIDIA GeForce RTX 4060 Ti"
     here = [
         LocalDevice(
             platform="cuda", device_kind=kind, handle=str(gib), memory_bytes=gib << 30
         )
-        for gib in (16, 6, 0)  # the last says nothing
+        for gib in (16, 6, 0)  # the last is unknown
     ]
     with pytest.warns(UserWarning, match="have 6 and 16 GiB: 6 is assumed for each"):
         found = cluster_of_devices(here)

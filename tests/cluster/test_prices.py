@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which price of a device counts: its node's own, the catalogue's, or electricity."""
+"""Which price of a device counts: its node's, the catalogue's, or electricity."""
 
 import tomllib
 from typing import Any
@@ -12,7 +12,7 @@ from hetjax.cluster.prices import device_price, is_priced_on_demand, pays_electr
 
 FILE = tomllib.loads(catalogue._FILE.read_text(encoding="utf-8"))
 KWH = 0.25  # USD
-# by the file: prices on demand and spot, on demand alone, watts alone, neither
+# in the file: prices on demand and spot, on demand only, watts only, neither
 BOTH, WITHOUT_SPOT, OWNED, BARE = "A100-SXM4-80GB", "L40S", "RTX-A6000", "H20"
 
 
@@ -48,7 +48,7 @@ def test_a_nodes_own_price_goes_first(device: str):
         (OWNED, {}, 0.3 * KWH),  # 300 W
         ("RTX A6000", {"spot": True}, 0.3 * KWH),
         (OWNED, {"price_per_hour": 0.0}, 0.3 * KWH),
-        (BOTH, {"price_per_hour": 0.0}, 0.4 * KWH),  # 400 W; your own, not rented
+        (BOTH, {"price_per_hour": 0.0}, 0.4 * KWH),  # 400 W; owned, not rented
     ],
 )
 def test_who_is_paid_by_nobody_costs_electricity(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Ray tells of its nodes, as a cluster, and who stands for which node."""
+"""What Ray reports of its nodes, as a cluster, and which Ray node is which node."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from hetjax.errors import BadInput
 
 
 def told(number: int, /, alive: bool = True, **resources: Any) -> dict[str, Any]:
-    """A node as Ray 2.60 describes it."""
+    """Return a node as Ray 2.60 describes it."""
     address = f"10.0.0.{number}"
     return {
         "NodeID": f"id-{number}",
@@ -234,7 +234,7 @@ def test_a_name_given_to_a_machine_with_unlike_cards_means_those_of_its_kind():
     assert {n.name for n in cluster_of_ray(found).nodes} == {"new", "old"}
 
 
-# Ray's types, in which memory is not told
+# Ray's types, which do not state memory
 RAYS_LAB: dict[int, dict[str, Any]] = {
     1: {"GPU": 4.0, "accelerator_type:A100": 1.0},
     2: {"GPU": 4.0, "accelerator_type:V100": 1.0},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real `scontrol` has told of a job, as machines."""
+"""Output of a real `scontrol` about a job, as machines."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_a_job_without_components_is_one_part_and_one_that_waits_is_none():
     ("state", "is_up"),
     [
         ("IDLE", True),
-        ("MIXED+DRAIN", True),  # what runs there stays
+        ("MIXED+DRAIN", True),  # running jobs stay
         ("ALLOCATED", True),
         ("DOWN", False),
         ("DOWN*", False),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that is connected to the one that has started it, and lets nobody run.
+"""A process connected to its parent, which lets none of its other threads run.
 
-Arguments: the address and secret of peer `z`, the time of silence, seconds. For so long
-it holds the interpreter's lock and computes on as many threads as there are cores; then
-it sends a message, and sleeps.
+Arguments: the address and secret of peer `z`, the time of silence, seconds. For that
+many seconds it holds the interpreter's lock and computes on as many threads as there
+are cores. Then it sends a message and sleeps.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def main(address: str, secret: str, silence_s: str, busy_s: str) -> None:
 
     for _ in range(os.cpu_count() or 1):
         threading.Thread(target=compute, daemon=True).start()
-    ctypes.PyDLL(None).usleep(int(1e6 * float(busy_s)))  # of a PyDLL: with the lock
+    ctypes.PyDLL(None).usleep(int(1e6 * float(busy_s)))  # a PyDLL keeps the lock
     peers.send("z", (0, 0, 0, 0, 0, 0), [np.arange(3)])
     time.sleep(60)
 

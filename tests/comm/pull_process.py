@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that passes arrays to another one: it does what its standard input says.
+"""A process that exchanges arrays with another one, as its standard input says.
 
-One JSON object a line and as many answers. `east` has stage 0, `west` stage 1.
+One JSON object per line, and as many answers. `east` has stage 0, `west` stage 1.
 """
 
 import json
@@ -22,7 +22,7 @@ from hetjax.mesh.axes import batch_sharding, stage_mesh
 from tests.jax_settings import strict_simulation
 
 STAGES = {"east": 0, "west": 1}
-KINDS: Mapping[str, Literal["F", "B"]] = {"east": "F", "west": "B"}  # that they send
+KINDS: Mapping[str, Literal["F", "B"]] = {"east": "F", "west": "B"}  # what they send
 SHAPE_BLD = (8, 6, 40)  # sequences, positions, width
 TENSOR = 2
 THREADS = 4
@@ -46,7 +46,7 @@ class Side:
         return self.server.address
 
     def leave(self) -> None:
-        """In the order that never waits for what does not come."""
+        """Leave in the order that never waits for what does not come."""
         self.peers.close()
         self.server.drop()
         self.ship.close()
@@ -66,7 +66,7 @@ class Side:
     def exchange(
         self, degrees: Sequence[int], dtype: str, rounds: int, step: int
     ) -> None:
-        """Send all, unfinished, then take in reverse order what the other sent."""
+        """Send all unfinished arrays, then receive the other's in reverse order."""
         self.prepare(degrees, dtype, step)
         for number in range(rounds):
             self.send(number)
@@ -102,7 +102,7 @@ class Side:
             self.send(number)
 
     def arrivals(self, rounds: int) -> None:
-        """Wait for offers, and pull none of them; compile what pulling needs."""
+        """Wait for offers without pulling any; compile what pulling needs."""
         self.prepare([2, 1], "float32", 0)
         jax.jit(jnp.negative)(
             jax.device_put(self.content(0, self.other), self.sharding)
@@ -113,7 +113,7 @@ class Side:
             version = self.peers.mailbox.wait(version)
 
     def pull(self, rounds: int) -> None:
-        """Begin to pull what a stopped process has offered, and send what needs it."""
+        """Begin to pull what a stopped process has offered, and send results of it."""
         self.own_array = jax.jit(jnp.negative)(jnp.arange(5))
         self.pulled = [self.receive(number) for number in range(rounds)]
         self.made = [jax.jit(jnp.negative)(x_BLD) for x_BLD in self.pulled]
@@ -124,7 +124,7 @@ class Side:
         self.peers.mailbox.check()
 
     def loss(self) -> list[Any]:
-        """Who was lost and when, and when all arrays that needed it had failed."""
+        """Return who was lost and when, and when all dependent arrays had failed."""
         version = self.peers.mailbox.version
         try:
             while True:

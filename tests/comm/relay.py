@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A relay on the path of a link, which may do to what the caller sends as it likes.
+"""A relay on the path of a link, which may change what the caller sends.
 
-It knows the form of the handshake and of frames, and not the run's secret.
+It knows the form of the handshake and of frames, but not the run's secret.
 """
 
 import socket
@@ -15,7 +15,7 @@ from hetjax.comm.handshake import _GREETING
 
 GREETING_BYTES, PROOF_BYTES, CODE_BYTES, BEAT_BYTES = _GREETING.size, 32, 16, 24
 HEADER = struct.Struct("<6IQ")
-# What it sends instead of a frame, by its number: the frames so far come, too
+# What it sends instead of a frame, from its number and the frames so far
 Attack = Callable[[int, Sequence[bytes]], Sequence[bytes]]
 
 
@@ -24,7 +24,7 @@ def honest(number: int, frames: Sequence[bytes]) -> Sequence[bytes]:
 
 
 class Relay:
-    """Passes on both connections of a caller to `address`, and attacks one of them."""
+    """Relays both connections of a caller to `address`, and attacks one of them."""
 
     def __init__(
         self, address: str, frames: Attack = honest, beats: Attack = honest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections: messages arrive whole, strangers do not get in, losses are seen."""
+"""Connections: messages arrive whole, strangers are refused, losses are noticed."""
 
 import os
 import queue
@@ -82,7 +82,7 @@ def test_both_send_at_once_without_waiting_for_each_other(pair: tuple[Peers, Pee
 
 def test_an_idle_peer_is_not_taken_for_lost(pair: tuple[Peers, Peers]):
     one, two = pair
-    time.sleep(2.5)  # silence is a second here
+    time.sleep(2.5)  # the silence limit is a second here
     one.send("two", KEY, [np.arange(3)])
     assert two.mailbox.receive("one", KEY).view(np.int64).tolist() == [0, 1, 2]
 
@@ -127,7 +127,7 @@ def test_a_peer_that_never_beats_is_lost_in_the_end():
 
 @pytest.mark.parametrize("size", [2**62, 2**40])
 def test_what_cannot_be_taken_in_loses_who_sends_it(size: int):
-    """It must not end the thread that reads without anybody being told."""
+    """It must not end the reading thread without a report."""
     here, there = socket.socketpair()
     ours, theirs = socket.socketpair()
     told: queue.Queue[str] = queue.Queue()
@@ -148,7 +148,7 @@ def test_what_cannot_be_taken_in_loses_who_sends_it(size: int):
 
 @pytest.mark.parametrize("rest", [0, 13, 32, 40])
 def test_what_has_arrived_is_delivered_whatever_comes_of_the_next(rest: int):
-    """The next message: nothing of it, half of its header, all of that, or more."""
+    """The next message: none of it, half of its header, all of that, or more."""
     here, there = socket.socketpair()
     ours, theirs = socket.socketpair()
     came: queue.Queue[tuple[str, bytes]] = queue.Queue()
@@ -244,7 +244,7 @@ def test_a_door_without_descriptors_opens_again_once_there_are_some():
             while True:
                 taken.append(os.dup(0))
         host, _, port = two.address.rpartition(":")
-        early.connect((host, int(port)))  # wakes the door, which cannot take it
+        early.connect((host, int(port)))  # wakes the door, which cannot accept it
         time.sleep(0.3)
     finally:
         for descriptor in taken:
@@ -277,7 +277,7 @@ def test_a_handshake_has_one_limit_however_slowly_it_comes(
 
     threading.Thread(target=trickle, daemon=True).start()
     slow.settimeout(5.0)
-    with suppress(ConnectionResetError):  # it is shut with bytes unread
+    with suppress(ConnectionResetError):  # it closes with bytes unread
         assert slow.recv(1) == b""
     assert 0.4 < time.monotonic() - begin_s < 4.0
     ended.set()
@@ -294,7 +294,7 @@ def test_strangers_that_say_nothing_leave_room_for_honest_callers():
     joining.start()
     one.connect({"two": two.address}, 5.0)
     joining.join()
-    assert time.monotonic() - begin_s < _HANDSHAKE_S / 2  # nobody's time had to pass
+    assert time.monotonic() - begin_s < _HANDSHAKE_S / 2  # no timeout had to pass
     time.sleep(0.2)
     for stranger in strangers:
         stranger.setblocking(False)

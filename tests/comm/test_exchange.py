@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over workers: what numpy adds, and the same bits for every holder."""
+"""Sums over workers: numpy's sums, and the same bits for every holder."""
 
 import secrets
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_the_sum_is_that_of_all_holders_and_equal_to_the_last_bit(
         assert found.dtype == np.float32
     if wire == np.float32:
         np.testing.assert_array_equal(sums[0], expected)
-    else:  # sums of parts are rounded once more on their way back
+    else:  # partial sums are rounded once more on the way back
         np.testing.assert_allclose(sums[0], expected, rtol=2**-8, atol=1e-6)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of another machine, piece by piece: what comes is what is there, or nothing."""
+"""Files of another machine, piece by piece: whole as they are there, or refused."""
 
 import secrets
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_only_named_files_are_given(giver: FileGiver, name: str, end: int):
     with FileTaker(place(giver)) as taker:
         with pytest.raises(NotGiven):
             taker.read(name, 0, end)
-        assert taker.size("text/a") == SIZE  # the connection is still of use
+        assert taker.size("text/a") == SIZE  # the connection is still usable
 
 
 @pytest.mark.parametrize(

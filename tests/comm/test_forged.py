@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever sits on the path of a link can end it, and nothing else."""
+"""An attacker on the path of a link can end it, and nothing else."""
 
 import secrets
 import socket
@@ -36,7 +36,7 @@ def key(number: int) -> Key:
 def relayed(
     frames: Attack = honest, beats: Attack = honest, silence_s: float = 1.0
 ) -> Iterator[tuple[Peers, Peers]]:
-    """Two peers, and what the first sends goes through the relay."""
+    """Yield two peers; what the first sends passes through the relay."""
     one, two = (
         Peers(name, "127.0.0.1:0", SECRET, silence_s=silence_s, coded=True)
         for name in ("one", "two")
@@ -71,7 +71,7 @@ def test_what_is_sent_with_codes_arrives_as_it_was():
 
 
 def loss_of(peers: Peers) -> str:
-    """Who is lost, and why, before long."""
+    """Return who is lost, and why; fail if that takes long."""
     end_s = time.monotonic() + 25.0
     while time.monotonic() < end_s:
         try:
@@ -93,7 +93,7 @@ def changed(at: int) -> Attack:
 
 
 def injected(number: int, frames: Sequence[bytes]) -> Sequence[bytes]:
-    """A frame of its own after the first one, with a code that it makes up."""
+    """Add a forged frame after the first one, with a made-up code."""
     if number != 1:
         return frames[-1:]
     header = HEADER.pack(*NEVER, 3) + secrets.token_bytes(CODE_BYTES)
@@ -101,7 +101,7 @@ def injected(number: int, frames: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def of_another_length(number: int, frames: Sequence[bytes]) -> Sequence[bytes]:
-    """A length that would make the other side wait for all that follows."""
+    """Send a length that would make the other side wait for everything that follows."""
     if number != 1:
         return frames[-1:]
     *numbers, _ = HEADER.unpack(frames[-1][: HEADER.size])
@@ -134,7 +134,7 @@ def test_a_frame_that_was_not_sent_so_loses_the_peer(name: str, size: int):
         for number in range(4):
             one.send("two", key(number), [np.full(size, number, np.uint8)])
         assert "'one' sent a message that failed authentication" in loss_of(two)
-        for number in range(4):  # nothing but what was sent, if anything
+        for number in range(4):  # only what was sent, if anything
             if two.mailbox.has("one", key(number)):
                 assert set(two.mailbox.pop("one", key(number))) == {number}
         assert not two.mailbox.has("one", NEVER)
@@ -158,13 +158,13 @@ def test_beats_that_were_not_sent_so_keep_nobody_alive(attack: Attack):
 
 def test_beats_with_codes_are_heard():
     with relayed() as (one, two):
-        time.sleep(3.0)  # silence is a second here
+        time.sleep(3.0)  # the silence limit is a second here
         one.mailbox.check()
         two.mailbox.check()
 
 
 def test_a_recorded_handshake_lets_nobody_in():
-    """A relay that has heard all of it calls again with the same words."""
+    """A relay that recorded all of it calls again with the same bytes."""
     heard: list[bytes] = []
 
     class Recording(Relay):
@@ -214,7 +214,7 @@ PLACES += tuple(NAMES + NONCE + after for after in (8, 9, 10, 25))  # the last o
 
 @pytest.mark.parametrize("at", PLACES)
 def test_no_word_of_a_greeting_can_be_changed(at: int):
-    """Names, nonce, incarnation, what for, codes or not, pair: all are proven."""
+    """Names, nonce, incarnation, purpose, codes or not, pair: all are authenticated."""
 
     class Changing(Relay):
         def _there(self, caller: socket.socket, called: socket.socket) -> None:

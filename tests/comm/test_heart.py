@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life: a busy process is not a dead one, a stopped one is as good as dead."""
+"""Heartbeats: a busy process counts as alive, a stopped one as dead."""
 
 import os
 import secrets
@@ -24,7 +24,7 @@ KEY = (0, 0, 0, 0, 0, 0)
 
 @contextmanager
 def busy(busy_s: float) -> Iterator[tuple[Peers, subprocess.Popen[bytes]]]:
-    """A process that is busy for so long from when it is our peer on."""
+    """Yield a process that is busy for this long once it is our peer."""
     secret = secrets.token_bytes(32)
     own = Peers("z", "127.0.0.1:0", secret, SILENCE_S)
     words = [sys.executable, "-m", "tests.comm.busy_process", own.address]
@@ -41,7 +41,7 @@ def busy(busy_s: float) -> Iterator[tuple[Peers, subprocess.Popen[bytes]]]:
 
 
 def lost(peers: Peers) -> tuple[str, float]:
-    """Why the peer is lost, and how long that took to be told."""
+    """Return why the peer is lost, and how long the report took."""
     begin_s = time.monotonic()
     with pytest.raises(PeerLost) as told:
         peers.mailbox.receive("busy", KEY)
@@ -67,7 +67,7 @@ def test_who_is_starved_by_a_quota_is_not_taken_for_dead():
         with busy(BUSY_S) as (peers, child):
             hearts = children(child.pid)
             assert hearts
-            for pid in (child.pid, *hearts):  # once it has imported all it needs
+            for pid in (child.pid, *hearts):  # once its imports are done
                 (group / "cgroup.procs").write_text(str(pid))
             assert len(peers.mailbox.receive("busy", KEY)) == 24
     finally:
@@ -124,7 +124,7 @@ def test_a_heart_ends_with_its_process_and_not_before():
 
 
 def test_a_heart_beats_on_when_all_of_a_group_are_told_to_end():
-    """As scancel and systemd tell them: the process itself saves, and needs it."""
+    """As scancel and systemd do: the process saves, and needs its heart for that."""
     with busy(BUSY_S) as (peers, _):
         heart()._child.terminate()
         assert len(peers.mailbox.receive("busy", KEY)) == 24

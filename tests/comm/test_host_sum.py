@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums by threads, against NumPy's own of whole arrays."""
+"""Sums by threads, against NumPy's sums of whole arrays."""
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetjax.comm import host_sum
 from hetjax.comm.host_sum import added, joined, rounded
 
-LONG = host_sum._ALONE  # beyond it threads share the work
+LONG = host_sum._ALONE  # threads share longer work
 SIZES = st.one_of(st.integers(0, 5), st.integers(LONG, LONG + 3 * host_sum._BLOCK))
 WIRES = st.sampled_from([np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)])
 

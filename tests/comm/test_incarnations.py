@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of several starts of one worker the newest is the worker, whatever comes when."""
+"""Of several starts of a worker the newest counts, in whatever order they arrive."""
 
 import queue
 import secrets
@@ -38,11 +38,11 @@ def test_an_older_start_is_told_that_a_newer_one_has_its_place(
     with pytest.raises(StaleIncarnation, match="a newer start of 'one'"):
         dial(listener.address, "one", "two", SECRET, 1)
     assert admitted.empty()
-    other = dial(listener.address, "three", "two", SECRET, 0)  # it is nobody else's
+    other = dial(listener.address, "three", "two", SECRET, 0)  # the rule is per worker
     assert admitted.get(timeout=5)[1:] == ("three", 0)
     newer.messages.sendall(b"x")
     theirs.messages.settimeout(5)
-    assert theirs.messages.recv(1) == b"x"  # and has hurt nobody
+    assert theirs.messages.recv(1) == b"x"  # and the newer one is intact
     for ends in (newer, theirs, other):
         ends.close()
 
@@ -66,7 +66,7 @@ def test_whatever_the_order_the_newest_is_let_in_last(
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_the_end_of_an_older_start_is_no_loss_of_the_newer(is_late: bool):
-    """Late: it ends by itself, when the newer one is there, before it is cut off."""
+    """Late: the old link ends itself, once the newer exists, before it is cut off."""
     two = Peers("two", "127.0.0.1:0", SECRET)
     first = Peers("one", "127.0.0.1:0", SECRET, incarnation=1)
     second = Peers("one", "127.0.0.1:0", SECRET, incarnation=2)
@@ -82,7 +82,7 @@ def test_the_end_of_an_older_start_is_no_loss_of_the_newer(is_late: bool):
         assert time.monotonic() < end_s
         time.sleep(0.01)
     if not is_late:
-        with pytest.raises(PeerLost):  # it hears that it is of no use any more
+        with pytest.raises(PeerLost):  # it hears that it was replaced
             first.mailbox.receive("two", KEY)
     first.close()
     if is_late:
@@ -100,7 +100,7 @@ def test_the_end_of_an_older_start_is_no_loss_of_the_newer(is_late: bool):
 def test_half_a_link_of_an_older_start_joins_with_nothing(
     door: tuple[Listener, Admitted],
 ):
-    """It was let through the door just before the newer one."""
+    """It passed the door just before the newer start."""
     listener, admitted = door
     about = "one", "two", 1, PULSES, bytes(16)
     half, _ = _dialled(listener.address, SECRET, about, None)

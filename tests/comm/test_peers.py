@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that wait for each other's calls, and some that never call."""
+"""Workers that wait for each other's calls, and for workers that never call."""
 
 import secrets
 import threading
@@ -10,12 +10,12 @@ import pytest
 from hetjax.comm.peers import PeerLost, Peers
 
 SECRET = secrets.token_bytes(32)
-_LONG_S = 60.0  # nobody may wait for so long
+_LONG_S = 60.0  # no wait may take this long
 
 
 @pytest.fixture
 def waiting() -> Iterator[tuple[Peers, Peers]]:
-    """Of these, "one" calls "two"; "two" waits for a call of "absent", too."""
+    """Two peers: "one" calls "two", which also waits for a call from "absent"."""
     found = tuple(Peers(name, "127.0.0.1:0", SECRET) for name in ("one", "two"))
     yield found[0], found[1]
     for peers in found:
@@ -23,7 +23,7 @@ def waiting() -> Iterator[tuple[Peers, Peers]]:
 
 
 def connecting(two: Peers, one: Peers) -> Callable[[], Exception]:
-    """Let "two" wait; what ends that."""
+    """Let "two" wait; return a function that returns the error that ends the wait."""
     ended = list[Exception]()
 
     def connect() -> None:

@@ -44,7 +44,7 @@ def tags() -> st.SearchStrategy[Tag]:
 
 
 def decoded(found: int, secret: bytes) -> tuple[Any, ...]:
-    """The tag of an id: the rounds of the network backwards, then field by field."""
+    """Return an id's tag: the network's rounds backwards, then field by field."""
     left, right = found >> 32, found & (2**32 - 1)
     for turn in (3, 2, 1, 0):
         hashed = hashlib.blake2b(
@@ -124,7 +124,7 @@ def test_a_server_on_all_interfaces_is_refused(host: str):
 
 
 class Process:
-    """One side, in a process of its own."""
+    """One side, in its own process."""
 
     def __init__(self, name: str, silence_s: float) -> None:
         self.child = subprocess.Popen(
@@ -150,7 +150,7 @@ class Process:
         return self.end()
 
     def leave(self) -> int:
-        """Exit status of one that has nothing more to do."""
+        """Return the exit status of a side that has nothing left to do."""
         self.do("leave")
         assert self.child.stdin is not None
         self.child.stdin.close()
@@ -225,7 +225,7 @@ def test_a_peer_lost_during_pulls_is_told_and_the_survivor_goes_on_with_another(
         peer, told_s, failed_s = east.do("loss")
         assert peer == "west"
         assert told_s - begin_s < 2.0
-        # who waits for a device is let go too, long before silence alone would do it
+        # waits for a device end too, long before the silence limit alone would end them
         assert failed_s - told_s < SILENCE_S / 2
         east.do("leave")
         join(east, spare, generation=1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Within TLS nothing can be read, and only who has a certificate of ours takes part.
+"""TLS hides all content, and only holders of our certificates take part.
 
-Certificates are made by the command openssl, which these tests need.
+The command openssl makes the certificates; these tests need it.
 """
 
 import secrets
@@ -39,7 +39,7 @@ def new_key(folder: Path, name: str, *more: str) -> None:
 
 
 def certified(folder: Path, name: str, authority: str) -> Tls:
-    """A certificate of that authority."""
+    """Return a certificate of that authority."""
     new_key(folder, name, "-out", f"{name}.csr")
     sign = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial"]
     out = ["-in", f"{name}.csr", "-out", f"{name}.pem", "-days", "2"]
@@ -94,9 +94,9 @@ def test_messages_of_all_sizes_arrive_whole_both_ways_at_once(
 @pytest.mark.parametrize(
     ("one", "two"),
     [
-        ("stranger", "two"),  # of another authority, whatever it knows
+        ("stranger", "two"),  # of another authority
         ("one", "stranger"),
-        (None, "two"),  # it knows the secret, and would have it all in the clear
+        (None, "two"),  # knows the secret, but uses no TLS
         ("one", None),
     ],
 )
@@ -111,7 +111,7 @@ def test_who_has_no_certificate_of_the_authority_does_not_take_part(
 
 
 class Between:
-    """It ends TLS itself, with a certificate, on both sides, and passes on the rest."""
+    """Ends TLS on both sides, with a certificate, and passes on the rest."""
 
     def __init__(self, address: str, own: Tls) -> None:
         self._to, self._own, self.heard = address, own, b""
@@ -213,7 +213,7 @@ def test_a_handshake_within_tls_has_one_limit_however_slowly_it_comes(
 
 
 def _trickled(found: socket.socket, data: bytes) -> bool:
-    """Send a little, then look whether the other side is still there."""
+    """Send a little, then return whether the other side is still there."""
     try:
         found.sendall(data)
         return found.recv(1000) != b""

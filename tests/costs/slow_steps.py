@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of made-up runs: what each part of them takes is drawn, and known."""
+"""Steps of made-up runs: the time of each part is drawn, and so is known."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from hetjax.costs.slowness.step_times import Ends, Lane, Lanes, Part, StepTimes
 
 LINK = ("a", "b")
 
-# of a step, replica, stage, kind of action and node: how many times as long it takes
+# slowdown factor by step, replica, stage, kind of action and node
 Slow = Callable[[int, int, int, str, str], float]
 
 
@@ -21,7 +21,7 @@ def as_ever(step: int, r: int, s: int, kind: str, node: str) -> float:
 
 
 def lanes(nodes: Sequence[Sequence[str]], work: str | None = None) -> Lanes:
-    """Stages by replica, each on one device of a node."""
+    """Return stages by replica, each on one device of a node."""
     return Lanes(
         tuple(
             Lane(key=(r, s), node=node, devices=(0,), work=work)
@@ -41,9 +41,9 @@ def steps(
     slow: Slow = as_ever,
     slow_link: Callable[[int], float] = lambda step: 1.0,
 ) -> Iterator[StepTimes]:
-    """Draw steps: parts of unlike size, with noise of their own and a tail of pauses.
+    """Yield steps: parts of unlike size, each with its own noise and a tail of pauses.
 
-    `noise` and `work` are deviations of logarithms; work is a replica's batches'.
+    `noise` and `work` are deviations of logarithms; a replica's batches share `work`.
     """
     draw = np.random.default_rng(seed)
     usual_s: dict[Part, float] = {}
@@ -67,7 +67,7 @@ def steps(
 
 
 def found(there: Lanes, of: Iterator[StepTimes]) -> list[Slowdown]:
-    """What a detector says of these steps."""
+    """Return what a detector reports on these steps."""
     detector = Detector()
     detector.begin(there)
     return [finding for times in of for finding in detector.add(times)]

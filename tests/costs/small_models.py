@@ -47,7 +47,7 @@ def pipeline(
     microbatch_size: int = 4,
     attention: AttentionForm | None = None,
 ) -> Plan:
-    """One replica of equal meshes, each on the first devices of node "n"."""
+    """Return one replica of equal meshes, each on the first devices of node "n"."""
     stages = tuple(
         Stage(
             node="n",

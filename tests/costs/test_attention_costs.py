@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention by a kernel costs: beside all scores at once, and to the byte."""
+"""The cost of attention by a kernel: against all scores at once, and to the byte."""
 
 import math
 from functools import partial
@@ -42,7 +42,7 @@ def model_of(length: int = LENGTH) -> Model:
 
 
 def traced(form: AttentionForm, remat: Remat = "selective", tensor: int = 2) -> Passes:
-    """The passes of two blocks, two sequences."""
+    """Return the passes of two blocks over two sequences."""
     shares = Shares(
         num_sequences=2,
         seq_len=LENGTH,
@@ -74,7 +74,7 @@ def test_a_kernel_moves_its_operands_and_results(form: AttentionForm):
     assert body is not None
     (kernel,) = [k for k in fused_kernels(body) if k.step.op == "attention_forward"]
     moved = sum(map(found.cuts.num_bytes, (*kernel.reads, *kernel.writes)))
-    rows = 2 * LENGTH  # of two sequences; a device of two has half the heads
+    rows = 2 * LENGTH  # two sequences; each of two devices has half the heads
     own = rows * (2 * HEADS + 2 * KV_HEADS) * HEAD_SIZE * 2 // 2
     assert moved == own + rows * HEADS * 4 // 2
 
@@ -93,12 +93,12 @@ def times(form: AttentionForm, length: int) -> StageTimes:
 
 
 def test_a_kernel_takes_its_products_of_blocks_that_are_seen():
-    """With memory that is no matter, all else grows as the length, or not at all."""
+    """With ample memory bandwidth, all else grows as the length, or not at all."""
     lengths = 8_192, 16_384, 32_768
     found = [times("cudnn", length) for length in lengths]
 
     def products_s(length: int, products: int) -> float:
-        """Blocks of 128 on and below the diagonal; 0.87 of the peak at most."""
+        """Return the time of blocks of 128 up to the diagonal, at most 0.87 of peak."""
         blocks = length // 128
         scores = 2 * HEADS * (blocks * (blocks + 1) / 2) * 128**2  # two layers
         filled = 0.87 * (length / (length + 64)) ** 2 * HEAD_SIZE / (HEAD_SIZE + 64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals of predictions: that they hold what they promise, and what a run teaches.
+"""Intervals of predictions hold what they promise, and runs narrow them.
 
-Oracles: the simulator at speeds that are drawn from the beliefs, and least squares with
-the prior as rows of its own.
+Oracles: the simulator at speeds drawn from the beliefs, and least squares with the
+prior as extra rows.
 """
 
 import math
@@ -80,7 +80,7 @@ def slopes(cut: int) -> Elasticities:
 
 
 def drawn(beliefs: Beliefs, draw: np.random.Generator) -> dict[Parameter, float]:
-    """True speeds, as they may be."""
+    """Return possible true speeds, drawn from the beliefs."""
     logs = draw.multivariate_normal(beliefs.mean_P, beliefs.covariance_PP)
     return dict(zip(beliefs.parameters, map(math.exp, logs), strict=True))
 
@@ -177,7 +177,7 @@ def test_faster_never_takes_longer_and_slopes_are_shares_of_the_step(name: str):
 
 
 def test_a_step_is_all_shares_together():
-    """All work twice as fast, latencies aside, is a step in half the time."""
+    """If all work is twice as fast, latencies aside, a step takes half the time."""
     shares = [v for p, v in slopes(10).items() if p != SOFTWARE]
     assert sum(shares) == pytest.approx(1.0, abs=0.02)
 
@@ -209,7 +209,7 @@ def test_a_calibration_reads_back_and_counts_on_other_clusters_too():
     alone = Cluster(name="one", nodes=CLUSTER.nodes[:1])
     assert calibration.applied(alone).nodes[0].speeds.products < 1.0
     other = Cluster(name="other", nodes=(Node(name="x", device="L4", count=1),))
-    assert calibration.applied(other).nodes[0].speeds.products < 1.0  # its software
+    assert calibration.applied(other).nodes[0].speeds.products < 1.0  # the software's
     assert UNCALIBRATED.applied(alone) is alone
 
 

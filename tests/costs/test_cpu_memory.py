@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What XLA's CPU backend stores, and when, as programs that it compiles here say."""
+"""What XLA's CPU backend stores, and when, against programs that it compiles here."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def normed(x_LD: jax.Array, scale_D: jax.Array) -> jax.Array:
 
 
 def gradients(function: Callable[..., Any], *inputs: jax.Array) -> Any:
-    """The function's gradients, the last input being that of what it gives."""
+    """Return the function's gradients; the last input is the gradient of its output."""
     return jax.vjp(function, *inputs[:-1])[1](inputs[-1])
 
 
@@ -82,7 +82,7 @@ def test_a_softmax_and_the_product_that_alone_reads_it_are_one_kernel():
         return jnp.exp(x_LV - jnp.max(x_LV, axis=1, keepdims=True)) @ v_VD
 
     assert operations(scores, (4096, 64), (64, 32)) == [REDUCTION]
-    # of fewer than 4,096 rows the maxima are worth no more than their kernel
+    # below 4,096 rows the maxima are not worth more than their kernel
     assert "exp" in operations(scores, (2048, 64), (64, 32))
 
 
@@ -143,5 +143,5 @@ def test_zeros_that_a_loop_adds_to_live_from_the_start():
         rows = table * jnp.sort(jnp.sort(x, axis=0) * 2.0, axis=0)[:4]
         return jax.lax.scan(put, jnp.zeros_like(x), rows)[0][:4]
 
-    # what a sort reads and makes, and zeros that are there before it
+    # the input and output of a sort, and zeros that exist before it
     assert peak(traced(function, (4096, 8), (4, 8))) == 3 * 4096 * 8 * 4

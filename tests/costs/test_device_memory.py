@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerators store, in which order; the node's device selects the model."""
+"""What accelerators store, and in which order; the node's device selects the model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_accelerators_read_a_matrix_either_way_whatever_dims_it_has():
     heads = traced(
         lambda q, k: jnp.einsum("blnh,bmnh->bnlm", q, k), *[(2, 8, 4, 16)] * 2
     )
-    # queries and keys, as compiled programs have them: their heads go to the front
+    # queries and keys, as in compiled programs: their heads move to the front
     assert sum(k.step.op == "copy" for k in device_kernels(heads)) == 2
 
 
@@ -174,7 +174,7 @@ def test_depth_first_the_heaviest_operand_is_made_first():
 
 
 def layers(tables_3NDD: jax.Array, y_LD: jax.Array) -> jax.Array:
-    """Each a product with three matrices in turn."""
+    """Apply layers, each a product with three matrices in turn."""
 
     def layer(y_LD: jax.Array, w_3DD: Any) -> tuple[jax.Array, None]:
         for w_DD in w_3DD:
@@ -212,7 +212,7 @@ def test_small_products_that_share_a_matrix_are_one():
     assert cuts.num_bytes(product.inputs[1]) == 2 * 16 * 32 * 4
     assert cuts.num_bytes(product.outputs[0]) == 2 * 8 * 32 * 4
     assert joined.outputs == graph.outputs
-    # beside both outputs: the matrices side by side, and the product of which these are
+    # besides both outputs: the joined matrices, and the product that holds the outputs
     assert peak(graph, "gpu") == (2 * 16 * 32 + 2 * 8 * 32) * 4
     assert peak(graph, "tpu") == 2 * 8 * 32 * 4
 
@@ -246,7 +246,7 @@ def test_a_tpu_stores_a_product_that_two_read():
 
 
 def gradients_of(x_ULD: jax.Array, y_ULF: jax.Array) -> jax.Array:
-    """A product of every two slices."""
+    """Return the product of every pair of slices."""
 
     def unit(_: None, slices: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         x_LD, y_LF = slices
@@ -275,7 +275,7 @@ def test_heads_of_a_batch_fill_the_lanes_of_a_tpu_and_nothing_else_does():
 
 
 def scores_of(stack: jax.Array, x_BLNH: jax.Array, order: str) -> jax.Array:
-    """The largest score of heads of all slices of a stack, with dims in this order."""
+    """Return the largest score over heads of a stack's slices, dims in this order."""
 
     def unit(largest: jax.Array, y: jax.Array) -> tuple[jax.Array, None]:
         y_BLNH = jnp.transpose(y, [order.index(dim) for dim in "blnh"])
@@ -302,7 +302,7 @@ def test_a_stack_is_copied_if_a_product_reads_it_in_another_order_than_it_arrive
 
 
 def outputs_of(stack: jax.Array, x_BLNH: jax.Array, turned: bool) -> jax.Array:
-    """The largest output of heads whose scores are of slices of a stack."""
+    """Return the largest output of heads whose scores are slices of a stack."""
 
     def unit(largest: jax.Array, y: jax.Array) -> tuple[jax.Array, None]:
         scores_BNLM = jnp.exp(jnp.swapaxes(y, 2, 3) if turned else y)
@@ -327,7 +327,7 @@ def test_a_stack_of_scores_is_copied_if_rows_and_columns_change_places():
         (lambda gate, up: jax.nn.silu(gate) * up, 2),
         (lambda gate, up: jax.nn.silu(gate) + up, 0),
         (lambda gate, up: gate * gate + up, 0),
-        (lambda gate, up: gate * (gate + up), 0),  # as in the derivative of a norm
+        (lambda gate, up: gate * (gate + up), 0),  # as in a norm's derivative
         (lambda gate, up: jax.nn.silu(gate) * up[:, :1], 0),
     ],
 )
@@ -404,7 +404,7 @@ def test_a_tpus_loop_begins_after_its_zeros_which_are_made_in_turn():
 
 
 def random_kernels(rng: np.random.Generator, number: int) -> tuple[list[Kernel], Graph]:
-    """Kernels of one output each, which read what some before have made."""
+    """Return kernels of one output each that read some outputs of earlier kernels."""
     dims, found, made = Dims(), [], []
     for _ in range(number):
         reads = tuple(v for v in made if rng.random() < 0.4)
@@ -416,7 +416,7 @@ def random_kernels(rng: np.random.Generator, number: int) -> tuple[list[Kernel],
 
 
 def alive(done: list[Kernel], found: list[Kernel]) -> int:
-    """Elements that live after these kernels: read by another, or by none at all."""
+    """Return the elements live after these kernels: those read later or never read."""
     later = {id(v) for k in found if k not in done for v in k.reads}
     read = {id(v) for k in found for v in k.reads}
     made = [v for kernel in done for v in kernel.step.outputs]
@@ -464,4 +464,4 @@ def test_the_device_of_the_node_selects_the_model_of_memory(device: str):
         stage_memory(plan, model, (0, 1), dtype="float32", compiler=b).workspace_bytes
         for b in COMPILERS
     }
-    assert len(others) == 3  # kinds of TPU differ where a backward is cut in two
+    assert len(others) == 3  # kinds of TPU differ for split backwards

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs taught is found again by later ones with the same devices, and by no other.
+"""Later runs with the same devices find what runs taught; other runs do not.
 
-Oracle: what was put in, and that a step which is kept without its neighbours is lost.
+Oracle: what was put in, and that a step kept without its neighbours is lost.
 """
 
 import json
@@ -57,7 +57,7 @@ def on(device: str, **figures: float) -> Cluster:
 
 
 def found(cluster: Cluster, precision: str = "bfloat16") -> list[float]:
-    """The measured times that count for all nodes of a cluster."""
+    """Return the measured times that count for all nodes of a cluster."""
     of_node = dict.fromkeys((node.name for node in cluster.nodes), precision)
     return [o.measured_s for o in read_kept(cluster, of_node).observations]
 
@@ -68,7 +68,7 @@ def test_a_step_counts_for_the_kinds_that_it_was_on():
     again = read_kept(PAIR, BOTH)
     assert again.source == str(kept_file()) and again.kinds() == {A100, V100}
     assert [o.elasticities for o in again.observations] == [OF_PAIR.elasticities]
-    assert found(on(A100)) == [2.0]  # on a machine of another name
+    assert found(on(A100)) == [2.0]  # a machine with another name
     assert found(on("A100 SXM 80GB")) == [2.0]
     assert found(alone(SLOW), "float16") == [2.0]
     assert found(on("L4")) == []
@@ -80,7 +80,7 @@ def test_a_step_counts_for_the_kinds_that_it_was_on():
         (on(A100), "float32"),
         (on(A100, peak_tflops=100.0), "bfloat16"),
         (on(A100, intra_node_gb_per_s=10.0), "bfloat16"),
-        # one of two kinds computes in something else
+        # one of two kinds computes in another precision
         (Cluster(name="pair", nodes=(FAST, SLOW)), "bfloat16"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_link_is_known_again_between_the_same_nodes_only():
         shares = elsewhere.elasticities
         assert way not in shares and shares[A100, "products"] == 0.5
         assert sorted(shares.values()) == sorted(slow_way.elasticities.values())
-    assert "fast" not in kept_file().read_text()  # whose machines those are
+    assert "fast" not in kept_file().read_text()  # names of machines stay out of it
 
 
 def test_steps_of_earlier_runs_are_trusted_less_than_those_of_the_run():

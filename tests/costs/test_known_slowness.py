@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known to be slow is kept in a file, and counted by costs as it is."""
+"""Known slowness is kept in a file, and costs count it as it is there."""
 
 import json
 from dataclasses import replace

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of layers add up to stages; arithmetic and messages of the traced passes are
-what the formulas of the field say."""
+"""Layers' bytes add up to stages; arithmetic and messages of traced passes equal the
+literature's formulas."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ACTIVATION = NUM_SEQUENCES * SEQ_LEN * WIDTH * 4
 
 @dataclass(frozen=True)
 class Facts:
-    """FLOPs in matrix products, and bytes that enter all-reduces."""
+    """FLOPs of matrix products, and bytes that enter all-reduces."""
 
     forward_flops: int
     backward_flops: int
@@ -57,7 +57,7 @@ def facts(
 
 
 def product_flops(graph: Graph, cuts: Cuts) -> int:
-    """FLOPs of a device in matrix products, 2 per multiply-add."""
+    """Return a device's FLOPs in matrix products, 2 per multiply-add."""
     total = 0
     for step in graph.steps:
         if step.body is not None:
@@ -93,7 +93,7 @@ def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Rema
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_arithmetic_is_that_of_the_model_and_a_backward_is_twice_a_forward(name: str):
-    """A form of attention that keeps no scores makes them again for its backward."""
+    """Attention that keeps no scores recomputes them for its backward."""
     block = facts(name, 2)
     model_flops = NUM_SEQUENCES * forward_flops(family(name), SEQ_LEN)[2]
     assert block.forward_flops == model_flops

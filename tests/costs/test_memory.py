@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted memory is that of the compiled programs: buffers to the byte, workspace
-within 10 % of the stage's total and never more than 2 % under."""
+within 10 % of the stage's total and never more than 2 % under it."""
 
 import math
 from dataclasses import replace
@@ -194,7 +194,7 @@ def test_with_the_backward_cut_in_two_the_total_is_close_to_what_xla_reports():
 
 @pytest.mark.parametrize(
     ("name", "mesh", "dtype"),
-    # with data ranks a CPU has all gradients at once, a GPU one after another
+    # with data ranks a CPU holds all gradients at once, a GPU one after another
     [("llama", ONE, "bfloat16"), ("gpt", TWO, "float32"), ("adapted", ONE, "bfloat16")],
 )
 def test_an_update_needs_no_more_than_is_foretold_and_that_is_little(
@@ -248,18 +248,18 @@ def test_what_the_compiler_says_of_updates_takes_the_place_of_estimates():
     grown = memory(plan, init, PACK=2**40)
     free = grown.saved_bytes + grown.output_bytes
     assert grown.workspace_bytes == 2**40 - free
-    # another optimizer's update and those of other stacks are other programs
+    # other optimizers and other stacks have other update programs
     other = optax.sgd(1e-3, momentum=0.9).init
     assert memory(plan, other) == memory(plan, other, UPDATE=2**40, PACK=2**40)
     cut = pipeline(model, (0, 1), (1, 5), (5, 6), mesh=TWO_RANKS, remat="none")
     assert memory(cut, init) == memory(cut, init, UPDATE=2**40, PACK=2**40)
-    # a pass that is recomputed is another, the update the same
+    # a recomputed pass is another program; the update is the same
     again = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=TWO_RANKS, remat="full")
     assert memory(again, init).update_bytes == copies + max(updates)
 
 
 def given_bytes(program: Any) -> int:
-    """Of what the program gives, on one device."""
+    """Return the bytes of the program's outputs, on one device."""
     given = zip(program.out_info, program.output_shardings, strict=True)
     return sum(
         math.prod(sharding.shard_shape(a.shape)) * a.dtype.itemsize
@@ -285,8 +285,8 @@ def test_bytes_of_adam_in_fp32_are_sixteen_per_parameter():
     model = family("gpt")
     plan = pipeline(model, (0, 1), (1, 5), (5, 6), mesh=ONE)
     memory = stage_memory(plan, model, (0, 1))
-    block = 12 * WIDTH**2 + 13 * WIDTH  # of a GPT block, biases and norms included
-    # a count per module of 4 blocks; the loss; whether weights are finite
+    block = 12 * WIDTH**2 + 13 * WIDTH  # of a GPT block, with biases and norms
+    # a count per module of 4 blocks; the loss; the flag that weights are finite
     counts_and_loss = 4 * 2 * 4 + 4 + 1
     assert memory.static_bytes == 16 * 4 * block + counts_and_loss
 
@@ -297,7 +297,7 @@ def test_a_parameter_tied_over_stages_is_held_by_both():
     whole = pipeline(model, (0, 6), mesh=ONE)
     parts = sum(stage_memory(ends, model, (0, s)).static_bytes for s in (0, 1))
     table = 16 * 256 * WIDTH
-    count, loss = 4, 4 + 1  # and whether weights are finite
+    count, loss = 4, 4 + 1  # and the flag that weights are finite
     together = stage_memory(whole, model, (0, 0)).static_bytes
     assert parts == together + table + count + loss
 
@@ -311,7 +311,7 @@ def test_several_holders_of_a_group_need_room_for_packing_it(name: str):
     )
     assert shared.static_bytes == alone.static_bytes
     assert shared.workspace_bytes > alone.workspace_bytes
-    # the largest group and the rows cut from it, when the tokens are no longer needed
+    # the largest group and the rows cut from it, once the tokens are not needed
     sizes = {
         f"{module.path}.{param}": math.prod(abstract.shape)
         for module in model.modules
@@ -325,7 +325,7 @@ def test_several_holders_of_a_group_need_room_for_packing_it(name: str):
 
 
 def whole_model_plan(model: Model, nodes: str) -> Plan:
-    """One stage on every node, of one sequence of 8 tokens."""
+    """Return one stage on every node, of one sequence of 8 tokens."""
     stages = [
         Stage(node=node, devices=(0,), layers=(0, 6), remat="full", launch_ahead=1)
         for node in nodes

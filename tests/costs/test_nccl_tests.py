@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL-tests printed becomes the rate that sums are priced at.
+"""The output of NCCL-tests becomes the rate at which sums are priced.
 
-Oracle: the rate and the latency that a table was made from.
+Oracle: the rate and the latency from which a table was made.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def output(
     sizes: Sequence[int] = SIZES,
     wrong: str = "0",
 ) -> str:
-    """What a test prints whose messages take latency + bytes / rate."""
+    """Return a test's output for messages that take latency + bytes / rate."""
     share = share or 2 * (num_devices - 1) / num_devices
     per_host = num_devices // num_hosts
     lines = [
@@ -70,7 +70,7 @@ def one(device: str, **figures: Any) -> Cluster:
 
 
 def tagged(text: str) -> str:
-    """As mpirun --tag-output has it, with what NCCL_DEBUG=INFO tells in between."""
+    """Return it as mpirun --tag-output prints it, between NCCL_DEBUG=INFO lines."""
     noise = "host-0:855:866 [2] NCCL INFO Channel 00/24 :    0   1   2   3"
     rest = [f"[1,0]<stdout>:{line}" for line in text.splitlines()]
     return "\n".join(
@@ -79,7 +79,7 @@ def tagged(text: str) -> str:
 
 
 def in_one_block(text: str) -> str:
-    """The table of a test without times in place."""
+    """Return the table of a test without in-place times."""
     lines = []
     for line in text.splitlines():
         words = line.split()
@@ -134,7 +134,7 @@ def test_one_size_is_a_rate_and_no_latency():
         (output(), one(A100), "links"),
         (output(rate=60e9), one(A100, intra_node_gb_per_s=90.0), "links"),
         (output(16, 2, rate=10e9), one(A100, network_gbit_per_s=100.0), "network"),
-        # the cards of these hosts are faster than the links inside
+        # these hosts' cards are faster than the links inside
         (output(16, 2), one(A100, network_gbit_per_s=9_000.0), "links"),
     ],
     ids=["inside", "inside, own figures", "over cards", "over fast cards"],
@@ -155,7 +155,7 @@ def test_sums_are_priced_at_the_rate_that_was_measured(
     assert priced == pytest.approx(parse_nccl_tests(text).bytes_per_s, rel=0.02)
     line = f"calibration: sums between {A100}, {file}"
     assert calibration_line(seen) == line
-    # nobody has measured a step: all else is known as before
+    # no step was measured: all else is known as before
     assert seen.kinds() == frozenset() and seen.num_steps == 0
     assert seen.beliefs(cluster).noise == seen.beliefs(one("L4")).noise == 0.14
     assert parse_calibration(calibration_json(seen)).observations == seen.observations
@@ -193,7 +193,7 @@ def test_devices_that_neither_cluster_nor_catalogue_know_are_refused(tmp_path: P
     ids=range(15),
 )
 def test_odd_output_is_refused_in_three_parts(text: str, told: str | None):
-    if told is None:  # lines that mean nothing are passed over
+    if told is None:  # meaningless lines are skipped
         assert parse_nccl_tests(text).bytes_per_s == pytest.approx(RATE, rel=0.005)
         return
     with pytest.raises(BadInput) as refused:

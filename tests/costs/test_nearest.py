@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network takes at least, against every place that stages can have."""
+"""The network's least times, against every possible place of the stages."""
 
 from collections.abc import Iterator
 from itertools import combinations, permutations, product
@@ -48,7 +48,7 @@ def node(name: str, shape: tuple[int, int], card: float, zone: str) -> Node:
 
 
 def places(source: LinkEnd, target: LinkEnd) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Devices of both stages, in every order that could matter."""
+    """Yield devices of both stages, in every order that could matter."""
     for out in combinations(range(source.node.count), source.num_devices):
         left = range(target.node.count)
         if source.node.name == target.node.name:

@@ -55,7 +55,7 @@ LAB = Cluster(
 
 
 def seconds(source: Place, target: Place, size: float) -> float:
-    """Time of one message that is alone in the lab."""
+    """Return the time of one message that is alone in the lab."""
     way, rates = route(LAB, source, target), trunks(LAB)
     size /= num_lanes(LAB, source, target)
     return max((size / rates[t] for t in way.trunks), default=0.0) + way.latency_s
@@ -108,7 +108,7 @@ def test_trunks_are_ports_cards_and_links_in_bytes_per_second():
             1,
         ),
         (
-            # each half of the stage talks inside its own host
+            # each half of the stage communicates inside its own host
             ("two", (0, 2)),
             ("two", (1, 3)),
             ("two:0/out", "two:1/in"),
@@ -209,14 +209,14 @@ def test_rings_share_the_cards_of_the_hosts_that_they_leave():
     assert ring_card_bytes_per_s(machine("a"), [(0, 1, 2, 3)]) == float("inf")
     assert ring_card_bytes_per_s(two, [(0, 1), (2, 3)]) == float("inf")
     assert ring_card_bytes_per_s(two, [(0, 1, 2, 3)]) == whole
-    assert ring_card_bytes_per_s(two, [(0, 2, 1, 3)]) == whole  # joined in host order
+    assert ring_card_bytes_per_s(two, [(0, 2, 1, 3)]) == whole  # in host order
     assert ring_card_bytes_per_s(two, [(0, 2), (1, 3)]) == whole / 2
     assert ring_card_bytes_per_s(tpu, [tuple(range(8))]) == float("inf")
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    """Draw nodes in two linked zones, some with cables of their own."""
+    """Draw nodes in two linked zones, some with their own cables."""
     nodes = []
     for i in range(draw(st.integers(1, 4))):
         hosts = draw(st.integers(1, 3))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graphs of a stage have the sizes that JAX traces for that very stage, though
-stages that differ in their numbers of units alone share a trace."""
+"""A stage's graphs have the sizes that JAX traces for that stage, although stages that
+differ only in numbers of units share a trace."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -43,7 +43,7 @@ _SUMS = {"reduce_sum", "reshape", "squeeze", "broadcast_in_dim"}
 
 @st.composite
 def stages(draw: st.DrawFn) -> StageStacks:
-    """Stages of any part of a model, in up to three segments of up to forty units."""
+    """Draw stages of any part of a model: up to three segments of up to forty units."""
     cuts = draw(st.sets(st.integers(0, 6), min_size=2, max_size=4))
     ranges = list(zip(sorted(cuts), sorted(cuts)[1:], strict=False))
     stage = stage_stacks(family(draw(st.sampled_from(["gpt", "llama", "moe"]))), ranges)
@@ -78,7 +78,7 @@ def arguments(stage: StageStacks, batch: int, seq_len: int) -> tuple[Any, ...]:
 
 
 def traced_sizes(jaxpr: Jaxpr) -> Sizes:
-    """What every operation makes, those of loops and calls among them."""
+    """Return the sizes of all operations' outputs, including those in loops."""
     found: Sizes = Counter()
     for eqn in jaxpr.eqns:
         inner = called(eqn.params)
@@ -118,7 +118,7 @@ def test_graphs_have_the_sizes_of_the_stage_itself(
     gradients = partial(rank_gradients, residuals)
     backward = jax.make_jaxpr(gradients)(*given[:2], saved, y)
     found = passes(stage, shares(batch), remat)
-    # of blocks alone sums over one sequence are traced, as over several
+    # with blocks alone, sums over one sequence are traced as if over several
     dropped = _SUMS if batch == 1 and not (stage.first or stage.last) else ()
     for graph, jaxpr in (
         (found.forward, forward.jaxpr),
@@ -158,7 +158,7 @@ def test_halves_have_the_sizes_of_the_stage_itself(
 @pytest.mark.parametrize("name", ["gpt", "llama", "adapted", "moe"])
 @pytest.mark.parametrize("remat", get_args(Remat))
 def test_blocks_of_one_sequence_cost_what_their_own_trace_says(name: str, remat: Remat):
-    """Which is not shared with that of several sequences."""
+    """One sequence does not share a trace with several sequences."""
     held = stage_stacks(family(name), [(1, 4)])
     shared, own = passes(held, shares(1), remat), _passes_of(held, shares(1), remat)
     device = catalogue()["A100-SXM4-80GB"]
@@ -174,7 +174,7 @@ def test_blocks_of_one_sequence_cost_what_their_own_trace_says(name: str, remat:
 
 
 def test_loops_of_stages_with_other_numbers_of_units_share_their_bodies():
-    """What is known of a body need not be found out again."""
+    """So facts about a body are computed once."""
     longer = [stage_stacks(family("llama"), [(1, end)]) for end in (3, 4)]
     graphs = [passes(stage, shares(2), "none").forward for stage in longer]
     assert [lengths(graph) for graph in graphs] == [[2], [3]]
@@ -183,7 +183,7 @@ def test_loops_of_stages_with_other_numbers_of_units_share_their_bodies():
 
 
 def test_a_size_that_stands_for_no_units_stays():
-    """As many positions as the first prime that units are traced with."""
+    """The sequence length equals the first prime that stands for units in traces."""
     stage = stage_stacks(family("llama"), [(1, 5)])
     found = passes(stage, shares(1, seq_len=1_000_003), "full")
     assert found.forward.outputs[0].shape == (1, 1_000_003, WIDTH)

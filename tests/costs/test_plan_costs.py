@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's costs on a cluster: who sends how much to whom, measured times first."""
+"""A plan's costs on a cluster: who sends how much to whom; measured times go first."""
 
 from dataclasses import replace
 
@@ -69,7 +69,7 @@ def test_messages_cross_once_between_workers_and_within_one_to_every_tensor_rank
 
 
 def in_precisions(plan: Plan, *precisions: Precision | None) -> Plan:
-    """The plan with these precisions of its stages, in order."""
+    """Return the plan with these precisions for its stages, in order."""
     left = iter(precisions)
     return replace(
         plan,
@@ -119,7 +119,7 @@ def test_a_plan_costs_the_same_whether_or_not_it_says_what_is_asked_for(
 
 
 def v100_profile(model: Model, dtype: Precision) -> Profile:
-    """A V100 that takes 1 s forward and 2 s backward for every layer."""
+    """Return a profile in which a V100 takes 1 s forward and 2 s backward per layer."""
     return Profile(
         model=model.name,
         seq_len=SEQ_LEN,
@@ -145,7 +145,7 @@ def test_a_stage_says_no_other_precision_than_its_device_was_measured_in():
     profile = v100_profile(model, "float16")
     check_values(profile)
     plan = in_precisions(two_replicas(model), "bfloat16", None, "bfloat16", None)
-    costs = costs_of(plan, model, CLUSTER, profile)  # A100: as it says
+    costs = costs_of(plan, model, CLUSTER, profile)  # A100: as the plan says
     assert costs.message_bytes[(0, 1), (0, 0)] == 2 * 2 * SEQ_LEN * WIDTH
     with pytest.raises(BadInput, match="measured in float16"):
         costs_of(
@@ -180,7 +180,7 @@ def test_reductions_carry_every_gradient_once_between_workers(
 def test_memory_is_that_of_the_device():
     model = family("llama")
     costs = costs_of(two_replicas(model), model, CLUSTER)
-    # the framework's reserve and what fragmentation costs take a tenth
+    # the framework's reserve and fragmentation take a tenth
     assert costs.memory_bytes[0, 0] == pytest.approx(0.9 * 80 * 2**30)
     assert costs.memory_bytes[1, 1] == pytest.approx(0.9 * 32 * 2**30)
     assert costs.memory[0, 0].static_bytes < costs.memory[1, 0].static_bytes
@@ -233,7 +233,7 @@ def test_a_profile_serves_a_device_under_any_of_its_names(wanted: str, measured:
 def one_stage(
     name: str, num_layers: int, mesh: StageMesh, *, microbatch_size: int
 ) -> Plan:
-    """The whole model on the first devices of node "n"."""
+    """Return a plan of the whole model on the first devices of node "n"."""
     stage = Stage(
         node="n",
         devices=tuple(range(mesh.data * mesh.tensor)),
@@ -287,7 +287,7 @@ def test_data_ranks_pay_for_slow_hosts_what_replicas_pay():
     inside = costs_of(one, model, hosts(1)).times[0, 0]
     over = costs_of(one, model, hosts(8)).times[0, 0]
     assert inside.update_s < 0.2 < 7 < over.update_s
-    # replicas update all weights themselves; ranks also gather bf16 copies
+    # replicas update all weights; data ranks also gather bf16 copies
     gather_s = 7 / 8 * 2 * num_params / 1.25e9
     assert over.update_s == pytest.approx(ring_s + gather_s, rel=0.03)
     assert over.update_s - gather_s == pytest.approx(ring_s, rel=0.15)
@@ -305,7 +305,7 @@ def test_a_tensor_group_over_hosts_is_as_slow_as_their_cards():
         return costs_of(plan, model, hosts(2, count=4))
 
     inside, over = times(plan).times[0, 0], times(spread).times[0, 0]
-    # every block sums two activations of 1 sequence forwards, on half a card
+    # in forward, every block sums two activations of 1 sequence, on half a card
     activation_bytes = SEQ_LEN * WIDTH * 2
     ring_s = 4 * 2 * activation_bytes / 2 / (1.25e9 / 2)
     assert over.forward_s - inside.forward_s > 2 * ring_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profile files and the look-up in them."""
+"""Profile files, and look-ups in them."""
 
 import json
 from dataclasses import asdict, replace
@@ -153,7 +153,7 @@ def test_any_profile_reads_back_as_it_was_written(
 
 
 def changed(**values: Any) -> str:
-    """The golden text with some keys of its first measurement changed."""
+    """Return the golden text with some keys of its first measurement changed."""
     raw = json.loads(GOLDEN)
     raw["measurements"][0] |= values
     return json.dumps(raw)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that turn no token away: their products, by closed form, and their cuts."""
+"""Experts that drop no token: their products, in closed form, and their cuts."""
 
 import math
 

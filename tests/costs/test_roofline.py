@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analytic times respect the device's limits and come near published measurements."""
+"""Analytic times respect the device's limits and are near published measurements."""
 
 from dataclasses import replace
 from math import prod
@@ -103,7 +103,7 @@ def test_a_product_in_fp16_takes_its_flops_over_the_rate_of_the_units(
 
 
 def block_s(device: str, precision: Precision) -> StageTimes:
-    """One block of GPT, two sequences of 1024 tokens, 32 heads of 128."""
+    """Return one GPT block's times: two sequences of 1024 tokens, 32 heads of 128."""
     config = GPTConfig(
         name="wide",
         vocab_size=1_024,
@@ -126,20 +126,20 @@ def block_s(device: str, precision: Precision) -> StageTimes:
 
 
 def test_a_stage_in_fp16_differs_from_bf16_by_the_rate_of_its_products_alone():
-    """What is no product of 16-bit numbers takes as long; the products' seconds are
+    """Everything except 16-bit products takes equally long; the products' seconds are
     their FLOPs over the rate of each precision."""
     v100 = catalogue()["V100-SXM2-32GB"]
     assert v100.fp32_tflops is not None
     precisions: tuple[Precision, ...] = ("float16", "bfloat16")
     half, plain = (block_s(v100.name, precision) for precision in precisions)
-    products = [  # how many, and their sizes
+    products = [  # their numbers and sizes
         *[(1, 2_048, 4_096, 4_096)] * 4,  # queries, keys, values, output
         (1, 2_048, 16_384, 4_096),
         (1, 2_048, 4_096, 16_384),
         (2 * 32, 1_024, 1_024, 128),  # scores
         (2 * 32, 1_024, 128, 1_024),
     ]
-    # of the units' rate 0.8, and less where a size does not fill them
+    # 0.8 of the units' rate, and less where a size does not fill them
     flops = sum(
         2 * times * m * n * k / 0.8 * prod((size + 64) / size for size in (m, n, k))
         for times, m, n, k in products
@@ -156,7 +156,7 @@ def test_bf16_and_fp16_are_one_price_where_both_are_native():
 def gpt_step_s(
     config: GPTConfig, *, node: Node, tensor: int, microbatch_size: int, remat: Remat
 ) -> StageTimes:
-    """A whole model as one stage."""
+    """Return the times of a whole model as one stage."""
     model = gpt_model(config)
     stage = Stage(
         node="n",
@@ -165,7 +165,7 @@ def gpt_step_s(
         layers=(0, config.num_blocks + 2),
         remat=remat,
         launch_ahead=1,
-        attention="xla",  # all scores at once, as those who measured had it
+        attention="xla",  # all scores at once, as in the measured runs
     )
     replica = Replica(
         num_microbatches=1, microbatch_size=microbatch_size, stages=(stage,)
@@ -210,11 +210,11 @@ MEGATRON = {
 def test_full_remat_costs_what_megatron_measured_where_it_does_what_megatron_does(
     name: str,
 ):
-    """Megatron makes the whole forward again, and its products add to fp32 sums.
+    """Megatron recomputes the whole forward, and its products add to fp32 sums.
 
-    Our programs leave out a block's last product and its all-reduce, which no gradient
-    needs, and add gradients in a pass of their own. So full over selective is 1.15 for
-    us, and the published 1.29 and 1.32 with these two terms as Megatron has them.
+    Our programs skip a block's last product and its all-reduce, which no gradient
+    needs, and add gradients in a separate pass. So full over selective is 1.15 for us,
+    and the published 1.29 and 1.32 if these two terms are Megatron's.
     """
     (width, num_blocks, num_heads, size), full_s, selective_s = MEGATRON[name]
     config = GPTConfig(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has become slow is found, named and measured, on steps whose truth is known."""
+"""Slow parts are found, named and measured, on steps whose truth is known."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from hetjax.costs.slowness.sequential import SHIFT, Cusum, reference
 from hetjax.costs.slowness.step_times import Lane, Lanes, StepTimes
 from tests.costs.slow_steps import LINK, found, lanes, steps
 
-AT = 101  # the step from which on something is slow
+AT = 101  # the step from which something is slow
 PIPELINE = [["l4-0", "l4-1", "a100-0", "a100-1"]]
 TWO_PIPELINES = [["l4-0", "a100-0"], ["l4-1", "a100-1"]]
 REPLICAS = [["l4-0"], ["l4-1"], ["a100-0"]]
@@ -35,7 +35,7 @@ def test_a_slow_node_is_named_within_ten_steps(
     def slow(step: int, r: int, s: int, kind: str, node: str) -> float:
         return factor if node == "l4-0" and step >= AT else 1.0
 
-    # what batches differ by is seen by several stages, or else it is noise
+    # several stages show a batch's variation; otherwise it is noise
     work = 0.02 if nodes is REPLICAS else 0.1
     drawn = steps(nodes, AT + 40, seed=seed, work=work, slow=slow)
     finding = one(found(lanes(nodes), drawn))
@@ -98,7 +98,7 @@ def test_one_device_of_a_node_is_told_from_the_others():
     drawn = steps([["n"] * 4], AT + 40, seed=0, slow=slow)
     finding = one(found(there, drawn))
     assert (finding.subject.what, finding.subject.name) == ("device", "n/2")
-    assert finding.subject.node == "n"  # whose work the next plan counts so
+    assert finding.subject.node == "n"  # the next plan counts its work as slow
 
 
 def test_a_link_is_found_and_no_device_blamed():
@@ -106,7 +106,7 @@ def test_a_link_is_found_and_no_device_blamed():
         return 1.5 if step >= AT else 1.0
 
     drawn = steps(PIPELINE, AT + 40, seed=0, slow_link=slow_link)
-    # in some steps of the drift it carries nothing large
+    # in some steps of the drift the link carries nothing large
     used = (replace(t, links={}) if t.step in (103, 105) else t for t in drawn)
     finding = one(found(lanes(PIPELINE), used))
     assert (finding.subject.what, finding.subject.ends) == ("link", LINK)
@@ -147,7 +147,7 @@ def test_another_plan_begins_with_what_is_known_to_be_slow(nodes: list[list[str]
         if times.step == 131:
             detector.begin(lanes(nodes))
         told += detector.add(times)
-        if 140 <= times.step < 200:  # in the reference of the new plan, too
+        if 140 <= times.step < 200:  # in the new plan's reference, too
             assert detector.slow_nodes == {"l4-1": pytest.approx(2.0, rel=0.05)}
     assert [finding.is_over for finding in told] == [False, True]
     assert 201 <= told[-1].step < 211 and not detector.slow_nodes
@@ -200,8 +200,8 @@ def test_nothing_is_found_in_ten_thousand_steps_of_nothing(noise: float):
 
 
 def test_alarms_are_as_rare_as_the_bound_says_and_sums_of_noise_stay_low():
-    # an independent look at the bound: exp of the sum has mean below 1 under noise, so
-    # of sums over many starts no more than exp(-level) may reach a level
+    # an independent check of the bound: under noise, exp of the sum has mean below 1,
+    # so over many starts at most exp(-level) of the sums may reach a level
     draw = np.random.default_rng(0)
     sigma = 0.1
     noise_NK = draw.normal(0.0, sigma, (400, 2000))
@@ -216,7 +216,7 @@ def test_alarms_are_as_rare_as_the_bound_says_and_sums_of_noise_stay_low():
         one_start.add(step, row_K, against, SHIFT)
         for level in reached:
             reached[level] |= one_start.sum_K >= level
-    # a sum starts anew at most at each step: 400 starts, each below exp(-level)
+    # a sum restarts at most once per step: 400 starts, each below exp(-level)
     for level, mask in reached.items():
         assert mask.mean() <= min(1.0, 400 * math.exp(-level))
     assert reached[4.0].mean() < 0.5
@@ -224,7 +224,7 @@ def test_alarms_are_as_rare_as_the_bound_says_and_sums_of_noise_stay_low():
 
 @pytest.mark.parametrize("num_steps", [16, 64])
 def test_the_premise_of_the_bound_holds_on_the_reference_itself(num_steps: int):
-    # E[exp(g)] <= 1, of steps with tails far heavier than a normal distribution's
+    # E[exp(g)] <= 1, for steps with tails far heavier than a normal distribution's
     draw = np.random.default_rng(0)
     off_NK = 0.1 * draw.standard_t(1.5, (num_steps, 500))
     found = reference(off_NK)

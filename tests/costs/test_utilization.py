@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model FLOPs utilization and energy against a count by hand."""
+"""Model FLOPs utilization and energy against a manual count."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a move is worth it: beside draws of gains and costs, and closed forms."""
+"""Whether a move pays off: against draws of gains and costs, and closed forms."""
 
 import math
 from statistics import NormalDist
@@ -16,7 +16,7 @@ NUM_DRAWS = 400_000
 def move(
     gain: float, cost_s: float, *, num_steps: int, sigma: float = 0.0, tau: float = 0.0
 ) -> Move:
-    """`sigma` and `tau` are the deviations of the logarithms of gain and cost."""
+    """Return a move; `sigma` and `tau` are log deviations of its gain and cost."""
     return Move(
         gain=lognormal(gain, sigma**2),
         cost_s=lognormal(cost_s, tau**2),
@@ -50,7 +50,7 @@ def test_the_odds_are_the_share_of_draws_in_which_the_time_saved_exceeds_the_cos
 
 
 def test_of_a_sure_gain_exactly_the_steps_that_pay_for_it_decide():
-    # 2 s a step, twice as fast: a second saved a step, so that 21 pay for 20.5 s
+    # 2 s per step, twice as fast: a second saved per step, so 21 steps pay for 20.5 s
     assert not move(2.0, 20.5, num_steps=20).is_worth_it
     assert move(2.0, 20.5, num_steps=21).is_worth_it
     assert move(2.0, 20.5, num_steps=21).saved_s == pytest.approx(21.0)
@@ -72,7 +72,7 @@ def test_the_interval_of_a_measured_gain_holds_it_nine_times_in_ten(gain: float)
     for _ in range(1_000):
         before = np.exp(0.05 * draw.standard_normal(30))
         after = np.exp(0.05 * draw.standard_normal(16)) / gain
-        before[0] *= 20  # a pause, which is no part of it
+        before[0] *= 20  # a pause, which does not count
         found = measured_gain([*map(float, before)], [*map(float, after)])
         held.append(gain in found)
         wide.append(found.factor)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small chat templates of the forms that published models have, each in two versions.
+"""Small chat templates of the forms that published models have, in two versions each.
 
-`PLAIN` is as a model comes with it, `MARKED` has generation blocks where the model
-writes: `tests/against_transformers/test_turns.py` holds the one against the other.
+`PLAIN` is the template that comes with a model. `MARKED` has generation blocks where
+the model writes. `tests/against_transformers/test_turns.py` compares the two.
 """
 
 _MARKS = ("{%- generation -%}", "{%- endgeneration -%}")
@@ -52,13 +52,13 @@ FORMS = {
         "CLOSE{{- '\\n' -}}",
         "<|im_start|>assistant\\n<think>",
     ),
-    # the prompt opens a thought, and the template writes none
+    # the prompt opens a thought, but the template writes none
     "thought_cut": _chatml(
         _REASONING + _HEADER + "OPEN{{- said -}}" + _CALLS + "{{- '<|im_end|>' -}}CLOSE"
         "{{- '\\n' -}}",
         "<|im_start|>assistant\\n<think>\\n",
     ),
-    # no thought is asked for, and the prompt says so
+    # no thought is wanted, and the prompt says so
     "no_thought": _chatml(
         _HEADER
         + "{{- '<think>\\n\\n</think>\\n\\n' -}}OPEN{{- m.content or '' -}}"
@@ -66,13 +66,13 @@ FORMS = {
         + "{{- '<|im_end|>' -}}CLOSE{{- '\\n' -}}",
         "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n",
     ),
-    # an end of the text that only the last answer has
+    # only the last answer has an end of text
     "last_end": _chatml(
         _HEADER + "OPEN{{- m.content or '' -}}" + _CALLS + "{{- '<|im_end|>' -}}"
         "{%- if loop.last -%}{{- eos_token -}}{%- endif -%}CLOSE",
         "<|im_start|>assistant\\n",
     ),
-    # content that has to be a string, arguments that have to be one, too
+    # content must be a string, and so must arguments
     "strings": _chatml(
         _HEADER + "OPEN{{- m['content'] + '' -}}"
         "{%- for call in m.tool_calls or [] -%}{{- '<call>' + call.function.name + "
@@ -88,7 +88,7 @@ FORMS = {
 PLAIN = {name: _both(text)[0] for name, text in FORMS.items()}
 MARKED = {name: _both(text)[1] for name, text in FORMS.items()}
 
-# Answers end by the next header
+# The next header ends an answer
 ENDLESS = (
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' -}}"
     "{{- m.content or '' -}}"
@@ -96,7 +96,7 @@ ENDLESS = (
     + "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant' -}}"
     "{%- endif -%}"
 )
-# Earlier reasoning is left out, as the last one's never is
+# Earlier reasoning is dropped, the last answer's is kept
 FORGETFUL = _chatml(
     "{%- set thought = '<think>' + (m.reasoning_content or '') + '</think>' -%}"
     + _HEADER

@@ -15,7 +15,7 @@ from hetjax.errors import BadInput
 
 
 def _tokens(num_tokens: int) -> Tokens:
-    return Tokens(np.arange(num_tokens, dtype=np.uint16))  # tells its own place
+    return Tokens(np.arange(num_tokens, dtype=np.uint16))  # each token is its position
 
 
 def _expected_windows(num_tokens: int, seq_len: int) -> list[tuple[int, ...]]:

@@ -45,7 +45,7 @@ def _read(path: Path) -> list[Any]:
 
 
 def _split(documents: list[str]) -> tuple[list[str], list[str]]:
-    """The texts to learn from and those kept aside."""
+    """Return the training texts and the held-out texts."""
     source = corpus.Source(name="", identity={}, rows=lambda: iter(documents))
     found = outline("", documents)
     parts = parts_of(source, found, split(found))
@@ -260,7 +260,7 @@ def test_a_split_loses_nothing_shares_nothing_and_has_no_empty_side(documents):
     heads = [text for text in train if text not in whole]
     tails = [text for text in aside if text not in whole]
     assert len(heads) <= 1 and len(tails) <= 1
-    # a tail may equal another document, so any pair may be the one that was cut
+    # a tail may equal another document, so any pair may be the document that was cut
     cut = {head + tail for head in train for tail in aside}
     kept = {*train, *aside} | cut
     assert whole <= kept

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of datasets: built once, checked by hash, safe to build twice at once."""
+"""The cache of datasets: built once, verified by hash, safe under concurrent builds."""
 
 import hashlib
 import json
@@ -231,7 +231,7 @@ def test_a_cache_path_that_is_a_file_is_refused(tmp_path):
 
 
 def _notes(tmp_path: Path, texts: list[str], **others: Any) -> tuple[list[str], int]:
-    """What a build says, and how many bytes it holds out."""
+    """Return a build's messages, and how many bytes it holds out."""
     path, lines = tmp_path / "text.jsonl", list[str]()
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     wanted = Ingredients(path=path, **others)
@@ -247,7 +247,7 @@ def test_duplicates_and_what_is_held_out_are_told(tmp_path):
     told = f"data: {path}: 148 of 400 texts are duplicates and are left out"
     assert told in lines
     share = num_bytes / sum(len(text) for text in texts[:252])
-    assert 0.09 < share < 0.11  # as docs/train.md says of less than 1 MB
+    assert 0.09 < share < 0.11  # as docs/train.md states for less than 1 MB
     (held,) = [line for line in lines if "held out" in line]
     assert abs(float(held.split("%")[0].removeprefix("data: ")) - 100 * share) < 0.5
     assert "--data.validation" in held

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings of files as Python itself finds them, in order, whoever reads them."""
+"""Docstrings of files as Python finds them, in order, for any reader."""
 
 import ast
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in the forms that people have: what each is read for, and what is refused."""
+"""Records in common forms: what each form is read as, and what is refused."""
 
 import json
 from pathlib import Path
@@ -183,7 +183,7 @@ def test_a_format_that_is_asked_for_goes_before_what_fields_say():
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_each_field_is_used_or_named_once_as_not_used(tmp_path: Path, suffix: str):
-    """Whatever field a row has beside its messages: no third way."""
+    """Any field beside a row's messages: there is no third outcome."""
     others = sorted({*KNOWN, "id", "source"} - {"messages"})
     for name in others:
         record = {"messages": CHAT, name: "0"}

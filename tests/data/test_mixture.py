@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several data sets in one run: their shares, their order, and what cannot be."""
+"""Several data sets in one run: their shares, their order, and what is refused."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SOURCES = [Tokens(np.arange(1000 * n, 1000 * n + 90)) for n in range(3)]
 
 
 def _drawn(seed: int, steps: range, global_batch: int = 7) -> np.ndarray:
-    """The first input of every sequence of these steps."""
+    """Return the first input of every sequence of these steps."""
     made = samples(SOURCES, 8, seed, shares=SHARES)
     batches = [made.batch(step, global_batch)[0][:, 0] for step in steps]
     return np.concatenate(batches)
@@ -108,6 +108,6 @@ def test_prompts_with_completions_need_no_tokenizer_of_a_model(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     made = prepare(tmp_path / "cache", ingredients(DataConfig(path=path)), 300)
-    assert made.has_rows and made.tokenizer.vocab_size > 257  # learnt from them
+    assert made.has_rows and made.tokenizer.vocab_size > 257  # learnt from the rows
     text = made.tokenizer.decode(made.trains[0].tokens_T)
     assert "what 7?it is 7<|endoftext|>" in text

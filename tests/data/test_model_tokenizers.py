@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers and chat templates of Hugging Face folders, against what transformers made
-of the same texts and chats: `tests/against_transformers/tokenizer_cases.py` did it."""
+"""Tokenizers and chat templates of Hugging Face folders, against transformers' results
+on the same texts and chats (by `tests/against_transformers/tokenizer_cases.py`)."""
 
 import json
 import shutil
@@ -28,12 +28,12 @@ def _expected(name: str) -> dict[str, Any]:
 
 
 def check_like_transformers(folder: Path, expected: dict[str, Any]) -> None:
-    """Hold our reading of a folder against what transformers made of it."""
+    """Compare our reading of a folder with transformers' results on it."""
     read = read_tokenizer(folder)
     for text, ids in zip(TEXTS, expected["texts"], strict=True):
         found = read.ids.encode_documents([text]).tolist()
         end = [read.ids.end_of_document]
-        # a document ends, whether the processor ends a text or not
+        # a document gets an end, even if the processor adds none to a text
         if "</s>" not in text:
             assert found in (ids, ids + end) and found[-1:] == end
         bare = read.ids.core.encode(text, add_special_tokens=False).ids

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which documents share a sequence, and the windows that they become."""
+"""Which documents share a sequence, and the resulting windows."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hetjax.data.windows import PackedWindows, windows_of
 
 
 def _rooms_one_by_one(lengths: list[int], size: int) -> list[int]:
-    """What is left of packs when each document goes where least would be."""
+    """Return the space left in packs if each document goes where least remains."""
     rooms: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [(room, at) for at, room in enumerate(rooms) if room >= length]
@@ -85,7 +85,7 @@ END = 99
 def test_of_texts_every_token_that_follows_one_is_learnt_once(
     sizes: list[int], seq_len: int
 ):
-    """A document is its tokens and its end; one that is too long goes on elsewhere."""
+    """A document is its tokens and its end; a text that is too long is continued."""
     texts = [[*range(100 * n, 100 * n + size), END] for n, size in enumerate(sizes, 1)]
     pairs = sorted(pair for text in texts for pair in zip(text, text[1:], strict=False))
     tokens = Tokens(np.array([t for text in texts for t in text]), end=END)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of multiple-choice questions, and what is said of those that are none."""
+"""Rows of multiple-choice questions, and messages about rows that are none."""
 
 from pathlib import Path
 

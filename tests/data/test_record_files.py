@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of records: arrays, compressed files and tables, and what is damaged."""
+"""Files of records: arrays, compressed files and tables, and damaged ones."""
 
 import csv
 import gzip
@@ -42,7 +42,7 @@ def _table(delimiter: str = ",") -> str:
 def _zst(data: bytes) -> bytes:
     zstandard: Any = import_module("zstandard")  # an extra
     half = len(data) // 2
-    parts = (data[:half], data[half:])  # two frames, as `cat` makes of two files
+    parts = (data[:half], data[half:])  # two frames, as `cat` joins files
     return b"".join(zstandard.ZstdCompressor().compress(part) for part in parts)
 
 
@@ -92,7 +92,7 @@ def test_values_are_those_of_the_whole_text_wherever_reads_end(
     text = json.dumps(values, ensure_ascii=False, indent=indent)
     path.write_text(text if is_array else "\n".join(parts), encoding="utf-8")
     if not is_array and parts and parts[0].startswith("["):
-        return  # an array is what the file then holds
+        return  # the file then holds an array
     before, record_files._READ_BYTES = record_files._READ_BYTES, num_bytes
     try:
         found = [value for _, value in records(path, ".json", "text", None, None)]
@@ -137,7 +137,7 @@ def test_no_more_of_an_array_is_in_memory_than_is_read_at_once(tmp_path):
         ("a.csv", b"text\n\xff\n", "is not UTF-8"),
         ("a.csv", b"body\na\n", "row 1 has no field 'text' (its fields: 'body')"),
         ("a.jsonl.gz", b"no", "cannot be decompressed"),
-        # without the time: its bytes are in the test's name, alike in all processes
+        # without the time: the test's name holds its bytes, equal in all processes
         ("a.jsonl.gz", gzip.compress(_ROWS, mtime=0)[:-9], "cannot be decompressed"),
         ("a.jsonl.zst", b"no, it is none", "cannot be decompressed"),
     ],

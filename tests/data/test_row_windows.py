@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of rows: what is kept of each, and the windows that they become."""
+"""Data sets of rows: what is kept of each row, and the resulting windows."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.against_transformers.tokenizer_cases import FOLDER
 
 
 def _tokens(*rows: tuple[list[int], list[bool]]) -> Tokens:
-    """Rows of (tokens, which of them are learnt)."""
+    """Return the rows, given as (tokens, flags of the learnt ones)."""
     first = [next(i for i, one in enumerate(learnt) if one and i) for _, learnt in rows]
     return Tokens(
         np.array([t for tokens, _ in rows for t in tokens], np.uint16),
@@ -96,7 +96,7 @@ def _prepared(tmp_path: Path, path: Path, **others: Any) -> Dataset:
 
 
 def _texts(made: Dataset, tokens: Tokens) -> list[tuple[str, str]]:
-    """Of each row the whole text, and what of it is learnt."""
+    """Return each row's whole text, and the part that is learnt."""
     assert tokens.rows is not None
     found = []
     starts = tokens.rows.starts_R.tolist()
@@ -124,7 +124,7 @@ def test_chats_are_kept_as_the_template_writes_them_and_split_whole(tmp_path: Pa
     ]
     assert sorted(train + aside) == sorted(expected)
     assert 1 <= len(aside) <= 8
-    assert train == [row for row in expected if row in train]  # in their order
+    assert train == [row for row in expected if row in train]  # in order
     learnt = "".join(text for _, text in aside)
     assert made.validations[0].rows is not None
     num_learnt = int(np.sum(made.validations[0].rows.learnt_T))

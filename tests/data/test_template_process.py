@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates from elsewhere: whatever they compute ends in one error."""
+"""Untrusted chat templates: whatever they compute ends in one error."""
 
 import json
 import resource
@@ -56,7 +56,7 @@ def test_a_template_that_raises_refuses_the_messages(source, why):
             template.render(MESSAGES)
     except BadInput as refused:
         while_compiled = "cannot be compiled" in refused.got
-        # a slow machine may need all its seconds to fill the memory
+        # a slow machine may need the whole time limit to fill the memory
         too_slow = why == "too much memory" and "time limit" in refused.got
         assert while_compiled or too_slow
 
@@ -77,7 +77,7 @@ def test_a_template_without_end_is_ended(source):
 
 
 def test_the_process_has_limits_whose_hard_ones_stay():
-    """What the process sets is what the system then says, and no more is taken."""
+    """The process has its limits, and the tests' process keeps its own."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     source = "{{ 1 }}"
     template = ChatTemplate(source, {})
@@ -97,7 +97,7 @@ def test_a_process_serves_many_and_ends_with_its_template():
     running = template._process._running
     assert running is not None and running.poll() is None
     with pytest.raises(TemplateRefuses):
-        template.render([])  # and goes on
+        template.render([])  # and the process stays usable
     assert template.render(MESSAGES) == "hi1.0" and running.poll() is None
     del template
     assert running.returncode is not None

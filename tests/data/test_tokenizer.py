@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer loses nothing and always comes out the same."""
+"""The tokenizer loses nothing, and is the same each time."""
 
 import subprocess
 import sys

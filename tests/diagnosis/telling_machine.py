@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In place of a look at a machine: node `old` has another JAX and another disk."""
+"""A fake probe of a machine: node `old` has another JAX and another disk."""
 
 import json
 import os

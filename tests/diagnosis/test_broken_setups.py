@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken set-ups, each named by its cause, and none that is waited for in vain.
+"""Broken set-ups: each is reported with its cause, and none blocks a check.
 
 What can be broken is broken: packages, variables, files, ports, connections. Cards and
-drivers are a folder of device files and a program called nvidia-smi.
+drivers are a folder of device files and a fake nvidia-smi.
 """
 
 import errno
@@ -29,7 +29,7 @@ from tests.checkpoint.fake_s3 import FakeS3
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX is started once, by a test of its own."""
+    """Do not start JAX; a separate test does that."""
     told = gathering.MARK + json.dumps(
         {"devices": [{"name": "cpu", "platform": "cpu", "count": 1}]}
     )
@@ -60,7 +60,7 @@ def machine(tmp_path: Path) -> Path:
 def install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, str], None]:
-    """Install a package of that version, or what looks like one."""
+    """A function that installs a package of that version, or a fake of it."""
     packages = tmp_path / "packages"
     packages.mkdir()
     monkeypatch.syspath_prepend(packages)
@@ -76,7 +76,7 @@ def install(
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A driver that tells of such a card."""
+    """A function that installs a driver which reports such a card."""
 
     def write(told: str) -> None:
         smi = tmp_path / "bin" / "nvidia-smi"
@@ -147,7 +147,7 @@ def test_a_port_that_is_taken():
 
 @pytest.fixture
 def peer() -> Iterator[Callable[..., str]]:
-    """Another machine that answers, with its own clock; gives its address."""
+    """Another machine with its own clock: a function that returns its address."""
     opened: list[tuple[socket.socket, threading.Thread]] = []
 
     def start(clock: Callable[[], float] = time.time) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From facts to findings: each cause is named, with what to type."""
+"""From facts to findings: each cause is named, with the command that helps."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines of a launcher: each problem of one, or between them, is named."""
+"""A launcher's machines: each problem of one machine, or between two, is named."""
 
 import socket
 import sys
@@ -153,7 +153,7 @@ def test_hosts_are_looked_at_and_one_that_is_off_is_a_problem(
 def test_a_job_is_looked_at_and_one_that_sees_another_disk_is_told(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What a node prints is written here, for each what its disk and versions are."""
+    """What a node prints is faked: each node has a disk and versions."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setattr(machines, "_MODULE", "tests.diagnosis.telling_machine")
     found = findings_of_machines(look_at_machines(SlurmJob(), tmp_path / "run"))
@@ -167,7 +167,7 @@ def test_a_job_is_looked_at_and_one_that_sees_another_disk_is_told(
 def test_a_machine_that_cannot_reach_this_one(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with socket.socket() as taken:  # bound, and nobody listens
+    with socket.socket() as taken:  # bound, without a listener
         taken.bind(("127.0.0.1", 0))
         file = tmp_path / "hosts.toml"
         file.write_text(

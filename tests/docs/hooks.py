@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of mkdocs, loaded as it loads them: they are no modules of a package."""
+"""The hooks of mkdocs, loaded as mkdocs loads them: they belong to no package."""
 
 import importlib.util
 from pathlib import Path

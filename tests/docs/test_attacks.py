@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page Attacks tells what the results say, of all findings."""
+"""The page Attacks has what the results say of every finding."""
 
 import json
 import re
@@ -12,7 +12,7 @@ RESULTS = (ROOT / "experiments/results/attacks.jsonl").read_text()
 
 
 def cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    """A row of the table; what was not as expected is told, too."""
+    """Return a row of the table; anything unexpected is included."""
     happened = "; ".join((row["happened"], *row["wrong"]))
     return row["finding"], row["done"], happened
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of sessions has what people sent, and says so where that is nothing."""
+"""The table of sessions holds the sent results, or says that there are none."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ def cards() -> ModuleType:
 
 
 def session(**measured: Any) -> dict[str, Any]:
-    """What a session writes of two parts, one of which ran out of time."""
+    """Return what a session writes about two parts, one of which ran out of time."""
     rows = [
         {"what": "rate, hetjax", "measured": 12345.6},
         {"what": "rate of hetjax over one plain jit", "measured": 0.98765},
@@ -36,7 +36,7 @@ def session(**measured: Any) -> dict[str, Any]:
 
 
 def made(cards: ModuleType) -> str:
-    """The page as mkdocs asks for it."""
+    """Return the page as mkdocs requests it."""
     return cards.on_page_markdown(PAGE, page=None, config=None, files=None)
 
 
@@ -62,7 +62,7 @@ def test_each_session_is_a_column(cards: ModuleType, folder: Path):
     head, _, *rows = [[cell.strip() for cell in row] for row in cells]
     header, first, second = zip(head, *rows, strict=True)
     shown = dict(zip(header, first, strict=True))
-    assert (shown["card"], second[0]) == ("A / A", "B")  # by name of file
+    assert (shown["card"], second[0]) == ("A / A", "B")  # in order of file names
     assert shown["file"] == "`a-2026`"
     assert (shown["date"], shown["parts done"]) == ("2026-12-24", "1 of 2")
     assert (shown["tokens/s"], shown["over one plain jit"]) == ("12,346", "0.988")
@@ -74,7 +74,7 @@ def test_other_pages_stay_as_they_are(cards: ModuleType):
 
 
 def is_text_of(source: str, wanted: str) -> bool:
-    """Whether a file of Python has that text, or one with texts of its put in."""
+    """Return whether a Python file has that text, or an f-string that could give it."""
     nodes = [*ast.walk(ast.parse(source))]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
     patterns = [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of families names all published presets, where they belong, and all tiny
-models that tests hold against transformers."""
+"""The table of families names all published presets, each in its row, and all tiny
+models that tests compare with transformers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ PUBLISHED = Path(presets.__file__).with_name("published.toml")
 
 
 def rows() -> Iterator[list[list[str]]]:
-    """The names in each cell of each row."""
+    """Yield each row as the names in each of its cells."""
     text = (ROOT / "docs/train.md").read_text(encoding="utf-8")
     _, table = text.split("| family |")
     for line in table.split("\n\n")[0].splitlines()[2:]:

@@ -20,7 +20,7 @@ def told(section: str, name: str) -> str:
 
 
 def figure_at(result: Any, where: str) -> float:
-    """The number there; of a list how many there are."""
+    """Return the number at this path; for a list, its length."""
     found = reduce(
         lambda at, key: at[int(key)] if isinstance(at, list) else at[key],
         where.split("."),
@@ -30,7 +30,7 @@ def figure_at(result: Any, where: str) -> float:
 
 
 def written(value: float, like: str) -> str:
-    """The number as the page would write it: as many digits, or per cent."""
+    """Return the number in the page's format: as many digits, or as a percentage."""
     percent = like.endswith("%")
     digits = len(like.removesuffix("%").partition(".")[2])
     return f"{100 * value if percent else value:.{digits}f}{'%' * percent}"

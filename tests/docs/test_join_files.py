@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of docs/join: their YAML is whole, and our commands in it are ours."""
+"""The files of docs/join: their YAML is valid, and so are our commands in it."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def in_shell(script: str, values: dict[str, str]) -> Iterator[list[str]]:
-    """The words of our commands in a script, with what stands for variables."""
+    """Yield the words of our commands in a script, with values for its variables."""
     script = re.sub(r"\$\(cat \S*/join/fingerprint\)", FINGERPRINT, script)
     script = re.sub(r"\$(\w+)", lambda found: values[found[1]], script)
     for line in script.splitlines():
@@ -37,7 +37,7 @@ def in_shell(script: str, values: dict[str, str]) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """Check one of our commands, as far as it can be before anything is there."""
+    """Check one of our commands, as far as possible before anything runs."""
     name, *arguments = words
     if name == "train":
         check_config(parse_train(arguments)[0])

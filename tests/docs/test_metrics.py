@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page on reports has the list of all metrics, as mkdocs makes it."""
+"""The page on reports lists all metrics, as mkdocs builds it."""
 
 import re
 

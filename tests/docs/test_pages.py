@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The code blocks of the README and of docs/, from top to bottom of each page.
 
-A page has a folder of its own, in which its blocks run one after the other, as they
-would for somebody who reads it. A block with a title is a file of that name. Commands
-of hetjax run in this process, all others in bash. A block of `text` is what the command
-above it has printed. `<!-- skip: next "why" -->` before a block leaves it out.
+Each page gets a folder, in which its blocks run in order, as they would for a reader. A
+block with a title is a file of that name. Commands of hetjax run in this process, all
+others in bash. A block of `text` is the output of the command above it. Before a block,
+`<!-- skip: next "why" -->` skips it.
 """
 
 import os
@@ -44,7 +44,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-# whose runs take longest: tests/training/ does the like
+# slowest runs: tests/training/ covers the same
 _LATER = [ROOT / f"docs/{name}.md" for name in ("join", "slurm", "survive", "train")]
 REASONS = [
     "installs packages",
@@ -69,11 +69,11 @@ _FIGURE = re.compile(r"-?\d[\d,.]*(e[-+]?\d+)?")
 
 @dataclass
 class Reader:
-    """Somebody who follows a page, in this folder."""
+    """A reader who follows a page in this folder."""
 
     folder: Path
     heard: pytest.CaptureFixture[str]
-    printed: str | None = ""  # None: nobody knows
+    printed: str | None = ""  # None: unknown
 
     def blocks(self, document: Document) -> Iterator[Region]:
         for region in RawFencedCodeBlockLexer(_INFO)(document):
@@ -115,7 +115,7 @@ class Reader:
         assert parse_plan(example.parsed).replicas
 
     def text(self, example: Example) -> None:
-        """Every line but `...` was printed, figures and where lines are cut apart."""
+        """Check that each line but `...` was printed, apart from figures and breaks."""
         if self.printed is None:
             return
         printed = shape(self.printed)
@@ -130,9 +130,9 @@ class Reader:
 
 
 def parts_of(code: str) -> list[list[str]]:
-    """The commands of a block, those of hetjax apart from others.
+    """Split a block into commands of hetjax and other commands.
 
-    A block whose commands are one program of the shell stays as it is.
+    A block whose commands are one shell program stays whole.
     """
     lines = code.replace("\\\n", " ").splitlines()
     if any(_PROGRAM.search(line) for line in lines):
@@ -142,14 +142,14 @@ def parts_of(code: str) -> list[list[str]]:
 
 
 def words_of_hetjax(command: str) -> list[str]:
-    """The words after `hetjax`, or `python -m hetjax.`; nothing for other commands."""
+    """Return the words after `hetjax` or `python -m hetjax.`; none for others."""
     found = re.fullmatch(r"(?:hetjax |python -m hetjax\.)(\w.*)", command.strip())
     plain = found and not re.search(r"[&|<>$;]", command)
     return shlex.split(found.group(1), comments=True) if found and plain else []
 
 
 def shape(text: str) -> str:
-    """Text without figures and line breaks, and with single spaces."""
+    """Return the text without figures and line breaks, with single spaces."""
     return " ".join(_FIGURE.sub("0", text).split())
 
 
@@ -164,9 +164,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def few_devices(patched: pytest.MonkeyPatch) -> None:
-    """The reader's machine has two CPU devices, and not the sixteen of the tests.
+    """Give the reader's machine two CPU devices, not the sixteen of the tests.
 
-    Clusters that are simulated ask for CPUs by name, and have all of them.
+    Simulated clusters request CPUs by name, and get all of them.
     """
     found = jax.local_devices
 
@@ -178,7 +178,7 @@ def few_devices(patched: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process write a word or two of text, and no more, in between."""
+    """Let runs in this process sample only a few tokens of text."""
     tiny = PRESETS["tiny"]
     evaluation = replace(tiny.config.evaluation, sample_tokens=4)
     config = replace(tiny.config, evaluation=evaluation)
@@ -256,5 +256,5 @@ def test_options_of_the_longest_page_of_commands_exist():
     ]
     assert len(typed) > 5
     for model, *options in typed:
-        # others are made by the page itself
+        # the page creates the others
         parse([model if model in PRESETS else "tiny", *options])

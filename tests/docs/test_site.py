@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README and pages refer to is there: names, files, headings and the picture.
+"""What the README and pages refer to exists: names, files, headings and the picture.
 
-That the pages can be built, with links that lead somewhere, is the phase `docs` of
-`.ci/run`.
+The phase `docs` of `.ci/run` checks that pages build and that their links resolve.
 """
 
 import json
@@ -56,14 +55,14 @@ def test_nothing_on_a_page_comes_from_another_host():
 
 
 def words_of(picture: Path) -> list[str]:
-    """What is written in an SVG."""
+    """Return the text in an SVG."""
     words = re.findall(r"<text.*?>(.*?)</text>", picture.read_text(encoding="utf-8"))
     assert words
     return words
 
 
 def test_the_picture_of_the_readme_is_of_the_measured_result(tmp_path: Path):
-    """Its words, numbers among them, are those that its command draws again."""
+    """Its words and numbers are those that its command draws again."""
     told = " ".join(README.split())
     (drawn_by,) = re.findall(r"`python -m experiments\.testbed\.demo (.*?)`", told)
     (shown,) = re.findall(r"!\[.*?\]\((docs/\S+)\)", told)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for S3 in docs/stores.md, as printed but for the server's address."""
+"""The recipe for S3 in docs/stores.md, as printed except for the server's address."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^(<!-- skip: next [^\n]*)?\n+```bash\n(.*?)^```$", re.M | r
 
 
 def commands() -> Sequence[str]:
-    """All but those that install packages."""
+    """Return all commands except those that install packages."""
     blocks = [code for skip, code in BLOCK.findall(PAGE) if "installs" not in skip]
     return "".join(blocks).replace("\\\n", " ").splitlines()
 

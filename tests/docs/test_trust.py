@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page Trust says of limits and tests is what there is."""
+"""What the page Trust says about limits and tests is true."""
 
 import importlib
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accuracy study on measured runs, on made-up inputs with known answers."""
+"""The accuracy study of measured runs, on made-up inputs with known answers."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def row(*, dp: int, cuts: list[int], microbatches: int) -> dict[str, Any]:
 
 
 def read(folder: Path, *rows: dict[str, Any]) -> tuple[GroundTruth, list[Run]]:
-    """What the study reads, out of files as they are published."""
+    """Return what the study reads from files in the published form."""
     files = {
         "sailor/profiles_referee/OPT-350/GH-96.json": {"1": {"4": LAYERS}},
         "sailor/models.json": {"OPT-350": DIMS},
@@ -66,7 +66,7 @@ def test_a_stage_takes_its_microbatches_its_gradient_sum_and_its_update(
     rows = [row(dp=dp, cuts=[4], microbatches=5) for dp in (1, 2)]
     truth, (alone, both) = read(tmp_path, *rows)
     assert predicted(alone, truth)[0] == pytest.approx(5 * 22.0 + 4.0)
-    # two holders send each other all gradients, through one network card each
+    # two holders exchange all gradients, each through one network card
     size = 4 * sum(map(parameter_count, truth.model.layers))
     slow_gbit_per_s = 1e-5
     sum_s = size / (slow_gbit_per_s * 1e9 / 8)
@@ -89,7 +89,7 @@ def test_a_group_is_predicted_at_the_rate_that_suits_the_others(tmp_path: Path):
     _, runs = read(tmp_path, *rows)
 
     def predict(run: Run, rate: float | None) -> tuple[float, int]:
-        """Exact at 200 for pipelines of two stages, at 50 for one stage."""
+        """Predict exactly at 200 for pipelines of two stages, at 50 for one stage."""
         exact = 200.0 if len(run.replica.stages) == 2 else 50.0
         return 1 + abs((rate or 800.0) - exact) / 1000, 2
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attacks of the notes: all there, kept line by line, resumed where they ended."""
+"""The attacks of the notes: complete, stored line by line, resumed where they ended."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ FINDINGS = [f"F{number}" for number in range(1, 18)]
 
 @pytest.fixture
 def acted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Attacks that do nothing but for two; what was done so far."""
+    """Attacks that do nothing, except for two; the list of those done so far."""
     done = list[str]()
 
     def attack(finding: str) -> Attack:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of compiled programs: what it covers, compiles, expects and tells."""
+"""The study of compiled programs: what it covers, compiles, expects and reports."""
 
 import re
 from collections import Counter
@@ -145,7 +145,7 @@ def test_programs_over_the_state_pass_on_simulated_devices(program):
     state = stage_state(cell, jax.devices()[:4], "bfloat16")
     found = seen(cell, state, compiled_programs(cell, state))
     assert found["failures"] == []
-    # nine masters, two moments of each, and a count of steps for either module
+    # nine masters, two moments of each, and a step count for each of two modules
     donated = 29 if program == "update" else 0
     assert found["donated"] == found["aliased"] == donated
 
@@ -357,7 +357,7 @@ def test_the_losss_table_says_what_is_in_the_rows():
         }
 
     rows = [row(*of) for of in (("in blocks", 1, 0.5), ("in blocks", 2, 0.25))]
-    assert "H100" not in loss.markdown(rows)  # not all of it is compiled
+    assert "H100" not in loss.markdown(rows)  # not fully compiled yet
     rows += [row("all logits", 1, 4), row("all logits", 2, 2)]
     line = "| H100 | bfloat16 | 0.50 | 0.25 | 3 per block | 4.00 |\n"
     assert loss.markdown(rows).endswith(line)

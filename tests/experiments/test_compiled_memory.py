@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of compilers' memory: what it covers, fits and tells."""
+"""The study of compilers' memory: what it covers, fits and reports."""
 
 import json
 import re
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments/results"
 NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 13))
 FILES = tuple(f"{name}.jsonl" for name in NAMES)
-V6E_ALONE = 11  # seed of the draw that was compiled for this kind only
+V6E_ALONE = 11  # seed of the draw that was compiled only for this kind
 HELD_OUT = "compiled_memory_held_out.json"
 CELL = MemoryCell(
     target="A100",
@@ -185,10 +185,10 @@ def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
         for file in FILES
         for cell, row in rows_of(RESULTS / file).items()
         if backend_of(cell.target) == backend and not row["failures"]
-        if cell.model != "mixtral-8x7b"  # takes long to trace
+        if cell.model != "mixtral-8x7b"  # slow to trace
     ]
     assert min(error for error, _ in found) >= LEAST
-    # those with other kernels are judged beside the rest, as docs say
+    # those with other kernels are judged apart, as docs say
     errors = [error for error, has_others in found if not has_others]
     assert sum(0 <= error <= MOST for error in errors) >= 0.95 * len(errors)
 

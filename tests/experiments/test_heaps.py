@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heaps are read off XLA's dumps as the compiler of a CPU tells them itself."""
+"""Heaps read from XLA's dumps equal what a CPU's compiler reports."""
 
 import os
 import subprocess
 import sys
 
-# In a process of its own: XLA reads where to dump once, before the first program.
+# In a separate process: XLA reads where to dump once, before the first program.
 PROGRAM = """
 import jax, jax.numpy as jnp
 from experiments.compiled_memory.heaps import dump_heaps, heap_bytes
@@ -26,7 +26,7 @@ assert heap_bytes(other) == other.memory_analysis().temp_size_in_bytes
 
 
 def test_a_heap_is_what_the_compiler_tells_and_of_the_last_program_of_a_name():
-    # what comes from a cache is not compiled, and leaves no dump
+    # a cached program is not compiled, and leaves no dump
     env = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiment that kills workers keeps what runs say, and goes on where it stopped.
+"""The experiment that kills workers stores what runs report, and resumes.
 
-The runs here are small programs in place of a training.
+The runs here are small programs instead of training.
 """
 
 import json
@@ -15,8 +15,8 @@ import pytest
 
 from experiments.recovery import kills
 
-# Trains one step with a worker, and ends when that is gone: argv is the run directory
-# and the exit code.
+# Trains one step with a worker, and ends when the worker is gone: argv is the run
+# directory and the exit code.
 RUN = """
 import json, pathlib, subprocess, sys
 run_dir, code = pathlib.Path(sys.argv[1]), int(sys.argv[2])
@@ -38,7 +38,7 @@ sys.exit(code)
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Run the experiment; runs with a number among `failing` end with code 7."""
+    """A function that runs the experiment; runs in `failing` end with code 7."""
     monkeypatch.setattr(kills, "_PAUSE_S", (0.0, 0.05))
     monkeypatch.setattr(kills, "_LOOK_S", 0.02)
     failing = set[str]()
@@ -62,7 +62,7 @@ def test_a_second_start_goes_on_and_seeds_share_a_file(start, tmp_path, capsys):
     assert [line["run"] for line in start(5, 2)] == [0, 1]
     assert [line["run"] for line in start(5, 2)] == [0, 1]  # all of them are done
     results = tmp_path / "results.jsonl"
-    results.write_text(results.read_text() + '{"seed": 5, "ki')  # cut off in writing
+    results.write_text(results.read_text() + '{"seed": 5, "ki')  # truncated write
     (tmp_path / "processes-seed5-1" / "run2").mkdir()  # given up
     told = [(line["seed"], line["run"]) for line in start(5, 3)]
     assert told == [(5, 0), (5, 1), (5, 3)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of one's own model trains by its name, whoever starts the workers."""
+"""The example of a user's model trains by its name, with every launcher."""
 
 from pathlib import Path
 
@@ -22,4 +22,4 @@ def test_workers_and_one_process_train_it_alike(
         assert main(["experiments.own_model:model", *options, *launcher]) == 0
     alone, apart = map(losses, runs)
     assert apart == pytest.approx(alone, rel=1e-5) and len(alone) == 4
-    assert alone[0] == pytest.approx(6.93, abs=0.05)  # log(1024): it knows nothing
+    assert alone[0] == pytest.approx(6.93, abs=0.05)  # log(1024): untrained

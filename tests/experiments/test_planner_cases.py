@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases are there, and one of them is planned as people would."""
+"""The cases exist, and one of them is planned as people would plan it."""
 
 import json
 

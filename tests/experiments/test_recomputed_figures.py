@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that need nothing but a processor: computed again, against their results.
+"""Figures that need only a processor: computed again, against their results.
 
 `docs/figures.md` marks such results with "Machine: any; it computes", and
-`tests/docs/test_figures.py` holds the page against the results.
+`tests/docs/test_figures.py` compares the page with the results.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.short_runs import draws
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
-# a search ends its last phase by the clock, so that a plan can be a little different
+# the clock ends a search's last phase, so a plan may differ a little
 SEARCHED = 0.02
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sailor's rule by hand, and that the search plans for it."""
+"""Sailor's rule, computed manually, and that the search plans for it."""
 
 import json
 from collections import Counter
@@ -33,7 +33,7 @@ DEGREES = (1, 2)
 
 
 def published(num_layers: int = 4, output_floats: float = 0.0) -> Published:
-    """GPUs whose links have one rate whatever the size of messages."""
+    """Return GPUs whose links have one rate for messages of every size."""
 
     def rate(a: str, b: str) -> list[object]:
         found = RATES.get((a, b), ACROSS)
@@ -85,7 +85,7 @@ def rule_of(
 
 
 def template(*stages: tuple[int, int, tuple[int, int]]) -> Template:
-    """Stages as (kind, tensor degree, layers); microbatches of one."""
+    """Return stages given as (kind, tensor degree, layers); microbatches of one."""
     return Template(
         microbatch_size=1,
         stages=tuple(
@@ -107,12 +107,12 @@ def test_slowest_pipeline_and_longest_sum_are_of_different_replicas():
     rule = rule_of((4, 4), 8, output_floats=1e8)
     fast = template((FAST, 1, (0, 4)))
     slow = template((SLOW, 2, (0, 2)), (SLOW, 1, (2, 4)))
-    # message: 4e8 bytes on 1 GB/s; the first stage sends, the last pays double
+    # message: 4e8 bytes at 1 GB/s; the first stage sends once, the last pays double
     first_s, last_s = 2 * (1.0 + 1.0) / 2 + 0.4, 2 * (1.0 + 1.0) + 0.8
     slow_s = first_s + last_s + (2 - 1) * last_s + 0.25
     fast_s = 6 * 4 * (0.5 + 0.5) + 0.25
-    # three replicas in each ring, as slow as the link between the kinds; the fast
-    # ones have whole layers, so a slow device's half does not matter
+    # three replicas per ring, at the rate of the link between the kinds; the fast ones
+    # hold whole layers, so a slow device's half does not matter
     sum_s = 2 * (3 - 1) * (4 * sum(PARAMS) / 3) / ACROSS
     found_s = rule.step_s([copies(fast, 2, 6), copies(slow, 1, 2)])
     assert fast_s > slow_s
@@ -129,7 +129,7 @@ def test_slowest_pipeline_and_longest_sum_are_of_different_replicas():
         ({(FAST, 1): 5}, 2e9, 5),
         ({(SLOW, 1): 3}, 1e9, 3),
         ({(FAST, 1): 1, (SLOW, 1): 1}, 0.5e9, 2),
-        ({(FAST, 1): 1}, 1.0, 1),  # alone: nothing to add
+        ({(FAST, 1): 1}, 1.0, 1),  # alone: nothing to sum
         ({(FAST, 2): 2, (FAST, 1): 1}, 2e9, 3),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_stage_sums_its_layers_between_the_cuts_of_all_replicas():
     ring_s = {
         (0, 1): 2 * 3 * (4 * PARAMS[0] / 4) / ACROSS,
         (1, 3): 2 * 3 * (4 * sum(PARAMS[1:3]) / 4) / ACROSS,
-        (3, 4): 2 * 3 * (4 * PARAMS[3] / 4) / 2e9,  # fast GPUs alone
+        (3, 4): 2 * 3 * (4 * PARAMS[3] / 4) / 2e9,  # only fast GPUs
     }
     stages_s = [ring_s[0, 1] + ring_s[1, 3], ring_s[3, 4], ring_s[0, 1]]
     stages_s.append(ring_s[1, 3] + ring_s[3, 4])
@@ -160,7 +160,7 @@ def test_rings_go_bucket_by_bucket_and_small_messages_are_slower():
     passes_s = [b / (log2(b / 1e6) * 1e9) for b in (whole, whole, rest)]
     found_s = ring_s([link], np.array(12e8), 4)
     assert found_s == pytest.approx(2 * 3 * sum(passes_s), rel=1e-12)
-    other = Fit(parabola=(0.0, 0.0, 6.5), most=1e12)  # slower with whole buckets only
+    other = Fit(parabola=(0.0, 0.0, 6.5), most=1e12)  # slower only with whole buckets
     passes_s[:2] = [whole / 6.5e9] * 2
     assert log2(rest / 1e6) < 6.5 < log2(whole / 1e6)
     found_s = ring_s([link, other], np.array(12e8), 4)
@@ -203,7 +203,7 @@ def test_the_search_finds_what_trying_all_finds():
     assert fits(rule, counts_of(found.copies))
     assert found.step_s == pytest.approx(rule.step_s(found.copies), rel=1e-12)
     assert found.step_s <= best_s * 1.0001
-    # planned for the other terms, the plan is slower by this rule
+    # a plan found for other terms is slower by this rule
     assert found.step_s < rule.step_s(candidates(p, "closed")[0].copies)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of traces with stragglers, on small traces with answers by hand."""
+"""The replay of traces with stragglers, on small traces with known answers."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def trace(ops: list[tuple[int, str, list[int]]], **values: Any) -> Trace:
 
 
 def test_a_message_ends_when_both_are_there_and_it_has_passed():
-    # stage 0 computes 3 s and sends; stage 1 has waited from 0 on, then computes 4 s
+    # stage 0 computes 3 s and sends; stage 1 waits from 0 on, then computes 4 s
     found = trace(
         [(0, F, []), (0, SEND, [0]), (1, RECV, []), (1, F, [2])],
         groups=[{"ops": [1, 2], "across_dp": False}],
@@ -41,9 +41,9 @@ def test_a_message_ends_when_both_are_there_and_it_has_passed():
         step_time_us=[9e6],
     )
     own_SDO = own_times(found)
-    assert own_SDO[0, 0].tolist() == [3.0, 2.0, 2.0, 4.0]  # not the five of waiting
+    assert own_SDO[0, 0].tolist() == [3.0, 2.0, 2.0, 4.0]  # without the waiting, 5
     assert replay(found, own_SDO) == pytest.approx([9.0])
-    # both take the mean of the forwards, 3.5 s, and the message its 2 s
+    # both forwards take their mean, 3.5 s, and the message its 2 s
     assert WhatIf(found).ideal_s == pytest.approx(3.5 + 2.0 + 3.5)
     own_SDO[0, 0, 0] = 1.0
     assert replay(found, own_SDO) == pytest.approx([7.0])
@@ -64,7 +64,7 @@ def test_clocks_that_are_far_apart_give_no_negative_message():
 
 
 def two_replicas(seed: int) -> tuple[Trace, np.ndarray]:
-    """Three random steps, whose operations wait only for such as come before them."""
+    """Return three random steps whose operations wait only for earlier ones."""
     draw = random.Random(seed)
     num_ops, in_group = 12, draw.sample(range(12), 4)
     ops = [
@@ -75,7 +75,7 @@ def two_replicas(seed: int) -> tuple[Trace, np.ndarray]:
     for o in range(num_ops):
         after[o] |= {x for before in after[o] for x in after[before]}
     groups, taken = [], set[int]()
-    for o in in_group:  # of those that do not wait for each other, within or through
+    for o in in_group:  # unless one waits for another, also indirectly
         others = [x for x in in_group if x > o and x - o < 2 and o not in after[x]]
         if o not in taken and not taken & {*others}:
             groups.append({"ops": [o, *others], "across_dp": draw.random() < 0.5})
@@ -90,7 +90,7 @@ def two_replicas(seed: int) -> tuple[Trace, np.ndarray]:
 
 
 def by_waiting(found: Trace, own_SDO: np.ndarray, step: int) -> float:
-    """The oracle: move every end later until nothing has to be moved any more."""
+    """Return the oracle's step time: move ends later until all constraints hold."""
     _, num_replicas, num_ops = own_SDO.shape
     end = {(d, o): 0.0 for d in range(num_replicas) for o in range(num_ops)}
     start = dict(end)
@@ -118,7 +118,7 @@ def test_a_replay_is_what_waiting_for_all_that_comes_before_gives(seed: int):
 
 
 def test_the_slow_worker_of_a_job_is_its_culprit():
-    # four replicas of two stages that wait for each other at the end; one is slow
+    # four replicas of two stages wait for each other at the end; one is slow
     ops = [(0, F, []), (1, F, [0]), (1, B, [1]), (0, B, [2])]
     noise = np.random.default_rng(0).normal(1.0, 0.02, (40, 4, 4))
     took_SDO = noise * [1.0, 1.0, 2.0, 2.0]
@@ -134,7 +134,7 @@ def test_the_slow_worker_of_a_job_is_its_culprit():
     what_if = WhatIf(found)
     assert what_if.replayed_s == pytest.approx(found.step_S.mean())
     assert what_if.culprit() == "worker dp 2, stage 0"
-    # forwards on average (7 + 3) / 8 s, backwards twice as long
+    # forwards take (7 + 3) / 8 s on average, backwards twice as long
     assert what_if.ideal_s == pytest.approx(2 * 10 / 8 * 3, rel=0.02)
     [finding] = detected(found)
     assert finding.subject.name == "dp2-stage0"

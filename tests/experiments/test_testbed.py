@@ -47,9 +47,9 @@ IMMUNE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=Tr
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """One test after the other, in whatever processes: they look at what is left.
+    """Run one test at a time over all processes, as each checks what is left behind.
 
-    Interrupts are heard, as they are not in a process in the background.
+    SIGINT raises again, which it does not in a background process.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with (Path(tempfile.gettempdir()) / "hetjax-testbed.lock").open("w") as lock:
@@ -59,7 +59,7 @@ def alone() -> Iterator[None]:
 
 
 def _traces() -> set[str]:
-    """All that a testbed makes: namespaces, the machine's interfaces, CPU groups."""
+    """Return all that a testbed makes: namespaces, network interfaces, CPU groups."""
     controller = cpu_quota.find_controller()
     assert controller is not None
     return {
@@ -79,7 +79,7 @@ def _answers(address: str, timeout_s: float) -> bool:
 
 
 def _start(words: list[str]) -> "subprocess.Popen[str]":
-    """Start a process that prints a line when it is ready, and wait for that."""
+    """Start a process, and wait until it prints that it is ready."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -89,7 +89,7 @@ def _start(words: list[str]) -> "subprocess.Popen[str]":
 @contextmanager
 def _leaves_nothing() -> Iterator[None]:
     for name in ("hetjax", "killed"):
-        hosts.clear_abandoned(name)  # as a testbed would, of which nothing may be seen
+        hosts.clear_abandoned(name)  # as a testbed does first, so that nothing is left
     before = _traces()
     yield
     assert _traces() == before
@@ -111,7 +111,7 @@ def test_what_was_started_outside_a_quota_can_be_put_under_it():
 def test_all_is_gone_and_all_processes_are_ended_after_the_block(
     seen: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    if not seen:  # as they are that come to their host while others are ended
+    if not seen:  # like processes that enter their host while others are killed
         monkeypatch.setattr(Testbed, "_members", lambda testbed: set())
     sleep = ["sh", "-c", "echo; exec sleep 60"]
     with _leaves_nothing():
@@ -211,7 +211,7 @@ def test_a_process_gets_its_quota_of_the_cpu():
         words = [*testbed.prefix("slow"), *loop]
         shares = [(_cpu_share(words), _cpu_share(loop)) for _ in range(3)]
     limited, free = map(sorted, zip(*shares, strict=True))
-    # on a machine that others use, even one without a quota gets less than all
+    # on a shared machine, even a process without a quota gets less than all
     assert min(0.125, free[0] / 3) < limited[1] < 0.5
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of small stages, compiled for TPUs that are not here.
+"""Programs of small stages, compiled for TPUs that this machine does not have.
 
-With the extra `aot`, whose compiler has 0.7 GB; `.ci/run` installs it for this file.
-All programs of a target are compiled in one process: to start a compiler takes seconds.
+Needs the extra `aot`, whose compiler is 0.7 GB; `.ci/run` installs it for this file.
+One process compiles all programs of a target, as starting a compiler takes seconds.
 """
 
 from collections.abc import Iterator

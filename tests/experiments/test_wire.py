@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two replicas send for gradients is what is trained, once each, in its precision
+"""Two replicas exchange the gradients of what is trained, once each, in the precision
 on the wire."""
 
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that people bring: rows to train on, in each form, and questions."""
+"""Files that users bring: training rows in each form, and questions."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ def _read_dataset(folder: Path) -> Any:
 
 
 def _of_rows(name: str, make: Callable[[Path], object]) -> FileKind:
-    """A file of rows; `make` writes it into a folder."""
+    """Return a file of rows; `make` writes it into a folder."""
     return FileKind(
         kinds_of_file=_OF_ROWS,
         make=make,

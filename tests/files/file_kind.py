@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kind of file is to the fuzz: how to make a sound one, and who reads it."""
+"""What the fuzz needs of a kind of file: how to make a valid one, and its reader."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from tests.files.mutations import KINDS_OF_FILE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileKind:
-    """`make` fills a folder, `read` gives what is in it, as text that can be compared.
+    """`make` fills a folder, `read` returns its content in a form that can be compared.
 
-    `target` is the file that is changed, also to another of the `kinds_of_file`; `seal`
-    puts the checksums of its JSON right.
+    `target` is the file that is changed, possibly to another of the `kinds_of_file`;
+    `seal` corrects the checksums of its JSON.
     """
 
     make: Callable[[Path], object]

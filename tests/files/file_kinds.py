@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of file that hetjax reads: how to make a sound one, and who reads it.
+"""The kinds of file that hetjax reads: how to make a valid one, and its reader.
 
-A kind is `hashed` where the file says by a checksum or a signature what it was: then no
-other reading of it may be believed, and the step before it takes its place. Does not
-own changes to files (`mutations.py`).
+A kind is `hashed` if the file holds a checksum or a signature: then no altered content
+may be accepted, and the step before is used instead. Does not own changes to files
+(`mutations.py`).
 """
 
 import base64
@@ -127,7 +127,7 @@ def _lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def _read_run(folder: Path) -> Any:
-    """What `train` looks at when it resumes, and what a notebook and a page show."""
+    """Return what `train` reads when it resumes, and what notebooks and pages show."""
     previous = rundir.read_previous(folder)
     if previous is None:
         return "no run"
@@ -154,7 +154,7 @@ def _read_run(folder: Path) -> Any:
 
 
 def _saved(folder: Path, key: bytes | None = None, step: int = 0) -> None:
-    """Two steps on a disk and in a store."""
+    """Save two steps on a disk and in a store."""
     store = FileStore(folder / "store")
     uploader = Uploader(store, folder / "disk", "a", key=key)
     with CheckpointWriter(folder / "disk", "a", uploader=uploader, key=key) as writer:
@@ -169,7 +169,7 @@ def _saved(folder: Path, key: bytes | None = None, step: int = 0) -> None:
 
 def _on_disk(key: bytes | None = None) -> Callable[[Path], Any]:
     def read(folder: Path) -> Any:
-        """The newest sound step: there is always one, whatever became of the other."""
+        """Return the newest valid step, which exists even if one is damaged."""
         found = newest(folder / "disk", key)
         assert found is not None
         read_manifest(folder / "disk/step_00000020/a")
@@ -182,7 +182,7 @@ def _on_disk(key: bytes | None = None) -> Callable[[Path], Any]:
 
 def _in_store(key: bytes | None = None) -> Callable[[Path], Any]:
     def read(folder: Path) -> Any:
-        """The newest sound step of the store, fetched to where nothing is."""
+        """Return the store's newest valid step, fetched into an empty folder."""
         store = FileStore(folder / "store")
         saves = [one.save for one in in_store(store, key)]
         with suppress(CorruptData):
@@ -198,14 +198,14 @@ def _in_store(key: bytes | None = None) -> Callable[[Path], Any]:
 
 
 def _values(found: Checkpoint) -> bytes:
-    """Its values, or the damage that keeps them from being read."""
+    """Return its values; raise the damage that prevents reading them."""
     return b"".join(
         found.read(entry).tobytes() for entry, _ in state_of(found.step, num_entries=1)
     )
 
 
 def _sealed(body: dict[str, Any]) -> dict[str, Any]:
-    """With the checksum that belongs to it, as only one who forges it writes."""
+    """Return the body with its matching checksum, as a forger writes it."""
     rest = {key: value for key, value in body.items() if key != "crc32c"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
     checksum = google_crc32c.Checksum(canonical).digest()
@@ -213,11 +213,11 @@ def _sealed(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leased(folder: Path) -> None:
-    acquire(FileStore(folder / "store"), "it", renew_s=1e6)  # never given back
+    acquire(FileStore(folder / "store"), "it", renew_s=1e6)  # never released
 
 
 def _read_lease(folder: Path) -> Any:
-    """Whose it is: taken over, or refused by name."""
+    """Return "taken", or the refusal that names the holder."""
     try:
         acquire(FileStore(folder / "store"), "it", lease_s=0.02, renew_s=9.0).release()
     except LeaseHeld as held:
@@ -249,7 +249,7 @@ def _model(folder: Path) -> None:
 
 
 def _chats(folder: Path) -> None:
-    """A model that has a row for each token of its tokenizer; weights do not matter."""
+    """Write a model with a row per token of its tokenizer; weights do not matter."""
     _model(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 4096}))
@@ -304,7 +304,7 @@ def _read_sailor(folder: Path) -> Any:
 
 
 def _asked(folder: Path) -> Any:
-    """Whom an operator asks to leave; a damaged request is heard as one to the run."""
+    """Return whom an operator asks to leave; a damaged request counts for the run."""
     return next(operator(folder))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads changed files one after the other and prints what became of each.
+"""Reads changed files one after the other and prints the outcome of each.
 
     python -m tests.files.fuzzed FIRST NUMBER [KIND]
 
-Change N is that of seed N, to a kind of file that N chooses, so that a finding is found
-again by its number. A process of its own, with limits: whatever takes more than 5 CPU
+Seed N makes change N, to a kind of file that N selects, so a number reproduces a
+finding. Runs in a separate process with limits: anything that takes more than 5 CPU
 seconds, a minute, or 1 GB more than before, is a finding. The last line is a table of
 outcomes as JSON.
 """
@@ -43,14 +43,14 @@ class _TookTooLong(BaseException):
 
 
 class Fuzzed:
-    """Sound files of each kind, made when one is first changed."""
+    """Valid files of each kind, made when a kind is first changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._made: dict[str, tuple[Path, Any]] = {}
 
     def outcome(self, seed: int, only: str | None = None) -> tuple[str, str, str]:
-        """Change a file, read it: the kind, how it was changed, what became of it."""
+        """Change a file and read it; return the kind, the change and the outcome."""
         rng = random.Random(seed)
         name = only or rng.choice([*KINDS])
         kind = KINDS[name]
@@ -94,7 +94,7 @@ def _read(kind: FileKind, folder: Path, sound: str) -> str:
         return "more than 1 GB"
     except _TookTooLong as late:
         return f"{late}\n{traceback.format_exc()}"
-    except BaseException as error:  # a panic of a library is no Exception
+    except BaseException as error:  # a library's panic is no Exception
         if isinstance(error, KeyboardInterrupt):
             raise
         return traceback.format_exc()
@@ -109,7 +109,7 @@ def _read(kind: FileKind, folder: Path, sound: str) -> str:
 
 
 def _refusal(error: Exception) -> str:
-    """What a person is told: in three parts, or the fault that a caller handles."""
+    """Return what a user reads: three parts, or the fault that a caller handles."""
     parts = [str(error)]
     if isinstance(error, BadInput):
         parts = [error.got, error.allowed, error.fix]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as accidents and enemies change them: bytes, values, keys, encodings, kinds.
+"""Files as accidents and attackers change them: bytes, values, keys, encodings, kinds.
 
-`mutate` changes a file in place, by a generator of random numbers alone, so that a seed
-brings the same change again. Does not own which files there are (`file_kinds.py`).
+`mutate` changes a file in place and depends only on a random generator, so a seed
+reproduces its change. Does not own the files (`file_kinds.py`).
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 _DEEP = 50_000
 _RAW = "@@raw@@"
-# what a value becomes: JSON text, that TOML has as well but for null and objects
+# replacement values: JSON text, which is also TOML except for null and objects
 _VALUES = (
     *("null", "true", "false", "0", "-1", "1", "7", "1.5", "-0.0", "1e9", "1000000000"),
     *("9223372036854775807", "9223372036854775808", "1e18", "1e308", "1e400", "-1e400"),
@@ -43,8 +43,8 @@ def mutate(
 ) -> str:
     """Change the file; return in a few words how.
 
-    With `seal` values of its JSON are changed, and `seal` then puts checksums right.
-    Otherwise it becomes a file of one of these `kinds`, or stays a plain one.
+    With `seal`, change values of its JSON; `seal` then corrects the checksums.
+    Otherwise the file may become one of these `kinds`.
     """
     data = path.read_bytes()
     if seal is not None:
@@ -82,7 +82,7 @@ def _encoded(data: bytes, rng: random.Random) -> bytes:
 
 
 def _revalued(data: bytes, rng: random.Random) -> bytes:
-    """A value, a key or an item changed where it is JSON, in a line or as a whole."""
+    """Change a value, a key or an item of its JSON, in one line or in the whole."""
     header, text, tail = _json_part(data, rng)
     try:
         value = json.loads(text)
@@ -93,7 +93,7 @@ def _revalued(data: bytes, rng: random.Random) -> bytes:
 
 
 def _retokened(data: bytes, rng: random.Random) -> bytes:
-    """One value of TOML changed, or a line repeated, renamed or taken out."""
+    """Change one TOML value, or repeat, rename or remove a line."""
     text = data.decode(errors="replace")
     lines = text.split("\n")
     at = rng.randrange(len(lines))
@@ -115,7 +115,7 @@ def _retokened(data: bytes, rng: random.Random) -> bytes:
 def _json_part(
     data: bytes, rng: random.Random
 ) -> tuple[Callable[[bytes], bytes], str, bytes]:
-    """What stands before the JSON, which may say its length, it, and what follows."""
+    """Return what precedes the JSON (given its new text), the JSON, and the rest."""
     length = int.from_bytes(data[:8], "little")
     if 2 <= length < len(data) and data[8:9] == b"{":  # safetensors
         text = data[8 : 8 + length].decode(errors="replace")
@@ -129,7 +129,7 @@ def _json_part(
 
 
 def _changed(value: Any, rng: random.Random) -> str:
-    """JSON text of the value with one place of it changed."""
+    """Return JSON text of the value with one place changed."""
     places = [*_places(value)]
     raw = rng.choice(_VALUES)
     if not places:
@@ -154,7 +154,7 @@ def _changed(value: Any, rng: random.Random) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each holder and key of what is inside a value."""
+    """Yield each holder and key inside a value."""
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     for key, inner in items:
@@ -192,5 +192,5 @@ _WEIGHTS: dict[str, Edit] = {
     "value 2": _revalued,
     "value 3": _revalued,
     "value 4": _revalued,
-    "kind of file": _flipped,  # is made otherwise, see `mutate`
+    "kind of file": _flipped,  # made elsewhere, see `mutate`
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever becomes of a file that hetjax reads: an error in words, or a true reading.
+"""Any change of a file that hetjax reads gives an error in words, or a true reading.
 
 500 changes in a short run, 20,000 with `--whole`.
 """
@@ -30,7 +30,7 @@ _PARSERS = {
     "safetensors": {"safe_open", "numpy"},
 }
 _METHODS = {"from_str", "from_file", "from_buffer"}  # of tokenizers
-# where something is parsed without hetjax/files/, and why
+# where code parses without hetjax/files/, and why
 _ELSEWHERE = {
     "data/chat/chat_template.py: json.loads": "between processes of ours",
     "data/chat/template_process.py: json.loads": "between processes of ours",
@@ -67,7 +67,7 @@ def test_all_files_are_read_by_one_reader() -> None:
 
 
 def _parsers(tree: ast.AST) -> Iterator[str]:
-    """The parsers that a module names, imported whole or by name."""
+    """Yield the parsers that a module uses, imported whole or by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in _METHODS:
             yield node.attr

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage that was once believed or ended in a traceback, each by its name.
+"""Damage that was once accepted or ended in a traceback, each case by its name.
 
-The fuzz draws such changes at random; here none of them depends on luck.
+The fuzz draws such changes at random; here none depends on luck.
 """
 
 import json
@@ -23,7 +23,7 @@ _DEEP = "[" * 200_000 + "]" * 200_000 + "\n"
 
 
 def damaged(kind: FileKind, folder: Path, change: Callable[[str], str]) -> Any:
-    """What is read of a sound file after it was changed, as text."""
+    """Return what is read from a valid file after a change, as text."""
     kind.make(folder)
     target = folder / kind.target
     target.write_text(change(target.read_text(errors="replace")))
@@ -31,7 +31,7 @@ def damaged(kind: FileKind, folder: Path, change: Callable[[str], str]) -> Any:
 
 
 def revalued(keys: tuple[str | int, ...], value: Any) -> Callable[[str], str]:
-    """The change that puts a value where the keys lead, and a checksum right."""
+    """Return a change that sets a value at these keys, and corrects the checksum."""
 
     def change(text: str) -> str:
         whole = json.loads(text)

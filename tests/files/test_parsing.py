@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON and TOML with limits, against the libraries that have none."""
+"""JSON and TOML with limits, against the libraries without limits."""
 
 import json
 import math

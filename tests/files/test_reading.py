@@ -42,7 +42,7 @@ def test_another_encoding_is_refused_at_its_first_byte(tmp_path: Path) -> None:
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "f")  # to read it would wait for a writer
+    os.mkfifo(tmp_path / "f")  # reading it would wait for a writer
     for _ in range(2):
         with pytest.raises(Unreadable, match="a FIFO"):
             read_text(tmp_path / "f", what="plan file")
@@ -77,7 +77,7 @@ def test_a_file_that_becomes_a_fifo_is_refused(
     before = os.stat(tmp_path / "f")
     (tmp_path / "f").unlink()
     os.mkfifo(tmp_path / "f")
-    with monkeypatch.context() as then:  # pytest asks, too, if this fails
+    with monkeypatch.context() as then:  # pytest also calls it if this fails
         then.setattr(os, "stat", lambda path: before)
         with pytest.raises(Unreadable, match="a FIFO"), opened(tmp_path / "f"):
             pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is at a path already when a file is written there."""
+"""What happens to what is already at a path when a file is written there."""
 
 import os
 import stat

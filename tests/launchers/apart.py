@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that share no folder with the controller: mount namespaces of this one.
+"""Machines that share no folder with the controller: mount namespaces of this machine.
 
-Each has a folder that stands for its disk: what is under the controller's run
-directory, its cache and the homes is another one's there, and its text is empty. Only
-programs that were compiled before are seen by all, which saves time and changes
-nothing. Processes of a machine are started through the program that `Machines` writes.
+Each has a folder that stands for its disk. On a machine, this folder replaces what is
+under the controller's run directory, its cache and the homes, and the text is empty.
+All see only the programs that were compiled before, which saves time and changes
+nothing. Processes of a machine start through the program that `Machines` writes.
 """
 
 import os
@@ -41,8 +41,8 @@ XDG_STATE_HOME={state} exec "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Machines by name, with their disks below `folder`; `hidden` files or folders of
-    the controller are empty on them."""
+    """Machines by name, with disks below `folder`; the controller's `hidden` files and
+    folders are empty on them."""
 
     folder: Path
     run_dir: Path
@@ -51,7 +51,7 @@ class Machines:
 
     @property
     def program(self) -> Path:
-        """What runs words on a machine, written once."""
+        """The program that runs words on a machine, written once."""
         path = self.folder / "apart"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -80,21 +80,21 @@ class Machines:
 
     @contextmanager
     def off(self, name: str) -> Iterator[None]:
-        """Let nothing begin on the machine; what has to, waits."""
+        """Keep new processes of the machine waiting."""
         mark = self.folder / f"{name}.off"
         mark.touch()
         try:
-            time.sleep(_BEGUN_S)  # what has passed the mark has its disk
+            time.sleep(_BEGUN_S)  # processes past the mark have their disk
             yield
         finally:
             mark.unlink()
 
     def lose_disk(self, name: str) -> None:
-        """Its next start has an empty one."""
+        """Give the machine's next start an empty disk."""
         shutil.rmtree(self.disk(name))
 
     def saved(self, name: str) -> list[str]:
-        """The parts of checkpoints on its disk, as STEP/WORKER."""
+        """Return the parts of checkpoints on its disk, as STEP/WORKER."""
         parts = self.disk(name).glob("state/hetjax/*/step_*/*/manifest.json")
         return sorted(
             f"{p.parts[-3].removeprefix('step_').lstrip('0')}/{p.parts[-2]}"
@@ -103,7 +103,7 @@ class Machines:
 
 
 def switch_off(pid: int) -> None:
-    """Kill all that runs on the machine of this process; returns once it is dead."""
+    """Kill all processes on this process's machine; return once they are dead."""
     machine = os.readlink(f"/proc/{pid}/ns/mnt")
     assert machine != os.readlink("/proc/self/ns/mnt"), "it is this machine"
     end_s = time.monotonic() + _DEAD_S
@@ -116,7 +116,7 @@ def switch_off(pid: int) -> None:
 
 
 def running_on(machine: str) -> list[int]:
-    """Processes in a mount namespace; dead ones that are not buried have none."""
+    """Return the processes in a mount namespace; zombies have no namespace."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/ns/mnt"):
         with suppress(OSError):

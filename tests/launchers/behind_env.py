@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launcher from outside: workers behind a command that says where they are."""
+"""A third-party launcher: workers behind a command that tells where they are."""
 
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with two unlike cards: a stand-in for the command that tells of them."""
+"""A machine with two unlike cards: a fake of the command that reports them."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ UNLIKE = f"""{UUIDS[0]}, NVIDIA GeForce RTX 3090, 24576, [N/A], 8.6, 550.54.15
 
 
 def put_cards(folder: Path, monkeypatch: pytest.MonkeyPatch, told: str = UNLIKE):
-    """Let `nvidia-smi` tell of these for the rest of the test, to all processes."""
+    """Let `nvidia-smi` report these cards to all processes until the test ends."""
     folder.mkdir()
     (folder / "told.csv").write_text(told)
     command = folder / "nvidia-smi"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that says its number and what it is told, and ends."""
+"""A worker process that prints its number and its input, and ends."""
 
 import os
 import sys

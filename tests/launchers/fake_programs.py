@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's commands and ssh in a folder of PATH, that run here what they are given.
+"""Fakes of Slurm's commands and of ssh, in a folder of PATH, that run their input here.
 
-`scontrol` tells what a real one (22.05) has told of a job of three components. Owns
-what the real ones do that matters to a run: the end of an `srun` ends its task, that of
-an `ssh` does not; a shell at the far end of `ssh` joins words by blanks and has no
-variables of ours.
+`scontrol` prints what a real one (22.05) printed about a job of three components. Owns
+the real commands' behaviour that matters to a run: the end of an `srun` ends its task,
+that of an `ssh` does not; a shell at the far end of `ssh` joins words by blanks and has
+none of our variables.
 """
 
 import os
@@ -95,14 +95,14 @@ _PROGRAMS = {
 
 
 def put_on_path(folder: Path, patched: pytest.MonkeyPatch) -> Path:
-    """Write the programs into a folder that comes first in PATH; the folder."""
+    """Write the programs into a folder that comes first in PATH; return the folder."""
     programs = written(folder)
     patched.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
     return programs
 
 
 def written(folder: Path) -> Path:
-    """Write the programs into a folder below this one; that folder."""
+    """Write the programs into a folder below this one, and return that folder."""
     programs = folder / "programs"
     programs.mkdir()
     for name, text in _PROGRAMS.items():
@@ -115,13 +115,13 @@ def written(folder: Path) -> Path:
 
 
 def heard(programs: Path, name: str) -> list[str]:
-    """The options that a program was given, in order."""
+    """Return the options that a program received, in order."""
     path = programs / f"{name}.heard"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def processes(word: str, *told: str) -> list[int]:
-    """Processes with this word among their own, in whose environment all of this is."""
+    """Return the processes with this word, whose environment has all of `told`."""
     return [
         pid
         for pid, words, environment in _all()

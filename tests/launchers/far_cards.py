@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In place of a look at cards: what each machine of the tests has."""
+"""A fake probe of cards: what each machine of the tests has."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that join a run on loopback, as the run has told people to."""
+"""Machines that join a run on loopback, with the commands that the run printed."""
 
 import os
 import shlex
@@ -12,13 +12,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a run has told to type for one node."""
+    """The command that a run printed for one node."""
 
     words: list[str]
     token_file: Path
 
     def but(self, option: str, value: str) -> list[str]:
-        """The words with another value of an option."""
+        """Return the words with another value of an option."""
         at = self.words.index(option)
         return [*self.words[: at + 1], value, *self.words[at + 2 :]]
 
@@ -36,7 +36,7 @@ class Told:
 
 
 def told(run_dir: Path) -> dict[str, Told]:
-    """By node, what the last start of a run has told; nothing before it has."""
+    """Return what a run's last start printed, by node; empty before that."""
     file = run_dir / "join" / "commands.txt"
     found = {}
     for line in file.read_text().splitlines() if file.exists() else ():
@@ -50,9 +50,9 @@ def told(run_dir: Path) -> dict[str, Told]:
 def joining(
     words: list[str], token: str, output: Path, prefix: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """Start `hetjax worker` with the token as input; its output is that file's.
+    """Start `hetjax worker` with the token as input, and append its output to the file.
 
-    The words of `prefix` go before its own.
+    The words of `prefix` precede its own.
     """
     with output.open("a") as file:
         child = subprocess.Popen(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that says which variables it was started with."""
+"""A process that prints the variables with which it was started."""
 
 import json
 import os

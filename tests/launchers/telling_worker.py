@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that first says which variables it was started with."""
+"""A worker process that first prints the variables with which it was started."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each worker sees its own devices alone, here and where it really is started."""
+"""Each worker sees only its devices, here and where it really starts."""
 
 import json
 from contextlib import ExitStack

@@ -83,7 +83,7 @@ class Door:
         )
 
     def join(self, worker: str, *devices: LocalDevice, **more: str) -> TlsStream:
-        """As `hetjax worker` does; raises what it does."""
+        """Join as `hetjax worker` does; raises the same errors."""
         stream = self.dialled()
         _introduce(stream, self.joining(worker, **more), list(devices))
         return stream
@@ -150,7 +150,7 @@ def test_a_token_lets_one_machine_in_once_and_in_time(
         stream = found.join("old")
         assert found.token("old") != token
         with pytest.raises(RunFailed, match="127.0.0.1 has joined as"):
-            found.join("old")  # with a good token, which stays good
+            found.join("old")  # a good token, which stays good
         stream.close()
         wait_until(lambda: not found.desk.machines)
         monkeypatch.setattr(found, "token", lambda worker: token)
@@ -161,11 +161,11 @@ def test_a_token_lets_one_machine_in_once_and_in_time(
         wait_until(lambda: not found.desk.machines)
         clock = SimpleNamespace(monotonic=lambda: now_s + 45.0)
         monkeypatch.setattr("hetjax.launchers.joining.tokens.time", clock)
-        before = found.token("old")  # good for less than half its time
+        before = found.token("old")  # valid for less than half its time
         found.desk.follow(CLUSTER)
         assert found.token("old") != before
         monkeypatch.setattr(found, "token", lambda worker: before)
-        found.join("old").close()  # and still good
+        found.join("old").close()  # and still valid
         wait_until(lambda: not found.desk.machines)
         monkeypatch.undo()
         clock.monotonic = lambda: now_s + 106.0
@@ -220,7 +220,7 @@ def test_nothing_is_sent_to_another_certificate(folder: Path, tmp_path: Path):
 
 @pytest.mark.filterwarnings("ignore:a caller without a token")
 def test_who_stands_in_between_cannot_pass_a_proof_on(folder: Path, tmp_path: Path):
-    """It got the proof of a machine that was told of its own certificate."""
+    """It got the proof of a machine that was shown its certificate."""
     between = kept_certificate(tmp_path / "between").fingerprint
     with door(folder, only_cpu=True) as found:
         said = Hello(worker="old", versions=words.versions_here()).text()
@@ -239,7 +239,7 @@ def test_who_stands_in_between_cannot_pass_a_proof_on(folder: Path, tmp_path: Pa
 
 
 def test_what_strangers_send_takes_no_memory(folder: Path):
-    """They say that much will come, and send some of it, all at once."""
+    """They announce a large message and send part of it, all at once."""
     with door(folder) as found:
         strangers = [found.dialled() for _ in range(8)]
         tracemalloc.start()
@@ -254,7 +254,7 @@ def test_what_strangers_send_takes_no_memory(folder: Path):
         tracemalloc.stop()
         for stream in strangers:
             stream.close()
-    assert peak < 8 * 400_000  # both sides, with what is on the way
+    assert peak < 8 * 400_000  # both sides, with data in transit
 
 
 def test_many_who_say_nothing_keep_nobody_out(folder: Path):
@@ -392,7 +392,7 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
 
 
 class NoSignals:
-    """Of a thread, which may not say what happens on them, but does once it joined."""
+    """The module `signal` in a thread, where no handler can be set; notes the call."""
 
     SIGTERM, SIGINT = signal.SIGTERM, signal.SIGINT
     joined = False

@@ -15,7 +15,7 @@ from hetjax.launchers.over_ssh import SshHosts, find_cluster, run_on_nodes
 from tests.launchers import fake_programs, far_cards
 from tests.launchers.fake_programs import heard
 
-ODD = 'it\'s "$HOME" `id` a;b\n* \\'  # nothing in it is the shell's business
+ODD = 'it\'s "$HOME" `id` a;b\n* \\'  # no shell may interpret any of it
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_cluster_is_that_of_the_hosts_and_one_that_is_off_is_left_out(
 ):
     file = hosts(tmp_path)
     assert [(n.name, n.device) for n in find_cluster(file).nodes] == [
-        ("left", "L4"),  # of CPUs alone only if there is nothing else
+        ("left", "L4"),  # a node of CPUs only if there is nothing else
         ("t4-0", "T4"),
     ]
     (programs / "ssh.down").write_text("127.0.0.2\n")

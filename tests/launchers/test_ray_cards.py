@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray machine with two unlike cards, which Ray itself takes for two of one kind."""
+"""A Ray machine with two unlike cards, which Ray mistakes for two of one kind."""
 
 import json
 import os
@@ -22,7 +22,7 @@ FOLDER = "RAY_TEST_CARDS"  # a variable
 
 
 def tell(bootstrap: WorkerBootstrap) -> None:
-    """In place of a worker: write down what it would see, and leave."""
+    """Replace a worker: write down what it would see, and leave."""
     shown = [os.environ.get(name) for name in SEEN]
     (Path(os.environ[FOLDER]) / f"{bootstrap.worker}.json").write_text(
         json.dumps(shown)

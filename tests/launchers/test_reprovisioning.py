@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that asks for machines: when it runs, what it is given, and its limits."""
+"""A command that requests machines: when it runs, its input, and its limits."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from hetjax.launchers.reprovisioning import (
 
 SOON = Limits(command_s=20.0, first_pause_s=0.05, longest_pause_s=0.2)
 SPOT = Node(name="spot-1", device="L4", count=8, hosts=2, zone="east", spot=True)
-# writes what it is given into a new file of the folder of its first argument
+# writes its input into a new file of the folder of its first argument
 NOTES = """
 import json, os, sys, pathlib
 folder = pathlib.Path(sys.argv[1])
@@ -59,7 +59,7 @@ def test_it_is_given_what_is_missing_and_no_more_than_this_process_has(tmp_path:
         found = ended.get(timeout=20.0)
     assert (found.nodes, found.code, found.error) == (("spot-1",), 0, "")
     told = json.loads((notes / "0.json").read_text())
-    assert told["words"] == words  # as they were: no shell has read them
+    assert told["words"] == words  # unchanged: no shell has read them
     read = json.loads(told["read"])
     assert read == {
         "run_dir": str(tmp_path),
@@ -93,11 +93,11 @@ def test_it_runs_one_at_a_time_with_longer_and_longer_pauses_while_nodes_are_mis
             ends_s.append(time.monotonic())
         there.clear()
         with pytest.raises(Empty):
-            for _ in range(2):  # one may have begun
+            for _ in range(2):  # one may have started
                 ended.get(timeout=1.0)
         there.append(SPOT)
         assert ended.get(timeout=20.0).code == 0
-    # each has slept 0.2 s, after pauses of 0.05, 0.1 and 0.2 s
+    # each slept 0.2 s, after pauses of 0.05, 0.1 and 0.2 s
     gaps_s = [b - a for a, b in zip(ends_s, ends_s[1:], strict=False)]
     least_s = [0.25, 0.3, 0.4]
     assert all(gap_s >= least for gap_s, least in zip(gaps_s, least_s, strict=True))
@@ -113,7 +113,7 @@ def test_so_many_an_hour_and_no_more(tmp_path: Path):
             ended.get(timeout=1.0)
 
 
-# starts another process, says its id, and neither ends nor reads
+# starts another process, prints its id, and neither ends nor reads
 HANGS = """
 import pathlib, subprocess, sys, time
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of launchers: its rows, their files, and that nothing else is needed."""
+"""The table of launchers: its rows, their files, and that no other file is needed."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes that wait to be needed, and the ones that they become."""
+"""Standby worker processes, and the workers that they become."""
 
 import os
 import subprocess

@@ -39,7 +39,7 @@ def _spec(config: AttentionConfig) -> ModuleSpec:
 
 
 def _random_params(spec: ModuleSpec, seed: int) -> Params:
-    """Give every parameter, norms and biases too, values that matter."""
+    """Give every parameter, including norms and biases, values that matter."""
     rng = np.random.default_rng(seed)
     return {
         name: jnp.asarray(rng.normal(size=param.shape) * 0.5, jnp.float32)

@@ -28,7 +28,7 @@ H = 8
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, int, int, int, Visibility, bool, int]:
-    """Length, block, heads of both kinds, what is seen, documents or not, seed."""
+    """Draw length, block, both numbers of heads, visibility, documents or not, seed."""
     length, num_kv_heads = draw(st.integers(1, 40)), draw(st.integers(1, 3))
     window = draw(st.none() | st.integers(1, length))
     cap = draw(st.none() | st.sampled_from([0.5, 5.0]))
@@ -50,7 +50,7 @@ def plain(
     seen: Visibility,
     documents_BL: jax.Array | None,
 ) -> jax.Array:
-    """The formula, with all scores at once."""
+    """Return the formula's result, with all scores at once."""
     group = q_BLNH.shape[2] // k_BLKH.shape[2]
     k_BLNH, v_BLNH = (jnp.repeat(x, group, axis=2) for x in (k_BLKH, v_BLKH))
     s_BNLL = jnp.einsum("bqnh,bknh->bnqk", q_BLNH, k_BLNH) / np.sqrt(H)
@@ -189,7 +189,7 @@ def test_the_module_takes_the_form_that_it_is_told():
     spec = ModuleSpec("block_000.attention", Attention, replace(LONG, form="chunked"))
     plainly = replace(spec, config=replace(LONG, form="xla"))
     draw = np.random.default_rng(0)
-    params = {  # outputs of about one: the tolerance below is meant for these
+    params = {  # outputs of about one: the tolerance below assumes that
         name: jnp.asarray(draw.normal(scale=0.125, size=p.shape), jnp.float32)
         for name, p in abstract_params(spec).items()
     }
@@ -198,6 +198,6 @@ def test_the_module_takes_the_form_that_it_is_told():
         jax.jit(apply, static_argnums=0)(s, params, x_BLD)[0] for s in (spec, plainly)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-    for chosen, derivatives in ((spec, 1), (plainly, 0)):  # of its own
+    for chosen, derivatives in ((spec, 1), (plainly, 0)):  # custom ones
         jaxpr = jax.make_jaxpr(lambda p, x, s=chosen: apply(s, p, x))(params, x_BLD)
         assert str(jaxpr).count("custom_vjp_call[") == derivatives

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts against published totals and closed forms; a user's own modules count too."""
+"""Counts against published totals and closed forms; a user's modules count, too."""
 
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ from hetjax.models.presets import (
     model_preset,
 )
 
-# counted by transformers, and those that are published: 1.24, 3.21, 8.03, 70.6 B, ...
+# counted by transformers; the published ones are 1.24, 3.21, 8.03, 70.6 B, ...
 OF_PUBLISHED = {
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,

@@ -31,7 +31,7 @@ SPEC = ModuleSpec(
 
 
 def _case(num_tokens: int, dtype: Any = jnp.float32) -> tuple[Any, ...]:
-    """(scale, table, x, targets) of three sequences."""
+    """Return (scale, table, x, targets) of three sequences."""
     keys = jax.random.split(jax.random.key(0), 3)
     shape = (3, num_tokens // 3)
     return (
@@ -43,7 +43,7 @@ def _case(num_tokens: int, dtype: Any = jnp.float32) -> tuple[Any, ...]:
 
 
 def _loss(scale_D: Any, table_VD: Any, x_BLD: Any, targets_BL: Any) -> jax.Array:
-    """Ours, three times: as a scaled loss."""
+    """Return our loss times three: like a scaled loss."""
     params = {"norm.scale": scale_D, "table": table_VD}
     return 3 * apply(SPEC, params, x_BLD, targets_BL)[0]
 
@@ -60,14 +60,14 @@ def _plain(scale_D: Any, table_VD: Any, x_BLD: Any, targets_BL: Any) -> jax.Arra
 
 
 def _found(loss: Any, inputs: tuple[Any, ...]) -> list[np.ndarray]:
-    """Loss and gradients of all but the targets."""
+    """Return the loss and the gradients of all but the targets."""
     made = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*inputs)
     return [np.asarray(a, np.float64) for a in jax.tree.leaves(made)]
 
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have the loss made in blocks of so many bytes."""
+    """A function that makes the loss use blocks of this many bytes."""
 
     def of(num_bytes: int) -> None:
         monkeypatch.setattr(cross_entropy, "WHOLE_BYTES", 0)
@@ -157,7 +157,7 @@ def test_a_table_cut_over_devices_costs_three_all_reduces_per_block_of_tokens(
 
 
 def test_no_second_table_is_there_beside_the_gradient(blocks: Any):
-    """64 MiB of table, as many of logits, and blocks of 4 MiB."""
+    """64 MiB of table, the same of logits, and blocks of 4 MiB."""
     blocks(4 * 2**20)
     y_BLD = jax.ShapeDtypeStruct((1, 512, 512), jnp.float32)
     table_VD = jax.ShapeDtypeStruct((32_768, 512), jnp.float32)

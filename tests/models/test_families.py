@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models: names and grain, tied head, causality, dtypes, start of training."""
+"""Whole models: names and grain, tied head, causality, dtypes, initial loss."""
 
 import math
 from dataclasses import replace
@@ -74,7 +74,7 @@ def _tied(spec, params: dict[str, Params]) -> Params:
 
 @partial(jax.jit, static_argnums=0)
 def _stream(model: Model, params: dict[str, Params], tokens_BL):
-    """Run all but the head; give the residual stream and the auxiliary loss."""
+    """Run all but the head; return the residual stream and the auxiliary loss."""
     x, total = tokens_BL, jnp.zeros(())
     for spec in model.modules[:-1]:
         x, aux = apply(spec, _tied(spec, params), x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fingerprint of a model: of its layers and shapes, and of nothing else."""
+"""A model's fingerprint depends on its layers and shapes, and on nothing else."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def test_it_is_the_hash_of_paths_names_and_shapes_as_they_are_documented():
     [
         (LLAMA, {"name": "Own-0.6B"}),
         (LLAMA, {"vocab_size": 310}),  # padded to the same 384 rows
-        (LLAMA, {"max_seq_len": 64}),  # positions turn: no parameter has its length
+        (LLAMA, {"max_seq_len": 64}),  # rotary positions: no parameter has its length
         (LLAMA, {"rope_theta": 1e6}),
         (LLAMA, {"window": 8, "activation": "gelu", "embedding_scale": 4.0}),
         (LLAMA, {"rope_blocks": (True, False), "residual_scale": 0.2}),
@@ -110,7 +110,7 @@ def test_what_changes_layers_or_shapes_changes_it():
         (MOE, {}),
         (MOE, {"routing": Routing(num_experts=8, top_k=2)}),
         (GPT, {}),
-        (GPT, {"max_seq_len": 64}),  # of learned positions the length is a shape
+        (GPT, {"max_seq_len": 64}),  # learned positions: the length is a shape
     ]
     models = [model_of(replace(config, **change)) for config, change in changes]
     assert len(set(map(fingerprint, models))) == len(changes)

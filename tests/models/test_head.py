@@ -34,7 +34,7 @@ def _reference(p, x, targets):
     y = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["norm.scale"]
     loss = 0.0
     for token, target in zip(y.reshape(-1, 6), targets.reshape(-1), strict=True):
-        logits = p["table"][:11] @ token  # padded rows take no part
+        logits = p["table"][:11] @ token  # padded rows do not count
         loss += np.log(np.exp(logits).sum()) - logits[target]
     return loss
 
@@ -119,7 +119,7 @@ def test_embedding_adds_the_row_of_the_token_and_of_the_position():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_embeddings_gradient_is_summed_in_fp32_whatever_it_is_given_in(dtype):
-    """One token is there 4,200 times: a sum in bf16 would end at 256 of them."""
+    """One token occurs 4,200 times: a sum in bf16 would stop at 256 of them."""
     config = EmbeddingConfig(padded_vocab_size=32, hidden_size=4)
     spec = ModuleSpec("embedding", Embedding, config)
     params = _on_device(init_params(spec, jax.random.key(0)), dtype)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by kernels: splash in Pallas' interpreter against the plain formula in
-float64, what is kept of both, and what cuDNN is asked. Neither runs on a device here.
+float64, what both keep, and what cuDNN receives. Neither runs on a device here.
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
 """
@@ -39,7 +39,7 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Pallas compute what a TPU would."""
+    """Let Pallas interpret what a TPU would compute."""
     made = splash_kernel.splash.make_splash_mha
     monkeypatch.setattr(
         splash_kernel.splash, "make_splash_mha", partial(made, interpret=True)
@@ -47,7 +47,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(head_size: int, length: int = L) -> tuple[np.ndarray, ...]:
-    """Queries, keys, values, and the gradient of the output."""
+    """Return queries, keys, values, and the gradient of the output."""
     rng = np.random.default_rng(head_size)
     return tuple(rng.normal(size=(B, length, n, head_size)) for n in (N, K, K, N))
 
@@ -61,7 +61,7 @@ def exact(
     seen: Visibility = ALL_BEFORE,
     documents_BL: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Output and gradients by the formula, derived by hand, in float64."""
+    """Return output and gradients by the formula, derived manually, in float64."""
     length, head_size = q_BLNH.shape[1], q_BLNH.shape[3]
     group = q_BLNH.shape[2] // k_BLKH.shape[2]
     k, v = (np.repeat(x, group, axis=2) for x in (k_BLKH, v_BLKH))
@@ -142,7 +142,7 @@ def test_splash_takes_windows_soft_caps_and_documents(interpreted: None):
 
 
 def test_heads_and_sequences_cut_over_devices_exchange_nothing(interpreted: None):
-    """Data ranks are mapped as a stage maps them, heads cut by the kernel itself."""
+    """Data ranks are mapped as in a stage, and the kernel cuts the heads."""
     given = drawn(16)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
     cut = NamedSharding(mesh, PartitionSpec("data", None, None, "tensor"))
@@ -172,7 +172,7 @@ CONFIG = AttentionConfig(
 
 
 def traced_block(form: KernelName, remat: Remat, length: int) -> tuple[Any, Any]:
-    """Backward of two blocks in a loop, and what is kept for it."""
+    """Return the backward of two blocks in a loop, and what is kept for it."""
     spec = in_form(ModuleSpec("block_000.attention", Attention, CONFIG), form)
     params = {
         name: jax.ShapeDtypeStruct((2, *param.shape), jnp.bfloat16)
@@ -226,10 +226,10 @@ def test_what_is_kept_grows_as_the_length(form: KernelName, remat: Remat):
 
 
 def test_output_and_rows_are_kept_once():
-    """Of an attention: queries, keys, values, output, a number a row, and its norm."""
+    """Per attention: queries, keys, values, output, a number per row, and its norm."""
     _, kept = traced_block("cudnn", "selective", 256)
     shapes = Counter(leaf.shape[1:] for leaf in jax.tree.leaves(kept))
-    assert shapes[(1, 4, 256)] == 1  # a number a row
+    assert shapes[(1, 4, 256)] == 1  # one number per row
     heads = shapes[(1, 256, 4, 16)], shapes[(1, 256, 2, 16)]
     assert heads <= (2, 2)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture of experts against a Python loop over tokens, drops included.
+"""The mixture of experts against a Python loop over tokens, including drops.
 
 Legend: B sequences, L positions, D residual width, E experts.
 """
@@ -104,7 +104,7 @@ def test_how_a_batch_is_cut_changes_neither_outputs_nor_losses(seed):
         for part in (x[:1], x[1:])
     ]
     joined = np.concatenate([part for part, _ in parts])
-    # values up to 100 are summed: what is left of them is as exact as they are
+    # values up to 100 are summed, so the tolerance is relative to the largest
     atol = 1e-6 * np.abs(joined).max()
     np.testing.assert_allclose(whole, joined, rtol=1e-5, atol=atol)
     np.testing.assert_allclose(aux, sum(a for _, a in parts), rtol=1e-5)

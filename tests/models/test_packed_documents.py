@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that share a sequence have the losses that each has alone."""
+"""Documents that share a sequence have the same losses as each alone."""
 
 from dataclasses import replace
 from typing import Any
@@ -93,7 +93,7 @@ def test_two_documents_have_the_losses_and_gradients_of_each_alone(
     count = sum(DOCUMENTS)
     assert abs(loss - expected) / count <= 1e-6 * expected / count
     for path, value in expected_gradient.items():
-        # softmax ignores a shift of all scores: a key bias has rounding for gradient
+        # softmax ignores a shift of all scores: a key bias's gradient is rounding
         scale = np.linalg.norm(expected_gradient[path.replace("k_bias", "q_bias")])
         assert np.linalg.norm(gradient[path] - value) <= 1e-5 * scale, path
     assert can_pack(model)

@@ -9,8 +9,8 @@ from hetjax.models.decoders import GPTConfig, gpt_model
 GLOBAL_BATCH, SEQ_LEN, VOCAB = 1024, 1024, 51200
 
 
-# (hidden, blocks, heads, measured seconds, TFLOP/s printed); the third is per device
-# of four, the others of the whole cluster
+# (hidden, blocks, heads, measured seconds, printed TFLOP/s); the third row is per
+# device of four, the others are for the whole cluster
 @pytest.mark.parametrize(
     ("hidden", "blocks", "heads", "seconds", "printed"),
     [

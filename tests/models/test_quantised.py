@@ -32,7 +32,7 @@ def random_weight(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def brute_force(form: FrozenForm, weight: np.ndarray, num_inputs: int) -> np.ndarray:
-    """Each number as the nearest of all that its block has a code for."""
+    """Return each number as the nearest value that its block can encode."""
     dim = num_inputs - 1
     rows = np.moveaxis(weight.astype(np.float64), dim, -1)
     size = next(n for n in (64, 32, 16, 8, 4, 2, 1) if rows.shape[-1] % n == 0)

@@ -117,7 +117,7 @@ def test_a_block_keeps_weights_for_its_backward_as_themselves_and_never_as_copie
         x_BLD = jax.ShapeDtypeStruct(shape, jnp.float32)
         jax.eval_shape(forward, params, x_BLD)
         copies[num_sequences] = kept["copies"]
-    fixed = 2 * copies[1] - copies[2]  # what does not scale with the microbatch
+    fixed = 2 * copies[1] - copies[2]  # does not scale with the microbatch
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert kept["own"] > 0.9 * weights
     assert fixed < 0.02 * weights

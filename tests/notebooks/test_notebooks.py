@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks: kept without outputs, and run from the first cell to the last.
+"""The notebooks: stored without outputs, and run from the first cell to the last.
 
-Each chooses its sizes in one cell, tagged `settings`, which is exchanged here for small
+Each sets its sizes in one cell, tagged `settings`, which this test replaces with small
 ones. `.ci/run` runs this folder on one version of JAX.
 """
 
@@ -29,7 +29,7 @@ NAMES = (
     "04_losing_a_node",
     "05_finetune_hf",
 )
-# what the pages Start and Plan of docs/ and tests/training/test_recovery.py do, too
+# the pages Start and Plan of docs/ and tests/training/test_recovery.py cover these
 _LATER = ("01_first_run", "02_plan_your_fleet", "04_losing_a_node")
 SMALL = {
     "01_first_run": 'STEPS, TEXT, PROMPT = 3, "text.txt", "The"',
@@ -38,13 +38,13 @@ SMALL = {
     '"remat": ("none",), "tensor": (1,)}',
     "03_unlike_devices": 'STEPS, TEXT, LEARNING_RATE = 3, "text.txt", 0.1\n'
     "GLOBAL_BATCH, SEQ_LEN = 6, 16",
-    # the end must be so far that it comes after the kill
+    # the end must be far enough to come after the kill
     "04_losing_a_node": 'STEPS, KILLED_AFTER, TEXT = 40, 3, "text.txt"\n'
     "GLOBAL_BATCH, SEQ_LEN = 16, 16",
     "05_finetune_hf": 'MODEL, STEPS, RANK = "base", 3, 4\n'
     "GLOBAL_BATCH, SEQ_LEN = 4, 96",
 }
-# what a reader is to see: kinds of outputs of all cells together, words in them
+# what a reader sees: kinds of outputs of all cells together, words in them
 SHOWN = {
     "01_first_run": (("image/png", "text/html"), ("step 3/3  loss", "val_loss")),
     "02_plan_your_fleet": (
@@ -62,7 +62,7 @@ def read(name: str) -> Any:
 
 
 def tagged(notebook: Any, tag: str) -> Any:
-    """The one cell with this tag."""
+    """Return the only cell with this tag."""
     (cell,) = (c for c in notebook.cells if tag in c.metadata.get("tags", ()))
     return cell
 
@@ -73,7 +73,7 @@ def folder(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """Where a notebook runs, with a text and a model; all share a home of their own."""
+    """A notebook's folder, with a text and a model; all share a separate home."""
     set_environment(monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path_factory.getbasetemp()))
     (tmp_path / "text.txt").write_text(LICENCE.read_text())
@@ -92,7 +92,7 @@ def test_a_notebook_runs_from_the_first_cell_to_the_last(name: str, folder: Path
     assert {*kinds} <= {kind for output in outputs for kind in output.get("data", {})}
     said = "".join(str(output) for output in outputs)
     assert [word for word in words if word not in said] == []
-    # a reader is not shown what went wrong in passing
+    # a reader is not shown passing errors
     assert [o.text for o in outputs if o.get("name") == "stderr"] == []
 
 
@@ -115,7 +115,7 @@ def test_there_are_no_other_notebooks_and_all_install_alike():
 
 
 def colab(url: str, name: str) -> str:
-    """The badge of a notebook of the repository on GitHub that `url` names."""
+    """Return the badge for a notebook of the GitHub repository at `url`."""
     image = "https://colab.research.google.com/assets/colab-badge.svg"
     repository = url.removesuffix("/").removeprefix("https://github.com/")
     notebook = f"{repository}/blob/main/{FOLDER}/{name}.ipynb"
@@ -124,7 +124,7 @@ def colab(url: str, name: str) -> str:
 
 
 def misses(notebook: Any, name: str, url: str | None) -> list[str]:
-    """What a notebook lacks to be opened from elsewhere, or has too early."""
+    """Return what a notebook lacks to open from elsewhere, or has too early."""
     first, install = notebook.cells[0].source, tagged(notebook, "install").source
     if url is None:
         return ["no badge yet"] if "colab-badge" in first else []

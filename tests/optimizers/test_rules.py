@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules are those that were published; only matrices decay."""
+"""Rules equal their publications; only matrices decay."""
 
 import math
 from typing import Any
@@ -86,7 +86,7 @@ def adafactor(gradients: list[float]) -> float:
 
 
 def nesterov_adam(gradients: list[float]) -> float:
-    """What Muon leaves to Adam, whose mean looks one step ahead (Dozat 2016)."""
+    """Adam as in Muon, with a mean that looks one step ahead (Dozat 2016)."""
     m = v = weight = 0.0
     for t, g in enumerate(gradients, start=1):
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
@@ -118,7 +118,7 @@ PUBLISHED = {
 
 def test_muon_moves_a_matrix_along_its_gradients_singular_vectors():
     """Jordan et al. 2024: all singular values near 1, scaled to Adam's size; heads are
-    columns of q and rows of out, and each expert is a matrix of its own."""
+    columns of q and rows of out, and each expert is a separate matrix."""
     config = OptimizerConfig(
         name="muon",
         learning_rate=1.0,

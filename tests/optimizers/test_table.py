@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rules say of themselves is so, of every rule there is; others are refused."""
+"""Every rule's description of itself is true; unknown rules are refused."""
 
 import pkgutil
 import subprocess
@@ -28,7 +28,7 @@ WEIGHTS = {
     "block.w": jax.random.normal(jax.random.key(0), (8, 6)),
     "norm.scale": jnp.ones(8),
 }
-# names in checkpoints: what runs have saved has to be found again
+# names in checkpoints: saved runs must stay readable
 STATE = {
     "adamw": "0.count 0.mu 0.nu 2.count",
     "adafactor": "0.0.count 0.0.v 0.0.v_col 0.0.v_row 2.count",
@@ -48,7 +48,7 @@ def config_of(name: str, **changes: Any) -> OptimizerConfig:
 
 
 def changes(config: OptimizerConfig, weights: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Three updates' worth, by gradients of which each depends on its weight alone."""
+    """Return three updates' changes, by gradients that each depend on one weight."""
     rule, now = optimizer(config, 9), weights
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         state: Any = rule.init(weights)

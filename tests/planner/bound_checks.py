@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold between a plan of the space and what the planner proves.
+"""What must hold between a plan of the space and the planner's proof.
 
-Owns the checks. The last is what users are told; the others hold each part of the
-proof against the same plan for itself, so that a fault shows also where the plan is
-far from the bound. Does not own the plans (`near_plans.py`).
+Owns the checks. The last checks what users are told; the others check each part of the
+proof against the same plan, so that a fault shows even for a plan far from the bound.
+Does not own the plans (`near_plans.py`).
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from tests.planner.near_plans import Proof, without_memory
 
 
 def simulated(proof: Proof, plan: Plan, schedule: str = "h1f1b") -> Predicted | None:
-    """The plan as the search's judge sees it; None if it is over memory."""
+    """Return the plan as the search evaluates it; None if it exceeds memory."""
     with nullcontext() if proof.tight else without_memory():
         try:
             return evaluate_plan(proof.request, plan, schedule, climbs=False)
@@ -39,7 +39,7 @@ def simulated(proof: Proof, plan: Plan, schedule: str = "h1f1b") -> Predicted | 
 
 
 def contradictions(proof: Proof, predicted: Predicted) -> Iterator[str]:
-    """Say what of the proof does not hold for a plan that was simulated."""
+    """Yield each claim of the proof that a simulated plan contradicts."""
     request, plan = proof.request, predicted.plan
     model = request.model
     validate_plan(
@@ -61,8 +61,8 @@ def contradictions(proof: Proof, predicted: Predicted) -> Iterator[str]:
 
 
 def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
-    """Its replicas exist as templates that take no longer, need no more devices than
-    there are, and do no more than the prices say."""
+    """Check that each replica's template exists, takes no longer and does no more than
+    the prices say, and that all fit on the devices."""
     p, bound = proof.problem, proof.bound
     assert bound is not None
     taken_R = np.zeros(len(p.room_R))
@@ -85,8 +85,8 @@ def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
 
 
 def _of_replicas(proof: Proof, predicted: Predicted) -> Iterator[str]:
-    """The step ends after the gradient sums of each, if there are several, and after
-    its updates."""
+    """Check that the step includes each replica's gradient sums, if there are several
+    replicas, and its updates."""
     request, plan = proof.request, predicted.plan
     num_replicas = "several" if len(plan.replicas) > 1 else "one"
     p = bound_problem(request, request.degrees, num_replicas=num_replicas)
@@ -98,7 +98,7 @@ def _of_replicas(proof: Proof, predicted: Predicted) -> Iterator[str]:
 
 
 def template_of(proof: Proof, plan: Plan, r: int) -> Template:
-    """The replica without its places."""
+    """Return the replica as a template, without its devices."""
     p, request, replica = proof.problem, proof.request, plan.replicas[r]
     class_of = {
         node.name: c for c, own in enumerate(request.classes) for node in own.nodes
@@ -122,7 +122,7 @@ def template_of(proof: Proof, plan: Plan, r: int) -> Template:
 
 
 def alone_s(predicted: Predicted, r: int) -> float:
-    """What a replica takes that has all trunks for itself, without sums and updates."""
+    """Return the time of a replica with all trunks to itself, no sums, no updates."""
     plan, costs = predicted.plan, predicted.costs
     keys = [(r, s) for s in range(len(plan.replicas[r].stages))]
     edges = [(a, b) for a in keys for b in keys if abs(a[1] - b[1]) == 1]

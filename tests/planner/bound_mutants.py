@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that the lower bound once had, to be made again: tests must find them.
+"""Faults that the lower bound once had, to be injected: tests must detect them.
 
 Owns the faults. Does not own the tests (`test_bound_fuzz.py`,
 `experiments/planner/bound_fuzz.py`).
@@ -81,8 +81,8 @@ FAULTS: Mapping[str, Fault] = {
     "depth": lambda: patch("hetjax.planner.model.terms.terms._problem", _shallow),
     "sums": lambda: patch.object(terms, "most_sum_bytes_per_s", _half_the_rates),
     "updates": lambda: patch.object(terms, "option_least_update_s", _twice_the_update),
-    # found by these tests: whole models at each device's rate, as if none was better
-    # at some of the layers
+    # found by these tests: whole models at each device's rate, as if no device was
+    # better at some of the layers
     "shares of a model": lambda: patch(
         "hetjax.planner.bound.column_generation.compute_bound_s", _whole_models
     ),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random planning problems, and their answers by trying everything.
+"""Small random planning problems, and their answers by full enumeration.
 
-Owns an oracle that shares no code with the planner: every pipeline is listed, costed
-stage by stage from the terms, and every set of copies is tried. Letters as in
+Owns an oracle that shares no code with the planner: it lists every pipeline, costs it
+stage by stage from the terms, and tries every set of copies. Letters as in
 `hetjax/planner/model/problem.py`.
 """
 
@@ -30,14 +30,14 @@ Used = tuple[int, ...]  # devices of each class
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A problem with the terms that it was made from."""
+    """A problem with the terms from which it was made."""
 
     terms: LayerCosts
     problem: Problem
 
 
 def random_instance(seed: int) -> Instance:
-    """Draw a problem of few layers, devices and sequences."""
+    """Return a problem of few layers, devices and sequences."""
     r = Random(seed)
     num_kinds = r.randint(1, 3)
     kinds = tuple(r.randrange(num_kinds) for _ in range(r.randint(2, 4)))
@@ -64,7 +64,7 @@ def random_instance(seed: int) -> Instance:
 
 
 def unlike_speeds(seed: int) -> Instance:
-    """Draw a small model for three classes, 6 to 9 devices, that are 1, 2, 4 fast."""
+    """Return a small model for three classes of speeds 1, 2, 4; 6 to 9 devices."""
     r = Random(seed)
     kinds = tuple(r.randrange(2) for _ in range(r.randint(2, 3)))
     classes = [
@@ -126,7 +126,7 @@ def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> LayerCos
 
 
 def all_templates(p: Problem) -> Iterator[Template]:
-    """List every pipeline that uses no more devices than there are."""
+    """Yield every pipeline that uses no more devices than there are."""
     layers = range(1, p.num_layers)
     for depth in range(1, p.num_layers + 1):
         for cuts in combinations(layers, depth - 1):
@@ -146,7 +146,7 @@ def all_templates(p: Problem) -> Iterator[Template]:
 
 
 def used_by(p: Problem, options: tuple[int, ...]) -> Used:
-    """Return the devices of each class that stages under these options take."""
+    """Return how many devices of each class stages with these options take."""
     used = [0] * len(p.classes)
     for o in options:
         used[p.options[o].device_class] += p.options[o].tensor
@@ -154,14 +154,14 @@ def used_by(p: Problem, options: tuple[int, ...]) -> Used:
 
 
 def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
-    """Return the step time of a pipeline with m microbatches; inf out of memory."""
+    """Return the step time of a pipeline with m microbatches; inf if out of memory."""
     return sum(parts_s(instance, template, m, form))
 
 
 def parts_s(
     instance: Instance, template: Template, m: int, form: Form
 ) -> tuple[float, float]:
-    """Return its time but for the gradient sum, and that; inf out of memory."""
+    """Return the time without the gradient sum, and the sum's; inf out of memory."""
     t = instance.terms
     b = MICROBATCH_SIZES.index(template.microbatch_size)
     stages, depth = template.stages, len(template.stages)
@@ -214,9 +214,9 @@ def parts_s(
 
 
 def best_step_s(instance: Instance, form: Form, *, apart: bool = False) -> float:
-    """Return the least step time over all sets of copies; inf without any.
+    """Return the least step time over all sets of copies; inf if there is none.
 
-    Where sums end for all at once, all wait for the longest, unless taken `apart`.
+    If sums end for all at once, all wait for the longest sum, unless `apart`.
     """
     p, options = instance.problem, list(_options(instance, form))
     if apart or instance.terms.sync_exposed != "drained":
@@ -235,7 +235,7 @@ def best_step_s(instance: Instance, form: Form, *, apart: bool = False) -> float
 def _options(
     instance: Instance, form: Form
 ) -> Iterator[tuple[float, float, Used, int]]:
-    """Times, devices and sequences of every copy that there can be."""
+    """Yield times, devices and sequences of every possible copy."""
     p = instance.problem
     for t in all_templates(p):
         used = used_by(p, tuple(s.option for s in t.stages))
@@ -262,9 +262,9 @@ def _least_s(p: Problem, options: list[tuple[float, Used, int]]) -> float:
 def uses_that_do(
     instance: Instance, form: Form, step_s: float, *, apart: bool = False
 ) -> set[Used]:
-    """Return the devices of each class that copies take which do the global batch.
+    """Return the devices of each class that sets of copies take to do the global batch.
 
-    Of all sets of copies that keep to the step time. As of `best_step_s`.
+    Only sets within the step time count. `apart` as in `best_step_s`.
     """
     p, options = instance.problem, list(_options(instance, form))
     if apart or instance.terms.sync_exposed != "drained":
@@ -277,7 +277,7 @@ def uses_that_do(
 
 
 def _doing(p: Problem, copies: set[tuple[Used, int]]) -> set[Used]:
-    """The devices that copies take; bit n of `done`: n sequences done."""
+    """Return the devices that copies take; bit n of `done`: n sequences done."""
     there = [range(c.num_devices + 1) for c in p.classes]
     done = {used: 0 for used in product(*there)}
     done[(0,) * len(there)] = 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that come near a request's bound, without a search of the planner's.
+"""Plans near a request's bound, found without the planner's search.
 
-Owns two beginnings, a random plan and one of templates that the proof looked at, both
-placed at random, and the random changes that are kept where they help. Does not own
-what is drawn (`wide_space.py`).
+Owns two starting points (a random plan, and a plan of templates from the proof, placed
+at random) and the random changes that are kept if they help. Does not own the drawing
+of requests and changes (`wide_space.py`).
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _MOST_REPLICAS, _FEW_COLUMNS = 8, 12
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """A request with its bound; none if the planner says that there is no plan."""
+    """A request with its bound; None if the planner says that there is no plan."""
 
     request: PlanRequest
     problem: Problem
@@ -45,7 +45,7 @@ class Proof:
 
     @property
     def tight(self) -> bool:
-        """Whether memory can be in the way: else nobody need know what plans take."""
+        """Whether memory can bind; otherwise plans' memory need not be computed."""
         return any(n.memory_gib != AMPLE_GIB for n in self.request.cluster.nodes)
 
 
@@ -58,14 +58,14 @@ def proof_of(request: PlanRequest) -> Proof:
 
 
 def without_memory() -> AbstractContextManager[object]:
-    """Leave out what memory plans take, which takes long to tell."""
+    """Skip the memory of plans, which is slow to compute."""
     return patch(
         "hetjax.costs.plan_costs.stage_memory", lambda *args, **kwargs: StageMemory()
     )
 
 
 def near_plan(r: Random, proof: Proof) -> Plan:
-    """Draw a plan and bring it near the bound: by what no schedule of it beats."""
+    """Draw a plan, and change it to improve its lower bound over all schedules."""
     plan = (_of_columns(r, proof) if r.random() < 0.5 else None) or random_plan(
         r, proof.request
     )
@@ -93,7 +93,7 @@ def _costs(request: PlanRequest, plan: Plan) -> Costs:
 
 
 def _of_columns(r: Random, proof: Proof) -> Plan | None:
-    """Templates that are worth most, as long as there is room; None if that fails."""
+    """Return a plan of the best templates that have room; None if that fails."""
     request, bound = proof.request, proof.bound
     if bound is None:
         return None
@@ -105,7 +105,7 @@ def _of_columns(r: Random, proof: Proof) -> Plan | None:
         for n, c in enumerate(bound.columns)
     }
     best = sorted(worth, key=worth.__getitem__, reverse=True)[:_FEW_COLUMNS]
-    best += range(len(bound.columns))[-_FEW_COLUMNS:]  # the last are the sharpest
+    best += range(len(bound.columns))[-_FEW_COLUMNS:]  # the last are the tightest
     found: list[tuple[Column, list[Seat]]] = []
     for _ in range(r.randint(1, _MOST_REPLICAS)):
         c = bound.columns[r.choice(best)]
@@ -130,7 +130,7 @@ def _replica(c: Column, seats: list[Seat], count: int) -> Replica:
 def _seats(
     r: Random, proof: Proof, c: Column, free: Mapping[str, list[int]]
 ) -> list[Seat]:
-    """Take devices for all stages, mostly beside each other; none if one lacks room."""
+    """Take devices for all stages, mostly adjacent ones; empty if one lacks room."""
     options = [proof.problem.options[stage.option] for stage in c.template.stages]
     left = {name: list(devices) for name, devices in free.items()}
     seats: list[Seat] = []
@@ -158,7 +158,7 @@ def _seats(
 
 
 def _counts(request: PlanRequest, columns: list[Column]) -> list[int]:
-    """Give each microbatch to who is done with it first; none if that is no sum."""
+    """Give each microbatch to who ends it first; empty if sizes do not add up."""
     sizes = [c.template.microbatch_size for c in columns]
     counts, left = [1] * len(sizes), request.global_batch - sum(sizes)
     while any(0 < size <= left for size in sizes):

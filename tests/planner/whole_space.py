@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small requests, random ones too, and the fastest plan of each by trying every one.
+"""Small requests, including random ones, and the fastest plan of each by enumeration.
 
-Owns an oracle that shares no search with the planner: all sets of pipelines over real
-devices, all cuts, microbatches, remats; each is simulated, but for those that the
-prefix bound of `schedule/bound.py` (tested against the simulator there) rules out.
+Owns an oracle that shares no search with the planner. It enumerates all sets of
+pipelines over real devices, all cuts, microbatches and remats. It simulates each plan,
+except those that the prefix bound of `schedule/bound.py` (tested against the simulator
+there) rules out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ def small_model(blocks: int) -> Model:
 
 
 def random_request(seed: int) -> PlanRequest:
-    """Draw two to four devices of unlike kinds, unlike links, tight or ample memory."""
+    """Return two to four unlike devices, unlike links, tight or ample memory."""
     r = Random(seed)
     counts = r.choice([(1, 1), (2,), (2, 1), (1, 1, 1), (2, 1), (1, 2), (2, 2)])
     many = sum(counts) > 3
@@ -92,8 +93,8 @@ def _links(r: Random, nodes: tuple[Node, ...]) -> tuple[Link, ...]:
 
 
 def two_kinds(memory_gib: float = 1.0, **changes: object) -> PlanRequest:
-    """A model of two blocks for a fast dear node and a slow cheap one of two devices
-    each, with so much memory."""
+    """Return a model of two blocks for a fast expensive node and a slow cheap node,
+    each with two devices of this much memory."""
     fast = Node(
         name="fast",
         device="made-up-fast",
@@ -127,7 +128,7 @@ def two_kinds(memory_gib: float = 1.0, **changes: object) -> PlanRequest:
 
 
 def fastest_s(request: PlanRequest) -> float:
-    """Return the least simulated step time of all plans; inf if none fits."""
+    """Return the least simulated step time over all plans; inf if none fits."""
     best_s = inf
     for plan in all_plans(request):
         costs = costs_of(
@@ -158,7 +159,7 @@ class _Seat:
 
 
 def all_plans(request: PlanRequest) -> Iterator[Plan]:
-    """List every plan of the request's space, devices of a node being alike."""
+    """Yield every plan of the request's space; a node's devices are alike."""
     free = {node.name: node.count for node in request.cluster.nodes}
     seats = [
         _Seat(name, tensor * data, tensor, data)
@@ -173,7 +174,7 @@ def all_plans(request: PlanRequest) -> Iterator[Plan]:
 
 
 def _is_cut_alike(plan: Plan) -> bool:
-    """Whether every layer has one tensor degree in all replicas."""
+    """Return whether every layer has the same tensor degree in all replicas."""
     degrees = {
         (layer, stage.mesh.tensor)
         for _, _, stage in plan.stages()
@@ -185,7 +186,7 @@ def _is_cut_alike(plan: Plan) -> bool:
 def _sets(
     free: Mapping[str, int], seats: list[_Seat], depth: int, least: int
 ) -> Iterator[list[tuple[_Seat, ...]]]:
-    """Sets of one pipeline or more; their first seats do not fall in rank."""
+    """Yield sets of one or more pipelines whose first seats do not decrease in rank."""
     for pipeline, left in _pipelines(dict(free), seats, depth):
         rank = seats.index(pipeline[0])
         if rank < least:

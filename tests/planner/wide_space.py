@@ -2,10 +2,10 @@
 """Random requests as wide as the cluster file, and random plans of their space.
 
 Owns the drawing: classes of several nodes, nodes of several hosts, links of the file
-and measured ones that differ by direction, zones that share a trunk, profiles in which
+and measured links that differ by direction, zones that share a trunk, profiles in which
 each device is best at something else; plans of up to as many stages as layers, on any
-devices in any order, of unequal replicas. Owns also small changes of a plan. Does not
-own how plans come near a bound (`near_plans.py`) nor what must hold of them
+devices in any order, with unequal replicas. Owns also small changes of a plan. Does not
+own how plans come near a bound (`near_plans.py`) nor what must hold for them
 (`bound_checks.py`).
 """
 
@@ -48,7 +48,7 @@ def model_of(num_layers: int) -> Model:
 
 
 def wide_request(seed: int) -> PlanRequest:
-    """Draw a cluster, a model of 3 to 24 layers, a batch and what is left open."""
+    """Return a random cluster, a model of 3 to 24 layers, a batch and options."""
     r = Random(f"wide {seed}")
     if r.random() < 0.05:
         return _deep_request(r, seed)
@@ -80,7 +80,7 @@ def wide_request(seed: int) -> PlanRequest:
 
 
 def _deep_request(r: Random, seed: int) -> PlanRequest:
-    """Draw single devices each of which has room for one layer, or hardly more."""
+    """Return single devices, each with room for hardly more than one layer."""
     like = replace(
         _nodes(r, tight=True)[0],
         count=1,
@@ -92,7 +92,7 @@ def _deep_request(r: Random, seed: int) -> PlanRequest:
     return PlanRequest(
         model=model_of(r.randint(17, MOST_LAYERS)),
         cluster=Cluster(name=f"deep-{seed}", nodes=nodes),
-        seq_len=SEQ_LEN // 8,  # so that weights take most of it
+        seq_len=SEQ_LEN // 8,  # so that weights take most of the memory
         global_batch=r.choice([1, 2, 8]),
         dtype=DTYPE,
         microbatch_sizes=(1,),
@@ -103,7 +103,7 @@ def _deep_request(r: Random, seed: int) -> PlanRequest:
 
 
 def _nodes(r: Random, tight: bool) -> tuple[Node, ...]:
-    """One to three classes of one to four nodes; at times one of single devices."""
+    """Return one to three classes of one to four nodes; at times of single devices."""
     zones = r.choice([("",), ("",), ("east", "west")])
     nodes: list[Node] = []
     for c in range(r.randint(1, 3)):
@@ -131,7 +131,7 @@ def _nodes(r: Random, tight: bool) -> tuple[Node, ...]:
 
 
 def _with_precisions(nodes: tuple[Node, ...], seed: int) -> tuple[Node, ...]:
-    """One time in four every kind computes best in a precision of its own."""
+    """Give every kind its own best precision, in one request out of four."""
     r = Random(f"precision {seed}")
     if r.random() < 0.75:
         return nodes
@@ -140,12 +140,12 @@ def _with_precisions(nodes: tuple[Node, ...], seed: int) -> tuple[Node, ...]:
 
 
 def _wide(r: Random, low: float, high: float) -> float:
-    """Any order of magnitude in between alike."""
+    """Return a number between the two, log-uniformly."""
     return low * (high / low) ** r.random()
 
 
 def _links(r: Random, nodes: Sequence[Node]) -> tuple[Link, ...]:
-    """A few, since each makes classes of its nodes: many cannot be searched."""
+    """Return few links: each makes classes of its nodes, which slow the search."""
     pairs = list(combinations([node.name for node in nodes], 2))
     chosen = r.sample(pairs, min(r.choice([0, 0, 1, 3]), len(pairs)))
     if len({node.zone for node in nodes}) > 1:
@@ -163,7 +163,7 @@ def _links(r: Random, nodes: Sequence[Node]) -> tuple[Link, ...]:
 def _profile(
     r: Random, nodes: Sequence[Node], kinds: Sequence[str], num_layers: int
 ) -> Profile:
-    """Measurements of all or some of the kinds of devices, and of some links."""
+    """Return measurements of all or some of the device kinds, and of some links."""
     measured = [k for k in kinds if r.random() < 0.7] or [r.choice(kinds)]
     blocks = r.choice([("block",), ("block", "other")])
     layers = ("embedding", *(r.choice(blocks) for _ in range(num_layers - 2)), "head")
@@ -192,7 +192,7 @@ def _profile(
 def _measurements(
     r: Random, devices: Sequence[str], kinds: Sequence[str]
 ) -> Iterator[Measurement]:
-    """Each device has its own opinion of each kind of layer."""
+    """Yield measurements in which each device has its own speed per kind of layer."""
     for device in devices:
         for kind in kinds:
             fast_s = _wide(r, 1e-4, 1e-2)
@@ -224,7 +224,7 @@ class Seat:
 
 
 def random_plan(r: Random, request: PlanRequest) -> Plan:
-    """Draw a valid plan of the request's space; its memory is not looked at."""
+    """Return a valid plan of the request's space; its memory is not checked."""
     while True:
         free = {node.name: list(range(node.count)) for node in request.cluster.nodes}
         for devices in free.values():
@@ -251,7 +251,7 @@ def random_plan(r: Random, request: PlanRequest) -> Plan:
 def _pipeline(
     r: Random, request: PlanRequest, free: dict[str, list[int]], size: int
 ) -> list[Seat]:
-    """Seats of a replica, at most one for each layer; none if there is no room."""
+    """Return seats of a replica, at most one per layer; empty if there is no room."""
     num_layers = len(request.model.layers)
     depth = r.choice([1, 2, 3, r.randint(1, num_layers), num_layers])
     narrow = r.random() < 0.4
@@ -276,7 +276,7 @@ def _seat(
     node: str,
     mesh: StageMesh,
 ) -> Seat:
-    """Take devices of the node: as they come, or in order."""
+    """Take devices of the node, either as they come or in order."""
     num = mesh.data * mesh.tensor
     if r.random() < 0.5:
         free[node].sort()
@@ -303,7 +303,7 @@ def _cuts(r: Random, request: PlanRequest, depth: int) -> list[LayerRange]:
 
 
 def _counts(r: Random, batch: int, sizes: Sequence[int]) -> list[int]:
-    """Microbatches of every replica that add up; none if none are found."""
+    """Return microbatches of every replica that add up; empty if none are found."""
     for _ in range(_TRIES):
         counts, left = [1] * len(sizes), batch - sum(sizes)
         while left > 0 and any(size <= left for size in sizes):
@@ -348,13 +348,13 @@ def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
 
 
 def changed(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """A plan a small step away; None if the step leads nowhere."""
+    """Return a plan one small change away; None if the change leads nowhere."""
     change = r.choice([_recut, _recut, _reseated, _swapped, _merged, _kept, _evened])
     return change(r, request, plan)
 
 
 def _with(request: PlanRequest, plan: Plan, at: int, stages: Sequence[Stage]) -> Plan:
-    """The plan with other stages in one replica, launch-aheads as by default."""
+    """Return the plan with other stages in one replica and default launch-aheads."""
     old = plan.replicas[at]
     seats = [
         Seat(
@@ -373,7 +373,7 @@ def _with(request: PlanRequest, plan: Plan, at: int, stages: Sequence[Stage]) ->
 
 
 def _recut(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """A layer or more over a boundary."""
+    """Move one or more layers over a stage boundary."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
     if len(stages) == 1:
@@ -390,7 +390,7 @@ def _recut(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
 
 
 def _reseated(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """A stage on other devices, that are free, or its own in another order."""
+    """Move a stage to other free devices, or reorder its own."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
     s = r.randrange(len(stages))
@@ -424,7 +424,7 @@ def _reseated(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
 
 
 def _swapped(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """Two stages of a replica in each other's place."""
+    """Swap the places of two stages of a replica."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
     if len(stages) == 1:
@@ -437,7 +437,7 @@ def _swapped(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
 
 
 def _merged(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """A stage less."""
+    """Merge two neighbouring stages."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
     if len(stages) == 1:
@@ -449,7 +449,7 @@ def _merged(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
 
 
 def _kept(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """Another choice of remat, and of what is on the host."""
+    """Change the remat and what is offloaded to the host."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
     s = r.randrange(len(stages))
@@ -459,7 +459,7 @@ def _kept(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
 
 
 def _evened(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """Microbatches shared out anew; at times of another size."""
+    """Share out the microbatches anew, at times with another size."""
     sizes = [replica.microbatch_size for replica in plan.replicas]
     if r.random() < 0.5:
         at = r.randrange(len(sizes))

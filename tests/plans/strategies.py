@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random plans for property tests: valid ones with their cluster, and any at all.
+"""Random plans for property tests: valid ones with their cluster, and arbitrary ones.
 
 Owns the drawing, and small changes to a plan. Does not own what is valid
 (`hetjax/plans/validation.py`).
@@ -22,7 +22,7 @@ REMATS = ("none", "selective", "full")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A plan with the cluster and the model's figures that it is valid for."""
+    """A plan with the cluster and the model figures for which it is valid."""
 
     plan: Plan
     cluster: Cluster

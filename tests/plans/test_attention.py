@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a stage's attention: as it says, as was asked for, or the best there."""
+"""A stage's attention form: the plan's, else the requested, else the best there."""
 
 import pytest
 
@@ -15,13 +15,13 @@ from hetjax.plans.attention import (
 )
 from hetjax.plans.plan import AttentionForm, Plan, Replica, Stage
 
-# by NVIDIA's table of compute capabilities: below 8.0
+# in NVIDIA's table of compute capabilities: below 8.0
 OLD = ("V100", "TITAN", "T4", "GeForce-RTX-20", "GeForce-GTX", "Quadro", "P100", "P4")
 HEADS = Heads(seq_len=2048, head_sizes=[128])
 
 
 def plan_of(*said: AttentionForm | None, seq_len: int = 2048) -> Plan:
-    """A stage on each of the nodes n0, n1, ..."""
+    """Return a plan with one stage on each of the nodes n0, n1, ..."""
     stages = tuple(
         Stage(
             node=f"n{n}", devices=(0,), layers=(n, n + 1), launch_ahead=1, attention=a

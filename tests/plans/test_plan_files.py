@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan files: golden text, round trips, what may be left out, every error."""
+"""Plan files: golden text, round trips, optional parts, every error."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage computes in: as it says, as was asked for, or as is best there."""
+"""A stage's precision: the plan's, else the requested, else the best there."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from hetjax.plans.precision import stage_precision, with_precisions
 
 # NVIDIA's compute capabilities 7.0 and 7.5: matrix units for fp16, none for bf16
 FP16_FAMILIES = ("V100", "TITAN-V", "T4", "GeForce-RTX-20", "Quadro-RTX", "TITAN-RTX")
-# older than these, or of 7.5 without matrix units; and what is no accelerator
+# older than these, or 7.5 without matrix units; and devices without acceleration
 FP32_FAMILIES = ("P100", "P40", "P4", "TITAN-X", "GeForce-GTX", "cpu")
 
 

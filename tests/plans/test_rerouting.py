@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survivors take over all samples, as evenly as brute force could, and nothing else
+"""Survivors take over all samples, as evenly as brute force could; nothing else
 changes."""
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def plan_of(*replicas: Replica) -> Plan:
 
 
 def worst(replicas: Sequence[Replica], counts: Sequence[int]) -> Fraction:
-    """The largest of the replicas' times, in those of before: M + S - 1 slots each."""
+    """Return the largest slowdown: M + S - 1 slots per replica, after over before."""
     return max(
         Fraction(n + len(r.stages) - 1, r.num_microbatches + len(r.stages) - 1)
         for r, n in zip(replicas, counts, strict=True)
@@ -42,7 +42,7 @@ def worst(replicas: Sequence[Replica], counts: Sequence[int]) -> Fraction:
 
 
 def brute_force(replicas: Sequence[Replica], num_samples: int) -> Fraction | None:
-    """The least worst slowdown of all shares of the samples; None if there are none."""
+    """Return the least worst slowdown over all shares of the samples; None if none."""
     ranges = [range(1, num_samples // r.microbatch_size + 1) for r in replicas]
     sizes = [r.microbatch_size for r in replicas]
     shares = [
@@ -91,7 +91,7 @@ def test_whole_replicas_go_on_as_they_are_with_all_samples(plan: Plan, lost: set
     ]
     found = rerouted(plan, lost)
     sizes = [plan.replicas[r].microbatch_size for r in left]
-    if found is None:  # all sizes of these plans are even, as is the batch
+    if found is None:  # all microbatch sizes of these plans are even, as is the batch
         assert not left or sum(sizes) > plan.global_batch or set(sizes) == {4}
         return
     assert sorted({r for r, _, _ in found.stages()}) == left
@@ -110,7 +110,7 @@ def test_shares_follow_those_that_the_plan_gave_to_fast_and_slow():
         replica_of("fast", 6, 2), replica_of("slow", 2, 2), replica_of("gone", 4, 1)
     )
     found = rerouted(plan, {"gone"})
-    assert found is not None  # 20 samples; 8 and 2: 4 / 3 at most, 7 and 3: 3 / 2
+    assert found is not None  # 20 samples; 8 and 2: at most 4 / 3, 7 and 3: 3 / 2
     assert [r.num_microbatches for r in found.replicas] == [8, 2, 0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of schedules, and what people are told of it."""
+"""The table of schedules, and what users read about it."""
 
 import re
 from pathlib import Path

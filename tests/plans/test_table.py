@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table that people read."""
+"""The table that users read."""
 
 from hetjax.plans.plan_files import parse_plan
 

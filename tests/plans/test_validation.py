@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every broken rule of a plan is told in three parts."""
+"""Every broken rule of a plan is reported in three parts."""
 
 from dataclasses import replace
 from typing import Any
@@ -60,7 +60,7 @@ STAGE = "replicas[0].stages[1]"
 
 
 def stage(**changes: Any) -> Plan:
-    """The example with its stage STAGE changed."""
+    """Return the example with its stage STAGE changed."""
     return with_stage(CASE.plan, 0, 1, **changes)
 
 

@@ -24,7 +24,7 @@ def test_valid_plans_pass(case: Case):
 
 
 def holds(case: Case, plan: Plan) -> bool:
-    """Whether the rules hold, by brute force over layers and devices."""
+    """Return whether the rules hold, by brute force over layers and devices."""
     there = {(node.name, i) for node in case.cluster.nodes for i in range(node.count)}
     stages = [stage for _, _, stage in plan.stages()]
     used = [(stage.node, i) for stage in stages for i in stage.devices]

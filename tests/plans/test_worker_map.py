@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has which part of a plan, on nodes with several hosts."""
+"""Which worker has which part of a plan, on nodes with several hosts."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_a_node_has_a_worker_per_host_and_one_host_has_its_name():
     assert SLICE.workers == ("slice/0", "slice/1")
     assert WORKERS[-1] == "single"
     plan = spanning_case("data").plan
-    assert WorkerMap(plan).workers == ("slice", "single")  # nobody said otherwise
+    assert WorkerMap(plan).workers == ("slice", "single")  # no hosts given
     for case in CASES:
         nodes = {stage.node for _, _, stage in spanning_case(case).plan.stages()}
         expected = {w for w in WORKERS if w.partition("/")[0] in nodes}

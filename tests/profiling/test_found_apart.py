@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds that nobody knows are measured by processes that see only their own devices."""
+"""Processes that see only their devices measure unknown kinds."""
 
 import json
 import subprocess
@@ -29,12 +29,12 @@ PAIR = Cluster(name="box", nodes=(KNOWN, NEW))
 
 
 def says(**told) -> str:
-    """A process that gives this answer, after some noise."""
+    """Return a program that prints this answer, after some noise."""
     return f"print('noise'); print({_MARK + json.dumps(told)!r})"
 
 
 def runs(program: str) -> Run:
-    """Run this Python instead, for the right node alone, with the right devices."""
+    """Return a runner that runs this Python program instead, and checks the node."""
 
     def run(
         node: Node, module: str, argument: str, limit_s: float
@@ -57,7 +57,7 @@ def test_only_what_nobody_knows_is_measured_by_a_process_with_its_devices(
     assert old == KNOWN
     assert (new.name, new.count, new.precision) == ("new", 2, "float16")
     assert new.peak_tflops == FIGURES["peak_tflops"]
-    assert new.network_gbit_per_s == 25.0  # as it was said
+    assert new.network_gbit_per_s == 25.0  # as given
 
 
 @pytest.mark.parametrize(

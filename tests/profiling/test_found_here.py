@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that the catalogue lacks is measured once, and is then as good as any."""
+"""A device that the catalogue lacks is measured once, and then is as good as any."""
 
 import json
 import tomllib
@@ -41,7 +41,7 @@ quick = partial(probe, sizes=SMALL)
 
 @dataclass
 class Fake:
-    """What a GPU tells of itself."""
+    """What a GPU reports about itself."""
 
     device_kind: str = "NVIDIA RTX 9999"
     platform: str = "gpu"
@@ -50,7 +50,7 @@ class Fake:
 
 @dataclass
 class Measured:
-    """Measures CPU devices in the place of those of a fake kind, and counts."""
+    """Measures CPU devices instead of those of a fake kind, and counts calls."""
 
     found: Probe | None = None
     asked: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_cpu_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A catalogue that lacks the devices that are here."""
+    """A catalogue that lacks this machine's devices."""
     text = catalogue._FILE.read_text()
     head, _, tail = text.partition("[device.cpu]")
     path = tmp_path / "devices.toml"
@@ -120,7 +120,7 @@ def test_what_was_measured_counts_as_it_would_from_a_cluster_file(tmp_path: Path
         ).nodes
     spec = device_spec(node)
     assert node_precision(node) == best_precision(spec) == "float16"
-    # costs count on 0.8 of a peak and of the memory's bandwidth
+    # costs assume 0.8 of a peak and of the memory's bandwidth
     assert (spec.peak_tflops, spec.memory_gb_per_s) == (100.0, 900.0)
     assert (spec.intra_node_gb_per_s, spec.network_gbit_per_s) == (10.0, 25.0)
 
@@ -222,7 +222,7 @@ def test_cards_before_compute_capability_8_are_not_trained_in_bf16():
 
 
 def test_rates_are_those_of_the_work_that_was_done(monkeypatch: pytest.MonkeyPatch):
-    """A clock that gives every call a tenth of a second."""
+    """The clock gives every call a tenth of a second."""
     monkeypatch.setattr(probing, "_seconds", lambda call: (call(), 0.1)[1])
     found = quick(jax.devices(), 1.0)
     flops = 10 * 2 * 64**3
@@ -249,7 +249,7 @@ def test_a_card_of_the_catalogue_with_another_memory_is_believed(tmp_path: Path)
 
 
 def cards(kind: str, *sizes_gib: float) -> dict[str, Any]:
-    """Devices of one kind with unlike memory, of which JAX takes three quarters."""
+    """Return devices of one kind with unlike memory; JAX takes three quarters of it."""
 
     def card(gib: float) -> Fake:
         return Fake(kind, memory_stats=lambda: {"bytes_limit": int(0.75 * gib * 2**30)})
@@ -263,7 +263,7 @@ def cards(kind: str, *sizes_gib: float) -> dict[str, Any]:
 def test_of_cards_of_one_name_the_least_memory_counts(
     kind: str, sizes: tuple[float, ...], tmp_path: Path
 ):
-    """Also where the other one was measured before."""
+    """Even if the other card was measured before."""
     device = kind.removeprefix("NVIDIA ").replace(" ", "-")
     measured: dict[str, Any] = {"cache_dir": tmp_path, "measure": Measured(FOUND)}
     as_found(cluster(device, count=1), cards(kind, 16.0), **measured)
@@ -328,7 +328,7 @@ def test_plan_and_train_go_on_with_devices_that_nobody_knows(
 
 
 def test_products_are_right(monkeypatch: pytest.MonkeyPatch):
-    """What is timed is a product of matrices, not something that is skipped."""
+    """What is timed is a real product of matrices."""
     made: list[jax.Array] = []
     monkeypatch.setattr(probing, "_seconds", lambda call: made.append(call()) or 1.0)
     probing._product_s(jax.devices()[0], "float32", 8)

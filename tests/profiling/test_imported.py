@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sailor's layer times are planned with as if they had been measured here.
+"""Planning uses Sailor's layer times as if they had been measured here.
 
 Oracle: the numbers of the file.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers are told apart by what they are, and timed as stages hold them."""
+"""Layers are distinguished by their content, and timed as stages hold them."""
 
 from dataclasses import replace
 
@@ -88,7 +88,7 @@ def test_an_inner_layer_is_timed_in_a_run_of_two_and_priced_as_one():
         for seconds in (5.0, 1.0, 3.0)
     ]
     m = timed.measurement(repetitions, program_s=1.0)
-    # medians are 3, 6, 9, 12, 15; less the program, halved
+    # medians are 3, 6, 9, 12, 15; minus the program, halved
     assert (m.backward_s, m.forward_s) == (1.0, 2.5)
     assert (m.input_gradient_s, m.update_s, m.weight_gradient_s) == (4.0, 5.5, 7.0)
     assert (m.device, m.kind, m.microbatch_size) == ("cpu", "block", 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`profile`: each distinct layer once, a file that reads back and grows."""
+"""`profile`: each distinct layer once, a file that can be read again and extended."""
 
 import json
 from dataclasses import replace
@@ -46,7 +46,7 @@ NODES = ("a100-0", "v100-0", "h20-0")
 
 
 class FakeBench:
-    """Takes a second for everything; remembers what was asked."""
+    """Takes a second for everything; records the cases."""
 
     asked: list[Case] = []
     fails: dict[int, BaseException] = {}  # by number of the case
@@ -146,7 +146,7 @@ def test_every_combination_is_measured_once_where_devices_suffice(
 ):
     ways: dict[str, Any] = {"microbatch_sizes": (1, 2, 2), "tensor": (1, 2)}
     profile = measured(tmp_path, remat=("none", "full"), **ways)
-    # 3 layers x 2 sizes x 2 remats; V100 is one device, which tensor 2 does not fit
+    # 3 layers x 2 sizes x 2 remats; V100 is one device, too few for tensor 2
     counts = {
         kind: sum(m.device == kind for m in profile.measurements) for kind in KINDS
     }
@@ -313,7 +313,7 @@ def test_a_preset_is_simulated_with_the_profile_that_its_defaults_measure(
     capsys: pytest.CaptureFixture[str],
 ):
     path, more = str(tmp_path / "p.json"), []
-    if name != "tiny":  # which brings its own
+    if name != "tiny":  # which has its own cluster
         node = Node(name="a", device="A100-80-SXM", count=4)
         cluster = cluster_toml(Cluster(name="c", nodes=(node,)))
         (tmp_path / "c.toml").write_text(cluster)

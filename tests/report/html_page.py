@@ -17,7 +17,7 @@ class Element:
 
 
 class Page(HTMLParser):
-    """Refuses what is not closed, and gives what is left."""
+    """Refuses unclosed elements, and collects the rest."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class Page(HTMLParser):
         return [element for element in self.elements if element.tag == tag]
 
     def figures(self) -> dict[str, str]:
-        """The headline numbers by name."""
+        """Return the headline numbers by name."""
         start, end = (self._numbers.index(name) for name in ("dl", "/dl"))
         words = self._numbers[start + 1 : end]
         return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def assert_needs_nothing_else(html: str) -> None:
-    """No address of another host, and nothing that a browser would fetch."""
+    """Check that no other host is addressed and a browser need fetch nothing."""
     page = Page(html)
     for element in page.elements:
         assert (

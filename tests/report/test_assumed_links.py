@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of the network that a cluster file leaves open: against the routes."""
+"""Messages about the network that a cluster file leaves open, against the routes."""
 
 from dataclasses import replace
 

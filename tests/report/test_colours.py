@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A colour has one meaning: no palette has a colour that can be taken for another's."""
+"""A colour has one meaning: no two palettes have colours that look alike."""
 
 from itertools import combinations
 from math import dist

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a layout: everything of the plan is in it, large ones folded."""
+"""The picture of a layout has the whole plan; large ones are folded."""
 
 import re
 from dataclasses import replace
@@ -48,7 +48,7 @@ PLAN = plan(
 
 
 def many_nodes() -> tuple[Plan, Cluster]:
-    """18 nodes of 4 devices: 12 hold two replicas of a kind, 5 half of one, 1 none."""
+    """Return 18 nodes of 4 devices: 12 hold two replicas, 5 half of one, 1 none."""
     nodes = tuple(Node(name=f"a-{i}", device="H20", count=4) for i in range(18))
     small = [
         replica(3, stage(f"a-{i}", devices, (0, 8), 2))
@@ -112,7 +112,7 @@ def test_replicas_have_colours_of_their_own(tmp_path: Path):
     fills = re.findall(r"fill: (#\w{6})", (tmp_path / "layout.svg").read_text())
     coloured = [f for f in fills if len({f[1:3], f[3:5], f[5:7]}) > 1]
     assert len(set(coloured)) == 2
-    # two boxes and a legend's entry for the first, one and one for the second
+    # two boxes and a legend entry for the first, one and one for the second
     assert sorted(coloured.count(f) for f in set(coloured)) == [2, 3]
 
 

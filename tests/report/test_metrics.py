@@ -41,4 +41,4 @@ def test_metrics_can_be_told_apart():
     for names in (KEYS, [metric.label for metric in METRICS]):
         assert len({*names}) == len(names)
     curves = Counter(metric.axes for metric in METRICS if metric.axes)
-    assert max(curves.values()) <= 2  # which have a colour each
+    assert max(curves.values()) <= 2  # each has a colour

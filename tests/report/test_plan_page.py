@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a plan: whole without a network, safe, and true to the result."""
+"""The page of a plan: complete without a network, safe, and true to the result."""
 
 from dataclasses import replace
 from math import inf
@@ -25,13 +25,13 @@ HOSTILE = '<script>alert("1")</script>'
 
 
 def spans_of_lanes(of: Predicted) -> list[Span]:
-    """What is drawn: devices of a lane do the same, so its first stands for all."""
+    """Return the drawn spans: a lane's devices are alike, so its first suffices."""
     firsts = {(node, devices[0]) for node, devices in of.simulation.lanes}
     return [span for span in predicted_spans(of) if (span.node, span.device) in firsts]
 
 
 def bars(page: Page) -> list[dict[str, str]]:
-    """The bars that stand for spans, not those that show the rest of one."""
+    """Return the bars that stand for spans, not those for the rest of a span."""
     return [
         dict(element.attributes)
         for element in page.all("rect")
@@ -71,7 +71,7 @@ def test_every_device_has_a_row_and_every_span_is_drawn_once():
     told = planned(cluster(1.0), two_stages(5))
     page, spans = Page(plan_page(told)), spans_of_lanes(told.best)
     for device in told.best.memory:
-        assert page.words.count(device) >= 2, device  # in the timeline, and of memory
+        assert page.words.count(device) >= 2, device  # in the timeline, and in memory
     drawn = bars(page)
     assert len(drawn) == len(spans)
     assert not any("data-n" in bar for bar in drawn)
@@ -127,7 +127,7 @@ def test_shared_bars_keep_how_full_each_kind_of_work_is(slice_ms: float):
     assert sum(bar.num_spans for bar in shared) == len(alone)
     ends: dict[float, float] = {}
     for bar in sorted(shared, key=lambda bar: (bar.top, bar.start_ms)):
-        assert bar.start_ms >= ends.get(bar.top, -inf) - 1e-9  # none covers another
+        assert bar.start_ms >= ends.get(bar.top, -inf) - 1e-9  # no bar covers another
         ends[bar.top] = bar.end_ms
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a found plan: what binds, the bars of memory, large plans folded."""
+"""What is reported of a found plan: what binds, memory bars, large plans folded."""
 
 import math
 from dataclasses import replace
@@ -61,7 +61,7 @@ def cluster(gbit_per_s: float, memory_gib: float = 80.0) -> Cluster:
 
 
 def profile(seconds: float) -> Profile:
-    """Half the seconds forward and half backward in each half of the model."""
+    """Return half the seconds forward and half backward in each half of the model."""
     measured = [
         Measurement(
             device="H20",
@@ -129,14 +129,14 @@ def planned(of: Cluster, plan: Plan) -> Planned:
 
 def test_busy_devices_bind():
     found = binding(predicted(cluster(1e6), two_stages(9)))
-    # (S - 1 + M)(F + B) for S = 2 equal stages, of which each is busy M
+    # (S - 1 + M)(F + B) for S = 2 equal stages, each busy for M
     assert found.busy_share == pytest.approx(9 / 10, rel=1e-3)
     assert found.what == "compute" and found.busiest in (f"{EAST}/0", f"{WEST}/0")
     assert binding_line(found).startswith("compute binds: ")
 
 
 def test_a_slow_link_binds():
-    # two seconds a message: the link carries 16 of each in what is hardly more
+    # two seconds a message: the link carries 16 each way in hardly more
     found = binding(predicted(cluster(ACTIVATION_BYTES * 8 / 1e9 / 2), two_stages(16)))
     assert found.what == "link" and found.link in (f"{EAST}>{WEST}", f"{WEST}>{EAST}")
     step_s = predicted(

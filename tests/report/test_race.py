@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A race as somebody watches it: the clock, the lanes in their order, the standings."""
+"""A race as a viewer sees it: the clock, the lanes in order, the standings."""
 
 import io
 import re
@@ -53,7 +53,7 @@ def test_a_lane_without_a_plan_stays_empty():
 
 
 class Screen:
-    """A terminal of so many columns, and all that was written on it."""
+    """A terminal with this many columns, and all that was written on it."""
 
     def __init__(self, width: int) -> None:
         self.file = io.StringIO()
@@ -111,7 +111,7 @@ def test_the_last_picture_has_all_figures(watched: tuple[Race, str]):
 
 
 def race_of(of: Race, **judged: Judged) -> Race:
-    """A race in which the even split, one kind alone and hetjax found these."""
+    """Return a race with these results of the even split, one kind alone and hetjax."""
     entries = [
         RaceEntry(name=name, about="", judged=judged[key])
         for name, key in ((EVEN, "even"), (ALONE, "alone"), (OURS, "ours"))

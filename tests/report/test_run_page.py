@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a run: whole, safe, and with the numbers of the run's files."""
+"""The page of a run: complete, safe, and with the numbers of the run's files."""
 
 import json
 import math
@@ -185,7 +185,7 @@ def test_times_of_simulated_devices_are_not_held_against_the_prediction(
 
 def test_steps_that_were_traced_are_drawn_beside_the_prediction(step: Predicted):
     spans = [span for span in predicted_spans(step) if not span.lane]
-    other = replace(spans[0], node="gone-0")  # of a plan before
+    other = replace(spans[0], node="gone-0")  # of the previous plan
     html = run_page(replace(record(steps(3), EVENTS), traced=[*spans, other]))
     page = Page(html)
     assert "Steps as measured" in page.words
@@ -287,7 +287,7 @@ def test_who_was_slow_at_the_end_is_told_in_the_report(step: Predicted):
         slow("slow", 4, HOSTILE, 1.5),
         slow("slow", 5, "west-0", 2.0),
         slow("as_before", 8, "west-0", 2.0),
-        slow("slow", 9, "odd-0", "much"),  # who has edited the file?
+        slow("slow", 9, "odd-0", "much"),  # who edited the file?
     ]
     found = record(steps(10), events, step)
     assert found.slow[0] == "slow: east-0 1.9x since step -3, others as before"
@@ -296,5 +296,5 @@ def test_who_was_slow_at_the_end_is_told_in_the_report(step: Predicted):
     assert found.slow[0] in str(RunReport(found))
     html = run_page(found)
     assert found.slow[0] in html and HOSTILE not in html
-    again = [*events, event("restored", 10)]  # a start looks anew
+    again = [*events, event("restored", 10)]  # a start resets it
     assert not record(steps(10), again, step).slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a step: the right kind of file, with everything of the step in it."""
+"""The picture of a step: the right kind of file, with all of the step in it."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -93,7 +93,7 @@ def test_the_picture_names_devices_replicas_kinds_and_microbatches(tmp_path: Pat
     assert {"forward", "backward", "update", "transfer", "reduction", "idle"} <= set(
         texts
     )
-    assert "weight gradient" not in texts  # no kind that does not occur
+    assert "weight gradient" not in texts  # only kinds that occur
     assert {"layers 0..1", "layers 2..3", "layers 0..3"} <= set(texts)
     assert {"r0: 4 x 1 sequences", "r1: 3 x 1 sequences"} <= set(texts)
     # microbatch 2: F and B on a/0, on a/1, on b/0 and on c/5 (and a tick may say 3)

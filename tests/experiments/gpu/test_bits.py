@@ -32,8 +32,7 @@ Rows = Mapping[str, Row]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """The part as a session runs it: JAX has other settings in the tests' process
-    than in those that it starts."""
+    """The part as a session runs it, in a process without the tests' JAX settings."""
     output = tmp_path_factory.mktemp("session")
     command = [sys.executable, "-m", "experiments.gpu.part", "bits", "--quick"]
     command += ["--platform", "cpu", "--output", str(output), "--limit-s", "600"]
@@ -91,8 +90,8 @@ def _quick_compiling(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("_quick_compiling")
 def test_an_update_is_the_first_of_adamw_each_time(monkeypatch: pytest.MonkeyPatch):
-    """Whatever the gradient's size, unless it nearly vanishes, the first moves by the
-    rate: 1e-4, besides a decay of 1e-4 of the weight."""
+    """Unless the gradient nearly vanishes, the first update moves by the rate, 1e-4,
+    whatever the gradient's size, besides a decay of 1e-4 of the weight."""
     before, initialise = list[State](), StageRuntime.initialise
 
     def seen(runtime: StageRuntime, seed: int) -> None:
@@ -138,7 +137,7 @@ def test_one_bit_is_a_difference():
     one = {"a": np.ones(3, np.float32), "zero": np.zeros(2, np.float32)}
     other = one | {"zero": -one["zero"]}
     assert unlike_names(one, one) == []
-    assert unlike_names(one, other) == ["zero"]  # equal numbers, other bits
+    assert unlike_names(one, other) == ["zero"]  # equal numbers, unequal bits
 
 
 def test_the_error_is_the_largest_of_the_parameters():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with JAX alone and no network runs a session, from the listed wheels."""
+"""A machine with only JAX and no network runs a session, from the listed wheels."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ _IS_312 = sys.version_info[:2] == (3, 12)
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels of the list, as it is committed."""
+    """The wheels of the committed list."""
     folder = tmp_path_factory.mktemp("wheels")
     lines = (GPU / "wheels-3.12.txt").read_text(encoding="utf-8").splitlines()
     requirements = [line.split()[0] for line in lines if not line.startswith("#")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text goes on as long as was asked for, beside what another process printed."""
+"""A text has the requested length, beside what another process printed."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ QUICK = Setting(platform="cpu", quick=True)
 
 
 def stub(path: Path, code: str) -> str:
-    """A Python that does this instead of what it is asked to."""
+    """Return a fake Python that runs this code whatever its arguments."""
     path.write_text(f"#!/usr/bin/env bash\n{code}\n", encoding="utf-8")
     path.chmod(0o755)
     return str(path)
@@ -33,7 +33,7 @@ def measured(patch: pytest.MonkeyPatch, python: str) -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """Transformers took half a second for the prompt and 1.5 for all."""
+    """The fake transformers take half a second for the prompt and 1.5 for all."""
     folder = tmp_path_factory.mktemp("stub")
     figures = '{"prompt_s": 0.5, "whole_s": 1.5, "peak_bytes": 7}'
     code = f"echo \"$@\" > '{folder}/asked'; echo loading; echo '{figures}'"

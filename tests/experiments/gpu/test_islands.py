@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes in one job, and either worker lost; here both nodes are CPUs."""
+"""Two nodes in one job, and the loss of either worker; here both nodes are CPUs."""
 
 import os
 import sys
@@ -28,14 +28,14 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.search.find import find_plan
 from tests import jax_settings
 
-pytestmark = pytest.mark.nightly  # minutes, of scripts that only a card needs
+pytestmark = pytest.mark.nightly  # takes minutes, for scripts that only a card needs
 
 LOST = ["CPU's worker", "card's worker"]
 
 
 @pytest.fixture(scope="module")
 def rows() -> Iterator[Mapping[str, Row]]:
-    """Processes compile quickly; they all round alike."""
+    """All processes compile quickly, so all round alike."""
     flags = os.environ.get("XLA_FLAGS", ""), *jax_settings.quick_flags()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XLA_FLAGS", " ".join(flags))
@@ -121,7 +121,7 @@ def test_a_run_that_had_no_time_to_end_is_not_judged(tmp_path: Path):
 def test_without_time_the_part_is_not_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Each run is ended, none is judged, and what they printed stays."""
+    """Each run is stopped, none is judged, and what they printed remains."""
     setting = Setting(
         platform="cpu", quick=True, ends_s=time.monotonic() + 4, logs=tmp_path
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peaks of stages stand beside what was predicted, and no more run than have room."""
+"""Peaks of stages against predictions, and only stages that fit are run."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -81,7 +81,7 @@ def test_what_jax_the_driver_and_plans_have_add_up():
 
 
 class Card:
-    """A device whose allocator takes what it has been told."""
+    """A device whose allocator has the given limit."""
 
     device_kind, platform, id = "NVIDIA H100 80GB HBM3", "gpu", 0
 
@@ -112,7 +112,7 @@ def usual(node: Node) -> list[Any]:
 
 
 def test_a_smaller_card_gets_smaller_stages():
-    """All are below what plans may fill, by the model itself."""
+    """All are below what plans may fill, according to the memory model."""
     for node, largest in ((H100, "llama-1b"), (SMALL, "gpt2-124m")):
         found = usual(node)
         assert len(found) >= 6

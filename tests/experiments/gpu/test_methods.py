@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way to train takes its steps beside its prediction; a run resumes as it was."""
+"""Every training method takes its steps beside its prediction; runs resume exactly."""
 
 import time
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import abstract_params
 from tests import jax_settings
 
-pytestmark = pytest.mark.nightly  # minutes, of scripts that only a card needs
+pytestmark = pytest.mark.nightly  # takes minutes, for scripts that only a card needs
 
 QUICK = Setting(platform="cpu", quick=True)
 NODE_HERE = Node(name=NODE, device="cpu", count=1)
-# of the process: before and after each method, of which the second takes no more
+# the process's peaks before and after each method; the second does not raise it
 PEAKS = (10, 100, 100, 100, 100, 300, 300, 400, 400, 500)
 NAMES = {method.name for method in METHODS}
 

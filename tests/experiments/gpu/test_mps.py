@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon of MPS has a life as long as its user's, however that ends; a fake one."""
+"""The MPS daemon lives as long as its user, however that ends; the daemon is a fake."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ import pytest
 from experiments.gpu.divided.mps import NoService, multi_process_service
 from experiments.gpu.time_box import MARK, run_boxed
 
-# as NVIDIA's: -d puts a daemon into the background, other starts read a request
+# like NVIDIA's: -d starts a daemon in the background, other starts read a request
 CONTROL = """#!/bin/sh
 pid_file="$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid"
 if [ "$1" = -d ]; then
@@ -41,7 +41,7 @@ with multi_process_service("GPU-1a2b") as variables:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the fake daemon's pid and its requests are written."""
+    """Where the fake daemon writes its pid and its requests."""
     control = tmp_path / "bin" / "nvidia-cuda-mps-control"
     control.parent.mkdir()
     control.write_text(CONTROL)

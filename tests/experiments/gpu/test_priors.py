@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a card gives is measured beside what costs say, and the constants are found."""
+"""A card's rates against what costs assume, and fits of the constants."""
 
 import math
 import time
@@ -45,7 +45,7 @@ def named(rows: Sequence[Row], start: str) -> list[Row]:
 def seconds(
     sizes: tuple[int, int, int, int], efficiency: float, half: float, number: float = 1
 ) -> float:
-    """The form that costs read, written out."""
+    """Return the formula that costs use, written out."""
     batch, m, n, k = sizes
     share = efficiency * m / (m + half) * n / (n + half) * k / (k + half)
     return LAUNCH_S + number * 2 * batch * m * n * k / (PEAK * share)
@@ -117,7 +117,7 @@ def test_each_form_of_attention_has_a_rate_beside_that_of_costs(rows: Sequence[R
 
 
 def test_kernels_of_a_program_are_counted_as_they_were_compiled():
-    """On a CPU each product is one; for an H100 one of these was made of two."""
+    """On a CPU each product is one kernel; for an H100, one of these would be two."""
     x = jnp.ones((128, 128))
     program = jax.jit(lambda x: x @ x @ x @ x).lower(x).compile()
     assert count_kernels(program.as_text()) == 3

@@ -90,7 +90,7 @@ def test_losses_beyond_the_bound_are_not_equal_and_missing_ones_say_nothing(tmp_
 
 @dataclass(frozen=True)
 class FakeCard:
-    """What is read of a `jax.Device` on a card of 79.65 GiB."""
+    """The attributes of a `jax.Device` that are read, on a card of 79.65 GiB."""
 
     bytes_limit: int
     device_kind: str = "NVIDIA H100 80GB HBM3"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session keeps its time whatever a part does, and what was measured is on disk."""
+"""A session ends in time whatever a part does, and its results are on disk."""
 
 import importlib
 import json
@@ -32,7 +32,7 @@ file.add({FIGURE!r})
 DOES = {
     "runs": _ADD + "file.end('done', 0.5)",
     "speed": _ADD + "time.sleep(600)",  # hangs
-    "priors": _ADD + "raise SystemExit('the card fell off')",  # without an end
+    "priors": _ADD + "raise SystemExit('the card fell off')",  # never calls `end`
     "memory": _ADD + "import os; os.kill(os.getpid(), 9)",
     "bits": _ADD + "file.end('skipped', 0.5, 'no second card')",
     "islands": "import signal, time\n"
@@ -44,7 +44,7 @@ Parts = Callable[[dict[str, str]], None]
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    """Parts do as these scripts say."""
+    """A function that makes the parts run these scripts."""
 
     def do(scripts: dict[str, str]) -> None:
         def command(name: str, output: Path, *_: object) -> list[str]:
@@ -69,7 +69,7 @@ def test_each_part_ends_in_its_own_way_and_keeps_its_rows(tmp_path: Path, parts:
     assert {name: found[name].state for name in DOES} == {
         "runs": "done",
         "speed": "out of time",
-        "priors": "out of time",  # the part before it took all that there was
+        "priors": "out of time",  # the part before it used up the time
         "memory": "out of time",
         "bits": "out of time",
         "islands": "out of time",
@@ -112,7 +112,7 @@ def test_the_rest_goes_on_with_what_is_not_done(tmp_path: Path, parts: Parts):
     assert ended(tmp_path)["bits"] == PartResult(
         name="bits", state="done", rows=(FIGURE,), took_s=0.5
     )
-    assert ended(tmp_path)["runs"].state == "done"  # of the time before
+    assert ended(tmp_path)["runs"].state == "done"  # from the first session
 
 
 def test_a_stopped_session_says_what_it_has(tmp_path: Path, parts: Parts):
@@ -135,7 +135,7 @@ def test_a_stopped_session_says_what_it_has(tmp_path: Path, parts: Parts):
 
 
 def test_nothing_that_a_part_started_outlives_its_box(tmp_path: Path):
-    """Neither a daemon of another process group, nor one that ignores SIGTERM."""
+    """Neither a daemon in another process group, nor a process that ignores SIGTERM."""
     script = "mktemp; trap '' TERM; setsid sleep 611 & sleep 611"
     begin_s = time.monotonic()
     assert run_boxed(["sh", "-c", script], 1.0, tmp_path / "log") is None
@@ -169,7 +169,7 @@ def _wait_until(condition: Callable[[], object]) -> None:
 
 
 def _marked(seconds: bytes) -> Iterator[str]:
-    """Processes that carry a session's mark and sleep so long."""
+    """Yield processes that carry a session's mark and sleep this long."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways that train the same model take turns, and what they print adds up."""
+"""Ways to train the same model take turns, and what they print adds up."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays come back from another process as they were, by either transport."""
+"""Arrays return unchanged from another process, by either transport."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def test_every_claim_is_decided_by_a_row(rows: Mapping[str, Row]):
 
 
 def told(*are_equal: bool) -> list[dict[str, Any]]:
-    """What two processes print who have gone through so many turns."""
+    """Return what two processes print after this many turns."""
     turns = [(transport, size) for transport in TRANSPORTS for size in SIZES]
     return [
         {"transport": transport, "num_bytes": n, "seconds": 1e-3, "are_equal": is_equal}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two shares of one device: layouts for them are planned, run and compared."""
+"""Two shares of one device: plans for them are found, run and compared."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ from hetjax.cluster.catalogue import catalogue, device_spec
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import LocalDevice
 
-pytestmark = pytest.mark.nightly  # minutes, of scripts that only a card needs
+pytestmark = pytest.mark.nightly  # takes minutes, for scripts that only a card needs
 
 CARD = LocalDevice(
     platform="cuda",

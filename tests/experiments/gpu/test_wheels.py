@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with JAX and without a network gets what hetjax needs beside it."""
+"""A machine with JAX and without a network gets what else hetjax needs."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from experiments.gpu.wheels import MOST_BYTES, THERE, UNUSED, hetjax_requires, r
 GPU = Path(__file__).parents[3] / "experiments" / "gpu"
 BROUGHT = {"ml-dtypes", "rich", "typing-extensions"}  # by JAX and flax
 LACKED = "hetjax-test-lacked"
-# A Python in all but this: a session shows what it would run with.
+# Runs as Python, except that a session only prints its arguments.
 STUB = f"""#!/usr/bin/env bash
 case "$*" in
     *experiments.gpu.session*--wait*) trap 'echo ended; exit 7' TERM; echo up
@@ -60,7 +60,7 @@ def test_packages_are_followed_by_extras_and_markers():
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
-    """A folder with a wheel that this Python lacks, and a broken one of what it has."""
+    """A folder with a wheel that this Python lacks, and a broken one that it has."""
     folder = tmp_path / "some wheels"
     folder.mkdir()
     stem, info = f"{LACKED.replace('-', '_')}-1.0", "METADATA WHEEL RECORD".split()
@@ -80,7 +80,7 @@ CONTENTS = {
 
 
 def started(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """The script on a machine where this is the one Python that has JAX."""
+    """Start the script on a machine where only this Python has JAX."""
     stub, temporary = folder / "stub", folder / "temporary"
     stub.write_text(STUB, encoding="utf-8")
     stub.chmod(0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of PEFT over a folder: numpy's sum by its formulas, or a refusal by name."""
+"""PEFT adapters over a folder: numpy's sum by its formulas, or a refusal by name."""
 
 import json
 import re
@@ -26,7 +26,7 @@ RANK, ALPHA = 3, 5.0
 def adapters(
     folder: Path, modules: dict[str, int], base: str = "llama2", **fields: Any
 ) -> Path:
-    """A folder of PEFT with random adapters of these modules, each with its rank."""
+    """Write a PEFT folder with random adapters of these modules, each with its rank."""
     folder.mkdir()
     weights, rng = load_file(FIXTURES / base / WHOLE), np.random.default_rng(0)
     stored = {}
@@ -46,7 +46,7 @@ def adapters(
 
 
 def merged(folder: Path, to: Path, scales: dict[str, float], base: str) -> Path:
-    """The base with each adapter's product added in float64."""
+    """Write the base with each adapter's product added in float64."""
     to.mkdir()
     weights, stored = load_file(FIXTURES / base / WHOLE), load_file(folder / ADAPTERS)
     for module, scale in scales.items():
@@ -174,7 +174,7 @@ def test_a_tensor_besides_is_refused_by_name(name: str, tmp_path: Path):
 
 def test_adapters_are_no_model_and_not_beside_one(tmp_path: Path):
     folder = adapters(tmp_path / "adapters", {Q: RANK})
-    for _ in range(2):  # also with a config.json, as some trainers leave one
+    for _ in range(2):  # also with a config.json, which some trainers leave there
         with pytest.raises(BadInput, match="adapters of PEFT") as error:
             read_config(folder)
         assert f"--init {folder}" in error.value.fix

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `config.json` as it lies on the hub, and one that cannot be."""
+"""A `config.json` as on the hub, and impossible ones."""
 
 import json
 import warnings
@@ -18,7 +18,7 @@ from hetjax.models.presets import PUBLISHED, model_config
 FIXTURES = Path(__file__).parent / "fixtures"
 FOLDERS = sorted(FIXTURES.iterdir())
 DROPOUT = {"gpt2": ["attn_pdrop", "embd_pdrop", "resid_pdrop"]}
-# what google/gemma-3-4b-pt and -12b-pt have: all else is left to transformers
+# the fields of google/gemma-3-4b-pt and -12b-pt: the rest is transformers' default
 GEMMA_WITH_EYES = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "eos_token_id": [1, 106],
@@ -93,7 +93,7 @@ def test_a_field_that_cannot_be_is_refused_by_its_name(
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "mixtral"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_family_that_reads_no_field_of_biases_has_its_own(family: str, bias: bool):
-    """Qwen 2 has those of queries, keys and values alone, the others have none."""
+    """Qwen 2 has biases of queries, keys and values only, the others have none."""
     fields = json.loads((FIXTURES / family / "config.json").read_text())
     expected = config_of(fields, "a")
     assert config_of(fields | {"attention_bias": bias}, "a") == expected

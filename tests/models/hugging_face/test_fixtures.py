@@ -11,7 +11,7 @@ from hetjax.models.named import load_named
 from tests.models.hugging_face.whole import logits, parameters
 
 FIXTURES = Path(__file__).parent / "fixtures"
-# families that differ most come first
+# the most different families come first
 _FIRST = ("gemma3", "gpt2", "granite_biased", "qwen3_moe", "smollm3_window")
 FOLDERS = sorted(FIXTURES.iterdir(), key=lambda f: (f.name not in _FIRST, f.name))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders whose weights are quantised are refused by the name of their method."""
+"""Folders with quantised weights are refused by the name of their method."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.models.hugging_face.test_surplus import with_fields
 
 Q = "model.layers.0.self_attn.q_proj."
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
-# what folders of each method have in place of a weight, and say of it
+# what each method's folders hold in place of a weight, and their config of it
 METHODS = {
     "bitsandbytes (4 bits)": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True},

@@ -26,7 +26,7 @@ FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())
 
 
 def copied(family: str, to: Path, change: Callable[[Named], Mapping | None]) -> Path:
-    """A fixture's folder with other tensors, which `change` returns or changes."""
+    """Copy a fixture's folder with other tensors, which `change` returns or changes."""
     shutil.copytree(FIXTURES / family, to)
     tensors = load_file(to / WHOLE)
     save_file(dict(change(tensors) or tensors), to / WHOLE)
@@ -92,14 +92,14 @@ def test_a_head_is_compared_by_value_in_any_precision_and_anew_when_it_changes(
     folder = copied("qwen2", tmp_path / "in", in_half)
     assert read_config(folder)[0].tied
     tensors = load_file(folder / WHOLE)
-    tensors[HEAD][-1, -1] += 1e-3  # the last of all
+    tensors[HEAD][-1, -1] += 1e-3  # the last value of all
     save_file(tensors, folder / WHOLE)
     with pytest.warns(UserWarning, match="not tied"):
         assert not read_config(folder)[0].tied
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not read_config(folder)[0].tied  # once is enough
-    tensors[HEAD] = tensors[HEAD][:-1]  # a row less is no equal head either
+        assert not read_config(folder)[0].tied  # one warning suffices
+    tensors[HEAD] = tensors[HEAD][:-1]  # a head with a row less is not equal either
     save_file(tensors, folder / WHOLE)
     with pytest.raises(BadInput, match="lm_head.weight of shape"):
         FolderWeights(folder)
@@ -122,7 +122,7 @@ def block(family: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        "{block}.attn.masked_bias",  # zero: not what hides a position
+        "{block}.attn.masked_bias",  # zero, which hides nothing
         "{block}.attn.bias",
         "{block}.self_attn.o_proj.bias",
         "{block}.self_attn.q_proj.lora_A.weight",
@@ -169,7 +169,7 @@ def test_masks_of_gpt2_are_compared_by_value(dtype: type, tmp_path: Path):
     least = np.array(-1e4, np.float32)
     both = {"transformer.h.0.attn.bias": mask, "h.1.attn.masked_bias": least}
     FolderWeights(copied("gpt2", tmp_path / "in", lambda tensors: tensors | both))
-    seeing = {"h.0.attn.bias": np.ones_like(mask)}  # all that is to come, too
+    seeing = {"h.0.attn.bias": np.ones_like(mask)}  # later positions, too
     folder = copied("gpt2", tmp_path / "other", lambda tensors: tensors | seeing)
     with pytest.raises(BadInput, match="transformer.h.0.attn.bias"):
         FolderWeights(folder)
@@ -206,7 +206,7 @@ def sharded(folder: Path, files: Mapping[str, Named], named: Mapping[str, str]) 
 
 @pytest.mark.parametrize("difference", [0.0, 1.0])
 def test_a_tensor_in_two_files_is_compared_by_value(difference: float, tmp_path: Path):
-    """Also where the index names it in one of them alone."""
+    """Even if the index names it in only one of them."""
     folder = copied("llama2", tmp_path / "in", lambda tensors: tensors)
     tensors = load_file(folder / WHOLE)
     norm = "model.norm.weight"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was read from a folder of transformers is written as it was."""
+"""What was read from a transformers folder is written unchanged."""
 
 import json
 import re
@@ -88,7 +88,7 @@ def test_writing_holds_less_than_two_layers_as_they_are_written(
     def zeros(_: str, shape: tuple[int, ...]) -> np.ndarray:
         return np.zeros(shape, DTYPES[dtype])
 
-    tensor_parts(config, fields["model_type"])  # shapes are kept once they are known
+    tensor_parts(config, fields["model_type"])  # caches the shapes
     tracemalloc.start()
     write_model(tmp_path, config, fields, zeros, dtype)
     _, peak_bytes = tracemalloc.get_traced_memory()

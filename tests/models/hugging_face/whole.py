@@ -14,7 +14,7 @@ Weights = Callable[[str, tuple[int, ...]], np.ndarray]
 
 
 def parameters(model: Model, weights: Weights) -> dict[str, Params]:
-    """Give all parameters, by the path of their module."""
+    """Return all parameters, by the path of their module."""
     return {
         spec.path: {
             name: jnp.asarray(weights(f"{spec.path}.{name}", parameter.shape))
@@ -27,7 +27,7 @@ def parameters(model: Model, weights: Weights) -> dict[str, Params]:
 def logits(
     model: Model, params: dict[str, Params], tokens_BL: np.ndarray
 ) -> np.ndarray:
-    """Give fp32 logits_BLV of the vocabulary, without padding."""
+    """Return fp32 logits_BLV of the vocabulary, without padding."""
 
     def called(params: dict[str, Params], tokens_BL: jax.Array) -> jax.Array:
         x = tokens_BL

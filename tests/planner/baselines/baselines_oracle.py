@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small requests for the baselines, and the closed form of a plan, added up by hand.
 
-Owns what the tests of the baselines share. Does not own any search.
+Owns what the baselines' tests share. Does not own any search.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def small_request(
     data_degrees: tuple[int, ...] = (1,),
     remats: tuple[Remat, ...] = ("none", "full"),
 ) -> PlanRequest:
-    """Return a request for the tiny model (4 blocks) on devices made up here."""
+    """Return a request for the tiny model (4 blocks) on made-up devices."""
     nodes = [
         Node(
             name=f"n{k}-{n}",
@@ -57,7 +57,7 @@ def small_request(
 
 
 def check_valid(request: PlanRequest, plan: Plan) -> None:
-    """Hold a plan against the rules of all plans."""
+    """Check a plan against the rules for all plans."""
     model = request.model
     validate_plan(
         plan,
@@ -69,7 +69,7 @@ def check_valid(request: PlanRequest, plan: Plan) -> None:
 
 
 def step_s(request: PlanRequest, plan: Plan) -> float:
-    """Add up the closed form of the slowest replica; infinity if it is over memory."""
+    """Return the closed form of the slowest replica; infinity if it is over memory."""
     p = _costs(request)
     class_of = {
         node.name: c for c, nodes in enumerate(request.classes) for node in nodes.nodes

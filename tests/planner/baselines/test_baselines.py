@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baselines' plans: valid, in memory, and what their planners would choose."""
+"""The baselines' plans are valid, in memory, and what their planners would choose."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_megatron_takes_the_best_symmetric_plan_in_rank_order() -> None:
 
 
 def symmetric_plans(request: PlanRequest) -> Iterator[Plan]:
-    """Every symmetric plan on both nodes, or on the faster alone."""
+    """Yield every symmetric plan on both nodes, or on the faster node alone."""
     whole = [(f"n{k}-0", k) for k in range(2)]
     for nodes, tensor in product((whole, whole[:1]), request.degrees):
         seats = [
@@ -159,7 +159,7 @@ def test_whale_gives_microbatches_in_proportion_to_flops() -> None:
 
 
 def test_whale_moves_layers_on_where_a_device_is_full() -> None:
-    """By FLOP/s the first stage would have most of the layers: it holds few."""
+    """By FLOP/s the first stage would get most layers, but its memory holds few."""
     plans = {}
     for memory_gib in (1.0, 0.0134):
         request = small_request(
@@ -185,7 +185,7 @@ def test_uniform_search_takes_the_best_of_its_space() -> None:
 
 
 def uniform_plans(request: PlanRequest) -> Iterator[Plan]:
-    """Every plan whose stages are of class 0 before 1 or the other way round."""
+    """Yield every plan whose stages use class 0 before class 1, or class 1 first."""
     cuts = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 4: (0, 2, 3, 4, 6)}
     for num_stages, size, num in product(cuts, request.microbatch_sizes, range(1, 7)):
         microbatches, left = divmod(request.global_batch // size, num)
@@ -226,11 +226,11 @@ def test_hapt_uses_every_device_of_one_pipeline() -> None:
 def test_hapt_leaves_devices_idle_only_where_layers_are_too_few() -> None:
     request = small_request([(9, 1, 100.0, 1.0)], tensor_degrees=(1,))
     (replica,) = BASELINES["hapt"].plans(request)[0].replicas
-    assert len(replica.stages) == 6  # of 9 devices: one for every layer
+    assert len(replica.stages) == 6  # of 9 devices: one per layer
 
 
 def test_autohet_groups_are_balanced_on_unlike_devices() -> None:
-    """Two slow devices are worth a fast one: groups of equal power pair them."""
+    """Two slow devices equal a fast one: groups of equal power pair the slow ones."""
     request = small_request(
         [(1, 4, 100.0, 1.0), (1, 2, 200.0, 1.0)],
         global_batch=64,

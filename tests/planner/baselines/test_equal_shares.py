@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal pipelines over equal shares: what is a share of nodes over several hosts, and
-that every kind whose nodes have several hosts can be planned for."""
+"""Equal pipelines over equal shares: how nodes with several hosts are shared, and that
+every device kind that may span hosts can be planned for."""
 
 from collections import Counter
 from itertools import product
@@ -68,7 +68,7 @@ def test_shares_are_alike_on_nodes_of_any_number_of_hosts(
 
 
 def hosts_of(plan: Plan, r: int, node: Node) -> list[int]:
-    """How many devices of each host that it uses a replica has, in their order."""
+    """Return the number of devices that a replica uses on each host, in order."""
     used = Counter(
         (stage.node, device // node.devices_per_host)
         for stage in plan.replicas[r].stages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoHet's grouping against trying every way to form groups."""
+"""AutoHet's grouping against enumerating every way to form groups."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ Mix = tuple[int, ...]
 def ways(
     there: list[Mix], units: Mix, num_groups: int, start: int = 0
 ) -> Iterator[list[Mix]]:
-    """Every choice of groups within the units, each once."""
+    """Yield every choice of groups within the units, each once."""
     if not num_groups:
         yield []
         return

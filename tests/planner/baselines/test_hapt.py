@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HARP's dynamic program against every pipeline of small cases, by its own cost."""
+"""HARP's dynamic program against every pipeline of small cases, under its own cost."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ def random_task(seed: int) -> Task:
 def random_seconds(
     rng: np.random.Generator, num_layers: int, num_groups: int
 ) -> np.ndarray:
-    """Seconds by launch-ahead and layers; more in flight is slower, or does not fit."""
+    """Return seconds by launch-ahead and layers; more in flight is slower or unfit."""
     ends = np.arange(num_layers + 1)
     lengths_IJ = ends[None, :] - ends[:, None]
     each_s = rng.uniform(0.5, 1.5) / num_groups
@@ -65,7 +65,7 @@ def random_seconds(
 
 
 def pipelines(task: Task, cluster: int = 0, first: int = 0) -> Iterator[list[Choice]]:
-    """Every way to give the layers to submeshes of clusters in order."""
+    """Yield every way to assign the layers to submeshes of the clusters in order."""
     if first == task.num_layers:
         yield []
         return
@@ -77,7 +77,7 @@ def pipelines(task: Task, cluster: int = 0, first: int = 0) -> Iterator[list[Cho
 
 
 def seated(task: Task, stages: list[Choice]) -> bool:
-    """Whether as many devices are used as should be, and no stage is on two nodes."""
+    """Return whether the device count is right and no stage spans two nodes."""
     for c, cluster in enumerate(task.clusters):
         sizes = [cluster.submeshes[m].num_groups for k, m, _, _ in stages if k == c]
         used = sum(sizes)
@@ -93,7 +93,7 @@ def seated(task: Task, stages: list[Choice]) -> bool:
 
 
 def cost_s(task: Task, stages: list[Choice], most_s: float) -> float:
-    """Sum of stages and hops plus m - 1 times the limit; infinity if it is kept not."""
+    """Return stages and hops plus m - 1 times the limit; inf if the limit is broken."""
     ahead, total_s, after = 1, 0.0, None
     for c, m, first, end in reversed(stages):
         if after is not None:

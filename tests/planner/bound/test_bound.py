@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certified bound: plans that it was once above, and how a false one is told."""
+"""The certified bound: plans that past bounds exceeded, and reports of false bounds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -84,7 +84,7 @@ def pipeline(
 def test_the_fastest_of_all_plans_is_above_the_bound_by_less_than_a_twentieth(
     seed: int,
 ) -> None:
-    """So a bound that was a twentieth higher would be found wrong."""
+    """So this test would detect a bound that is a twentieth too high."""
     request = random_request(seed)
     bound_s, optimum_s = proved(request).step_s, fastest_s(request)
     assert bound_s is not None
@@ -94,7 +94,7 @@ def test_the_fastest_of_all_plans_is_above_the_bound_by_less_than_a_twentieth(
 def test_known_columns_that_come_again_prove_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What contradicts prices is no proof because it had been found before."""
+    """A column that contradicts prices refutes a proof, even if it was known."""
     request, priced = random_request(2), list[PricingResult]()
 
     def forgetful(*arguments: Any, **options: Any) -> PricingResult:
@@ -141,7 +141,7 @@ def one_measurement(blocks: int, seconds: float) -> Profile:
 
 
 def unlike_links() -> Case:
-    """The link of the first two of four alike nodes was measured, and is slow."""
+    """Return four equal nodes; the link of the first two was measured and is slow."""
     nodes = tuple(replace(DEVICE, name=f"n{n}", memory_gib=0.00234) for n in range(4))
     slow = LinkMeasurement(
         between=("n0", "n1"), bandwidth_gbit_per_s=0.001, latency_ms=20.0
@@ -161,7 +161,7 @@ def unlike_links() -> Case:
 
 
 def stages_over_hosts() -> Case:
-    """Two stages have devices on both hosts each: they talk inside of them."""
+    """Return a case of two stages, each on both hosts, with messages inside hosts."""
     node = replace(DEVICE, count=8, hosts=2, network_gbit_per_s=0.01, memory_gib=0.002)
     request = request_on(
         Cluster(name="hosts", nodes=(node,)),
@@ -177,7 +177,7 @@ def stages_over_hosts() -> Case:
 
 
 def tensor_groups_over_hosts() -> Case:
-    """Of 3 devices on each host, groups of two on the first four would cross."""
+    """Return a case of 3 devices per host: pairs of the first four would cross."""
     node = replace(DEVICE, count=6, hosts=2, network_gbit_per_s=0.05)
     request = request_on(
         Cluster(name="hosts", nodes=(node,)),
@@ -192,7 +192,7 @@ def tensor_groups_over_hosts() -> Case:
 
 
 def as_deep_as_the_model() -> Case:
-    """20 layers, most of their bytes weights, on devices that hold one of them each."""
+    """Return a case of 20 layers, mostly weights, on devices that hold one each."""
     nodes = tuple(replace(DEVICE, name=f"n{n}", memory_gib=0.0011) for n in range(20))
     request = request_on(
         Cluster(name="deep", nodes=nodes),
@@ -208,7 +208,7 @@ def as_deep_as_the_model() -> Case:
 
 
 def better_at_some_layers() -> Case:
-    """Two devices share a model of which each is ten times better at a half."""
+    """Return a case of two devices, each ten times faster on half of the model."""
     nodes = tuple(replace(DEVICE, name=f"n{n}", device=f"made-up-{n}") for n in (0, 1))
     even = one_measurement(2, 1e-2)
     kinds = ("embedding", "other", "block", "head")
@@ -244,7 +244,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
 
 
 def is_above_bound(case: Case) -> bool:
-    """Whether the plan takes no less than the bound, which does not deny it."""
+    """Return whether the plan takes at least the bound and is not called infeasible."""
     request, plan = case
     assert space_of(request, plan) == "whole"
     step_time_s = evaluate_plan(request, plan).simulation.step_time_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that come near the bound, on clusters of all kinds: none contradicts it.
+"""Plans near the bound, on clusters of all kinds: none contradicts it.
 
 `python -m experiments.planner.bound_fuzz` is the longer run.
 """
@@ -14,10 +14,10 @@ from tests.planner.near_plans import near_plan, proof_of
 from tests.planner.wide_space import wide_request
 from tests.short_runs import draws
 
-NUM_PLANS = 70  # of every request: 2,030 in all
+NUM_PLANS = 70  # per request: 2,030 in all
 SEEDS = (0, 2, 3, 1, *range(4, 12), 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26, 27)
 SEEDS += (29, 30, 31, 34, 35)
-# requests of which some plan shows a fault that bounds once had
+# requests for which some plan exposes a fault that bounds once had
 FAULTY = {
     "links": 6,
     "tensor groups over hosts": 3,
@@ -29,7 +29,7 @@ FAULTY = {
 
 
 def found_wrong(seed: int, num_plans: int = NUM_PLANS) -> list[str]:
-    """What does not hold for the plans of a request; up to the first such plan."""
+    """Return the contradictions of the first plan of a request that has any."""
     proof = proof_of(wide_request(seed))
     for n in range(num_plans):
         predicted = simulated(proof, near_plan(Random(f"{seed} {n}"), proof))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least time of devices that never wait, against a linear program of its own."""
+"""The least time of devices that never wait, against an independent linear program."""
 
 from dataclasses import replace
 from math import inf
@@ -25,8 +25,8 @@ def problem_of(seed: int) -> Problem:
 def least_s(
     p: Problem, most: float = inf, weight_OL: np.ndarray | None = None
 ) -> float:
-    """Share every layer out among options, seconds by device, with no kinds of layers:
-    a variable for each layer and option, and the step."""
+    """Return the least step of a program with a variable for each layer and option, and
+    one for the step. Layers are not merged by kind; seconds are by device."""
     _, num_options, L = p.layer_s_BOL.shape
     each_OL = (p.layer_s_BOL / np.array(p.microbatch_sizes)[:, None, None]).min(axis=0)
     upper = np.zeros((len(p.classes) + 1, num_options * L + 1))
@@ -62,7 +62,7 @@ def test_devices_that_never_wait_take_so_long(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_limit_on_the_work_of_one_side_is_kept_to(seed: int) -> None:
-    """At the bound there is just not enough work that the other side may do."""
+    """Just below the bound, the step needs more work than the one side may do."""
     p = problem_of(seed)
     free_s = least_s(p)
     away_O = np.array([option.device_class == 0 for option in p.options])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound on cost: no plan of a small space is cheaper, and some come near."""
+"""The bound on cost: no plan of a small space is cheaper, and some come near it."""
 
 from dataclasses import replace
 from math import inf
@@ -21,7 +21,7 @@ from tests.short_runs import draws
 
 
 def priced(seed: int) -> PlanRequest:
-    """A random small request, with a price of some nodes at least."""
+    """Return a random small request in which at least some nodes have a price."""
     request, r = random_request(seed), Random(f"prices {seed}")
     nodes = tuple(
         replace(
@@ -33,7 +33,7 @@ def priced(seed: int) -> PlanRequest:
 
 
 def cheapest_usd(request: PlanRequest) -> float:
-    """The least USD per million tokens of all plans; inf if none fits."""
+    """Return the least USD per million tokens over all plans; inf if none fits."""
     best = inf
     for plan in all_plans(request):
         usd = usd_per_hour(plan, request.cluster)
@@ -63,7 +63,7 @@ def cheapest_usd(request: PlanRequest) -> float:
 def test_the_cheapest_of_all_plans_is_above_the_bound_by_less_than_a_twelfth(
     seed: int,
 ) -> None:
-    """So a bound that was a twelfth higher would be found wrong."""
+    """So this test would detect a bound that is a twelfth too high."""
     request = priced(seed)
     least, cheapest = least_usd_per_million_tokens(request), cheapest_usd(request)
     assert least is not None

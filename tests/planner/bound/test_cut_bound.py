@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses a cut of the network in plans, against what the bound says of it.
+"""What crosses a cut of the network in simulated plans, against what the bound claims.
 
-Owns requests whose links are slow: one to four zones, links between two nodes, measured
-ones, whole models and adapters, tied heads, parts that stay frozen. Each sentence of
-the derivation in `model/network_cuts.py` is held against simulated plans, and the bound
-as a whole. Faults in it, made on purpose, must show.
+Owns requests with slow links: one to four zones, links between two nodes, measured
+links, whole models and adapters, tied heads, frozen parts. Each claim of the derivation
+in `model/network_cuts.py` is checked against simulated plans, and so is the bound as a
+whole. Faults injected on purpose must show.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,13 +46,13 @@ from tests.planner.wide_space import (
 )
 from tests.short_runs import draws
 
-NUM_PLANS, NUM_CHANGES = 8, 5  # of every request, and of each plan
+NUM_PLANS, NUM_CHANGES = 8, 5  # per request, and per plan
 SEEDS = range(40)
 _SEQ_LEN, _VOCAB = 16, 64
 
 
 def slow_request(seed: int) -> PlanRequest:
-    """Draw zones and links so slow that computing hardly takes any time beside them."""
+    """Return a request whose links are so slow that computing hardly takes time."""
     r = Random(f"slow {seed}")
     zones = ["a", "b", "c", "d"][: r.choice([1, 2, 2, 3, 4])]
     nodes: list[Node] = []
@@ -113,7 +113,7 @@ def _llama(*, num_blocks: int, tied: bool, vocab_size: int) -> Model:
 
 
 def _links(r: Random, nodes: list[Node], zones: list[str]) -> tuple[Link, ...]:
-    """Between all zones, and between some nodes."""
+    """Return links between all zones, and between some nodes."""
     ends = list(combinations(zones, 2))
     pairs = list(combinations([node.name for node in nodes], 2))
     ends += r.sample(pairs, min(r.choice([0, 0, 1, 2]), len(pairs)))
@@ -128,7 +128,7 @@ def _links(r: Random, nodes: list[Node], zones: list[str]) -> tuple[Link, ...]:
 
 
 def _measured(r: Random, model: Model, nodes: list[Node]) -> Profile | None:
-    """Some measured links, and no layers; at times none."""
+    """Return some measured links without layers, or None."""
     pairs = list(combinations([node.name for node in nodes], 2))
     if not pairs or r.random() < 0.7:
         return None
@@ -157,7 +157,7 @@ def step_s_of(request: PlanRequest, plan: Plan, schedule: str = "h1f1b") -> floa
 
 
 def plans_near(r: Random, request: PlanRequest) -> Iterator[tuple[Plan, float]]:
-    """A random plan, and those that small changes make faster."""
+    """Yield a random plan, and plans that small changes make faster."""
     plan = random_plan(r, request)
     best_s = step_s_of(request, plan)
     yield plan, best_s
@@ -172,7 +172,7 @@ def plans_near(r: Random, request: PlanRequest) -> Iterator[tuple[Plan, float]]:
 
 
 def contradictions(seed: int, num_plans: int = NUM_PLANS) -> Iterator[str]:
-    """What does not hold for plans of a request."""
+    """Yield each contradiction between plans of a request and its cuts or bound."""
     request = slow_request(seed)
     cuts, bound_s = cut_bound.cuts_of(request), proved(request).step_s
     shared_s = proved(request, space="interleaved").step_s
@@ -225,7 +225,7 @@ def _of_cut(request: PlanRequest, plan: Plan, step_s: float, cut: Cut) -> Iterat
 
 
 def summed_elements(model: Model, mixed: set[int]) -> int:
-    """Trained elements that some of these layers holds, each once."""
+    """Return the trained elements that these layers hold, each counted once."""
     held: dict[str, int] = {}
     for at in mixed:
         for module in model.layers[at].modules:
@@ -245,7 +245,7 @@ def test_no_plan_contradicts_what_crosses_a_cut(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 15, 25])
 def test_cuts_make_bounds_better(seed: int) -> None:
-    """Else a bound that ignores them would pass."""
+    """Otherwise a bound that ignores cuts would pass."""
     request = slow_request(seed)
     found_s = lower_bound(bound_problem(request, request.degrees), "prefix").step_s
     better_s = proved(request).step_s
@@ -265,8 +265,8 @@ def test_cuts_make_the_bound_of_devices_that_never_wait_better(seed: int) -> Non
 def test_where_all_cross_a_step_is_hardly_longer_than_that_takes(
     ends: str, global_batch: int
 ) -> None:
-    """The embedding is the head's: it is summed across, or the head's stage is beside
-    it. A plan with the cheaper of the two is close to the bound."""
+    """The head shares the embedding's table, which is summed across the link unless the
+    head's stage sits beside it. The cheaper plan is close to the bound."""
     node = Node(
         name="a",
         device="made-up",
@@ -314,7 +314,7 @@ def test_elements_count_once_over_all_layers() -> None:
 
 
 def _changed(**changes: float) -> AbstractContextManager[object]:
-    """Cuts of which these figures are so many times what they are."""
+    """Patch the cuts so that these figures are multiplied by the given factors."""
 
     def faulty(request: PlanRequest) -> list[Cut]:
         found = cuts_of(request)
@@ -334,7 +334,7 @@ def _without_own_links(network: Cluster, one: set[str], other: set[str]) -> floa
 
 
 def _tied_twice(model: Model) -> list[float]:
-    """Tied elements count in full for each layer that holds them."""
+    """Count tied elements in full for each layer that holds them."""
     first, *others = model.layers
     tied = {
         path for layer in others for module in layer.modules for _, path in module.tied

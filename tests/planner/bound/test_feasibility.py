@@ -22,9 +22,9 @@ SEEDS = range(200)
 
 
 def tight_instance(seed: int) -> Instance:
-    """Draw a problem of few sequences and devices of which a stage each is nearly full.
+    """Return a problem of few sequences in which one stage nearly fills a device.
 
-    So it matters how many microbatches are in flight.
+    So the number of microbatches in flight matters.
     """
     drawn = random_instance(seed)
     p, terms = drawn.problem, drawn.terms
@@ -41,7 +41,7 @@ def tight_instance(seed: int) -> Instance:
 
 
 def some_template_does_all(instance: Instance) -> bool:
-    """Whether a pipeline that does the global batch alone fits into memory."""
+    """Return whether one pipeline fits into memory and does the global batch."""
     batch = instance.problem.global_batch
     return any(
         batch % template.microbatch_size == 0
@@ -87,7 +87,7 @@ def test_where_devices_are_not_counted_nothing_that_fits_is_refused(
 
 
 def test_stages_that_nodes_have_no_room_for_do_not_count() -> None:
-    """Of 3 devices in nodes of 2, one stage of 2 devices can be had."""
+    """Of 3 devices in nodes of 2, only one stage of 2 devices is possible."""
     for seed in SEEDS:
         instance = tight_instance(seed)
         p = instance.problem

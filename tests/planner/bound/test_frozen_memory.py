@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of models that are trained in part, in the least memory that holds them: the
-bound leaves out none of them, and a search finds one."""
+"""Plans of partly trained models in the least memory that holds them: the bound
+excludes none of them, and a search finds a plan."""
 
 from dataclasses import replace
 from random import Random
@@ -95,7 +95,7 @@ def least_gib(seed: int, plan: Plan) -> float:
 
 
 def left_out(seed: int) -> list[str]:
-    """Replicas that fit, and of which the bound says that they do not."""
+    """Return the replicas that fit although the bound says that they do not."""
     found = []
     for n in range(NUM_PLANS):
         plan = random_plan(Random(f"{seed} {n}"), request_of(seed, 1.0))
@@ -123,7 +123,7 @@ def test_what_layers_before_the_first_trained_one_keep_shows() -> None:
 
 @pytest.mark.parametrize("seed", draws(SEEDS, short=4))
 def test_a_search_finds_a_plan_where_another_fits_easily(seed: int) -> None:
-    """Its templates ask for up to a third more than some plans need."""
+    """The search's templates ask for up to a third more memory than some plans need."""
     plan = random_plan(Random(f"{seed} 0"), request_of(seed, 1.0))
     roomy = request_of(seed, 1.35 * least_gib(seed, plan))
     assert find_plan(roomy, local_work=500).best.simulation.step_time_s > 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain pipelines against all pipelines of equal stages, and what begins with them
-against trying everything."""
+"""Plain pipelines against all pipelines of equal stages, and the search that starts
+from them against full enumeration."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -15,7 +15,7 @@ from hetjax.planner.model.templates import ROUNDING, stacked
 from hetjax.planner.search.price_and_branch import candidates
 from tests.planner.brute import Instance, best_step_s, random_instance, unlike_speeds
 
-_BISECTED = 1.003  # as close as the slowest stage is brought to the least
+_BISECTED = 1.003  # tolerance of the slowest stage
 
 
 def stage_s(instance: Instance, size: int, option: int, lo: int, hi: int) -> float:
@@ -25,7 +25,7 @@ def stage_s(instance: Instance, size: int, option: int, lo: int, hi: int) -> flo
 
 
 def least_slowest_s(instance: Instance, size: int, option: int, depth: int) -> float:
-    """The least time of the slowest stage, by trying all cuts that fit into memory."""
+    """Return the least time of the slowest stage over all cuts that fit."""
     p, b = instance.problem, instance.problem.microbatch_sizes.index(size)
     least_s = inf
     for cuts in combinations(range(1, p.num_layers), depth - 1):

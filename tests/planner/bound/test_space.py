@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in the space of plans that a lower bound is about."""
+"""Which plans belong to the space that a lower bound covers."""
 
 from dataclasses import replace
 from random import Random

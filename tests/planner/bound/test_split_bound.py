@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No plan with split backward passes contradicts the bound of such plans.
+"""No plan with split backward passes contradicts the bound for such plans.
 
-Requests and plans are those of `test_bound_fuzz.py`. Each replica alone is held against
-its template, and each plan against the bound, under zero-bubble and under the fastest
-schedule of the runtime. Faults in the bound's costs, made on purpose, must show.
+Requests and plans are those of `test_bound_fuzz.py`. Each replica is checked against
+its template, and each plan against the bound, under zero-bubble and under the runtime's
+fastest schedule. Faults injected into the bound's costs must show.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,16 +40,16 @@ from tests.planner.wide_space import (
 )
 from tests.short_runs import draws
 
-NUM_PLANS = 20  # of every request
+NUM_PLANS = 20  # per request
 SEEDS = (10, 11, 18, 32, 40, *range(10), *range(12, 18))
 SCHEDULES = ("zero-bubble", "searched")
-MEASURED = (10, 18, 32, 40)  # of few devices: some plan is below another bound
+MEASURED = (10, 18, 32, 40)  # few devices: some plan is below another bound
 
 
 def with_halves(request: PlanRequest, seed: int) -> PlanRequest:
-    """The request; where times are measured, halves too: some of fewer seconds than a
-    whole backward pass, some hardly anything before the weights' half, which is where
-    plans come near the bound. Some forwards take little."""
+    """Return the request with measured halves of backward passes, if it has a profile.
+    Some halves together take less than the whole pass; in some, nearly all time is the
+    weights' half, where plans come near the bound. Some forwards are short."""
     profile, r = request.profile, Random(f"halves {seed}")
     if profile is None:
         return request
@@ -130,7 +130,7 @@ def test_no_plan_contradicts_the_bound_of_split_backward_passes(seed: int) -> No
 
 
 def test_split_backward_passes_beat_the_bound_of_whole_ones() -> None:
-    """So the bound of whole ones is none of theirs."""
+    """So the bound for whole passes does not hold for split ones."""
 
     def of_whole_ones(*given) -> tuple[Problem, float, int]:
         return bound_problem(*given), 0.0, 1
@@ -139,8 +139,8 @@ def test_split_backward_passes_beat_the_bound_of_whole_ones() -> None:
 
 
 def test_what_layers_of_little_forward_lack_is_taken_off() -> None:
-    """A step without it would be below the bound: of an embedding that has hardly any
-    forward, and of a stage behind it of which weights' gradients take most."""
+    """Without this correction the bound would exceed a valid step: that of an embedding
+    with hardly any forward and a next stage whose time is mostly weight gradients."""
     request = slow_weights()
     seats = [Seat(node=n, devices=(0,), mesh=StageMesh(), remat="none") for n in "ab"]
     plan = plan_of(request, [replica_of(1, 1, seats, [(0, 1), (1, 3)])])
@@ -155,7 +155,7 @@ def test_what_layers_of_little_forward_lack_is_taken_off() -> None:
 
 
 def slow_weights() -> PlanRequest:
-    """Three layers on two devices between which messages take hardly any time."""
+    """Return a request of three layers on two devices with nearly free messages."""
     seconds = {"embedding": (1e-6, 1e-6, 0.6), "block": (0.2, 1e-6, 0.3)}
     seconds["head"] = (0.15, 1e-6, 0.35)
     measurements = tuple(
@@ -204,7 +204,7 @@ def slow_weights() -> PlanRequest:
 
 
 def found_with(fault: Callable[..., tuple[Problem, float, int]]) -> bool:
-    """Whether some plan contradicts a bound by these costs."""
+    """Return whether some plan contradicts a bound with these costs."""
     places = split_terms, certificate
     with ExitStack() as stack:
         for place in places:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts, limits and shares of the baselines against trying everything."""
+"""The baselines' cuts, limits and shares against full enumeration."""
 
 from itertools import combinations, pairwise
 
@@ -18,7 +18,7 @@ def all_cuts(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
 
 
 def random_loads(seed: int, num_stages: int, num_layers: int) -> np.ndarray:
-    """Loads that grow with the range, some ranges forbidden."""
+    """Return loads that grow with the range, with some ranges forbidden."""
     rng = np.random.default_rng(seed)
     each_SL = rng.integers(1, 9, (num_stages, num_layers)).astype(float)
     before_SJ = np.concatenate([0 * each_SL[:, :1], each_SL.cumsum(axis=1)], axis=1)
@@ -36,8 +36,8 @@ def random_loads(seed: int, num_stages: int, num_layers: int) -> np.ndarray:
         (6, 2, (0, 3, 6)),
         (6, 4, (0, 2, 3, 4, 6)),
         (26, 4, (0, 7, 13, 19, 26)),  # 24 blocks
-        (12, 4, (0, 3, 6, 9, 12)),  # 10 blocks: inner stages take the odd ones
-        (13, 4, (0, 4, 7, 10, 13)),  # 11: then the first
+        (12, 4, (0, 3, 6, 9, 12)),  # 10 blocks: inner stages take the remainder
+        (13, 4, (0, 4, 7, 10, 13)),  # 11: then the first stage
     ],
 )
 def test_even_cuts_spread_blocks(
@@ -104,7 +104,7 @@ def test_the_best_limit_is_that_of_trying_all(
         (16, [100.0, 300.0], [4, 12]),
         (16, [312.0, 989.4], [4, 12]),  # 3.84, 12.16
         (10, [1.0, 1.0, 2.0], [3, 2, 5]),  # 2.5, 2.5, 5
-        (5, [1.0, 100.0], [1, 4]),  # nobody is left without
+        (5, [1.0, 100.0], [1, 4]),  # everyone gets at least one
         (3, [1.0, 1.0, 98.0], [1, 1, 1]),
     ],
 )

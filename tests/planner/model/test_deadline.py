@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Searches that are ended: limits inside limits, and what is in hand at the end."""
+"""Searches that are stopped: nested limits, and the best plan at the end."""
 
 import math
 import time
@@ -43,7 +43,7 @@ def test_a_limit_inside_another_ends_with_it() -> None:
 
 
 def ends_after(monkeypatch: pytest.MonkeyPatch, num_checks: int) -> None:
-    """Let the time be up at one of the checks of the dynamic program."""
+    """Make the time run out at one of the checks of the dynamic program."""
     asked = count()
 
     def counted() -> None:
@@ -75,7 +75,7 @@ def test_a_search_without_time_is_over_with_its_first_plan() -> None:
         search = Search(two_kinds(), [Objective()])
         search.run()
     (found,) = search.found()
-    assert found.source == "parts"  # the first plan is worth waiting for
+    assert found.source == "parts"  # the search always finishes its first plan
     assert time.monotonic() - begin_s < 5.0
 
 
@@ -91,7 +91,7 @@ def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
     assert near.best.simulation.step_time_s > far.best.simulation.step_time_s
     best.start_from({"worse": near.best.plan})
     assert best.found()[0].source == far.source
-    with deadline(0.0):  # nobody else's plan is shown to be better, however late
+    with deadline(0.0):  # no other plan is better, however late
         search.start_from({"better": far.best.plan})
     (found,) = search.found()
     assert found.source == "better"
@@ -147,7 +147,7 @@ def test_a_search_that_is_stopped_before_its_first_plan_looks_at_no_more_layers(
         return usual(*given)
 
     monkeypatch.setattr(terms, "kept_bytes", stopping)
-    request = replace(two_kinds(), seq_len=8)  # nobody has looked at these yet
+    request = replace(two_kinds(), seq_len=8)  # not cached yet
     with deadline() as limit, pytest.raises(TimeUp):
         Search(request, [Objective()]).run()
     assert next(looked) <= len(request.model.layers)

@@ -14,7 +14,7 @@ Counts = tuple[int, ...]  # stages of each size
 
 
 def counts_within(sizes: Sequence[int], num_devices: int) -> set[Counts]:
-    """Every number of stages of each size that take no more devices than these."""
+    """Return every number of stages of each size that takes at most these devices."""
     return {
         counts
         for counts in product(*(range(num_devices // size + 1) for size in sizes))
@@ -25,7 +25,7 @@ def counts_within(sizes: Sequence[int], num_devices: int) -> set[Counts]:
 def counts_in_nodes(
     sizes: Sequence[int], num_devices: int, devices_per_node: int
 ) -> set[Counts]:
-    """Every number of stages of each size that nodes, the last the rest, can hold."""
+    """Return the stage counts of each size that nodes can hold, the last the rest."""
     found = {(0,) * len(sizes)}
     while num_devices > 0:
         in_node = counts_within(sizes, min(devices_per_node, num_devices))
@@ -39,7 +39,7 @@ def counts_in_nodes(
 
 
 def devices_of(counts: Counts, sizes: Sequence[int], least: int) -> int:
-    """Devices of stages of the least size and above."""
+    """Return the number of devices of stages of at least this size."""
     taken = zip(counts, sizes, strict=True)
     return sum(count * size for count, size in taken if size >= least)
 
@@ -96,5 +96,5 @@ def test_stages_that_lie_anywhere_have_no_limits() -> None:
 
 
 def test_the_last_node_may_be_a_smaller_one() -> None:
-    # of 4 + 4 + 3 devices, stages of 4 can have 8 and stages of 2 and above 4 + 4 + 2
+    # of 4 + 4 + 3 devices, stages of 4 can use 8; those of 2 and above, 4 + 4 + 2
     assert dict(fragment_limits(11, 4, (1, 2, 4))) == {2: 10, 4: 8}

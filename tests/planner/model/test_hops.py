@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hops between stages that have no place yet, in closed form."""
+"""Hops between unplaced stages, in closed form."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ LINK_S_PER_BYTE, LATENCY_S = 8 / 0.1e9, 0.002
 
 
 def request_of(fast: Precision, slow: Precision) -> PlanRequest:
-    """Two nodes on a slow link, of which each computes best in its own precision."""
+    """Return two nodes on a slow link, each with its own best precision."""
     request = two_kinds(dtype=None, data_degrees=(1,), microbatch_sizes=(1, 2))
     one, other = request.cluster.nodes
     nodes: tuple[Node, ...] = (
@@ -52,7 +52,7 @@ def test_a_hop_has_the_bytes_of_its_sender_each_way(
     )
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, num_kinds=1)
     elements = np.array([1, 2]) * request.seq_len * hidden_size(request.model)
-    # the mean of an activation's way there and of its gradient's way back
+    # the mean of the activation's way and the gradient's way back
     mean_s = elements * (there_bytes + back_bytes) / 2 * LINK_S_PER_BYTE
     least_s = elements * min(there_bytes, back_bytes) * LINK_S_PER_BYTE
     np.testing.assert_allclose(hop_s_BKOO[:, 0, a, b], LATENCY_S + mean_s)

@@ -17,7 +17,7 @@ from tests.planner.model.test_terms import request_on
 
 
 def plan_of(request: PlanRequest, start: int, end: int, tensor: int, copies: int):
-    """Replicas of which the stage from `start` to `end` is one."""
+    """Return a plan with a stage from `start` to `end`, and the index of that stage."""
     kind = request.cluster.nodes[0].device
     last = len(request.model.layers)
     cuts = sorted({0, start, end, last})
@@ -75,8 +75,8 @@ def test_what_an_update_needs_is_known_for_every_stage(kind: str) -> None:
 def test_what_an_update_surely_needs_it_needs_whatever_other_replicas_are(
     kind: str,
 ) -> None:
-    """A stage of all layers with data ranks; the other replica is cut between alike
-    layers, so that no leaf of both is one array."""
+    """One stage of all layers with data ranks; a second replica is cut between equal
+    layers, so that no leaf of both replicas is one array."""
     request = replace(request_on(kind), data_degrees=(1, 2))
     kinds, firsts = layer_kinds(request)
     options, (range_IJ, counts_KU) = options_of(request, (1, 2)), merged_ranges(kinds)

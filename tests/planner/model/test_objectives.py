@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plans cost and get done: whole nodes are paid, losses cost what they lose."""
+"""Cost and goodput of plans: whole nodes are paid, and losses cost lost work."""
 
 from dataclasses import replace
 from random import Random
@@ -29,7 +29,7 @@ from tests.planner.whole_space import two_kinds
 
 
 def one_pipeline(request: PlanRequest) -> Plan:
-    """Half of the layers on a device of each node."""
+    """Return a plan with half of the layers on a device of each node."""
     fast, slow = Option(device_class=0), Option(device_class=1)
     stages = ((fast, (0, 2)), (slow, (2, 4)))
     plan = place(
@@ -48,7 +48,7 @@ def test_a_node_is_rented_whole() -> None:
     assert usd_per_hour(both, cluster) == pytest.approx(20.2)
     slow = replace(both, replicas=both.replicas[1:])
     assert usd_per_hour(slow, cluster) == pytest.approx(0.2)
-    # the catalogue prices devices
+    # the catalogue prices each device
     node = Node(name="fast", device="T4", count=4)
     found = usd_per_hour(slow, Cluster(name="t4", nodes=(replace(node, name="slow"),)))
     assert found == pytest.approx(4 * 0.526)
@@ -108,7 +108,7 @@ def done(
     per_hour: dict[str, float],
     objective: Objective,
 ) -> float:
-    """Work that counts, of what undisturbed nodes do, second by second."""
+    """Return the share of an undisturbed cluster's work that counts."""
     r, num_s = Random(1), 1_000_000
     back_s = dict.fromkeys(power, 0)
     paused_s = since_saved = saved_work = counted = 0.0

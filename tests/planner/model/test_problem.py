@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's tables: sums over ranges of layers, equal ranges merged."""
+"""The planner's tables: sums over ranges of layers, with equal ranges merged."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simplest of plans that are as good as each other, among all there are."""
+"""The simplest of equally good plans, against all plans there are."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from hetjax.plans.plan import Plan, Replica, Stage
 
 
 def plan(*replicas: tuple[int, int, int]) -> Plan:
-    """Replicas of so many microbatches, of a size, in so many stages of one layer."""
+    """Return a plan of replicas of (microbatches, their size, stages of one layer)."""
     return Plan(
         model="m",
         seq_len=8,
@@ -40,8 +40,8 @@ def plan(*replicas: tuple[int, int, int]) -> Plan:
 @pytest.mark.parametrize(
     ("simpler", "other"),
     [
-        (plan((4, 2, 1)), plan((4, 2, 2))),  # a stage less
-        (plan((4, 2, 1), (4, 2, 1)), plan((8, 2, 2))),  # a cut less
+        (plan((4, 2, 1)), plan((4, 2, 2))),  # one stage fewer
+        (plan((4, 2, 1), (4, 2, 1)), plan((8, 2, 2))),  # one cut fewer
         (plan((2, 4, 2)), plan((4, 2, 2))),  # fewer passes
     ],
 )
@@ -49,7 +49,7 @@ def test_fewer_stages_cuts_and_passes_are_simpler(simpler: Plan, other: Plan):
     assert complexity(simpler) < complexity(other)
     plans = [other, simpler]
     assert simplest(plans, [1.0, 0.996]) == 1
-    assert simplest(plans, [1.0, 0.994]) == 0  # worse by more than half a percent
+    assert simplest(plans, [1.0, 0.994]) == 0  # slower by more than half a percent
     assert simplest(plans[:1] * 2, [0.999, 1.0]) == 1
 
 
@@ -59,11 +59,11 @@ class Judged:
 
 
 def test_microbatches_are_as_large_as_they_can_be_without_a_loss():
-    """Against all sizes of both replicas: the time is that of the longer one."""
+    """Against all sizes of both replicas: the step takes as long as the slower one."""
     sizes = (1, 2, 4, 8)
 
     def time_s(plan: Plan) -> float:
-        # passes of the second take time for themselves, of the first a large one more
+        # each pass of the second takes time; one large pass of the first takes more
         one, other = plan.replicas
         return max(
             20.0 + (one.microbatch_size == 8) * 5, 10.0 + 0.5 * other.num_microbatches

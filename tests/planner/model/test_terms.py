@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers cost on one kind of device is the same whatever other kinds there are."""
+"""Layer costs on one kind of device do not depend on the cluster's other kinds."""
 
 from dataclasses import fields
 
@@ -12,7 +12,7 @@ from hetjax.models.decoders import model_of
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms.terms import _facts, options_of
 
-# one precision, but kernels of attention, compilers and margins of their own
+# one precision, but different attention kernels, compilers and margins
 KINDS = ("A100-SXM4-80GB", "TPU-v5e", "MI300X")
 MODEL = model_of(
     LlamaConfig(

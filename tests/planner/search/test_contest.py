@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How planners in a contest share a limited time, on a clock that they turn."""
+"""How planners in a contest share a limited time, on a fake clock."""
 
 from collections.abc import Callable, Iterator
 
@@ -29,7 +29,7 @@ NO_PLAN = NoFeasiblePlan(got="too large", allowed="less", fix="take less")
 
 
 class Clock:
-    """Stands for the module `time`."""
+    """A stand-in for the module `time`."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -48,7 +48,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 @pytest.mark.parametrize(
     ("limit_s", "share", "given"),
     [
-        (20.0, 1.0, [5.0, 5.0, 5.0, 5.0]),  # all that there is
+        (20.0, 1.0, [5.0, 5.0, 5.0, 5.0]),  # each uses all of its share
         (20.0, 0.0, [5.0, 20 / 3, 10.0, 20.0]),
         (24.0, 0.5, [6.0, 7.0, 8.75, 13.125]),
     ],
@@ -80,7 +80,7 @@ def test_each_may_take_an_equal_share_of_what_is_left(
 def searched(
     time: Clock, monkeypatch: pytest.MonkeyPatch, takes: Callable[[int], float]
 ) -> list[str]:
-    """The kinds that are searched in ten seconds, of which each search takes some."""
+    """Return the kinds searched in ten seconds; the n-th search takes `takes(n)` s."""
     kinds = list[str]()
 
     def search(request: PlanRequest) -> Predicted:
@@ -92,7 +92,7 @@ def searched(
         return CONTESTANTS[EVEN].plan(request)
 
     monkeypatch.setattr(contests, "_ours", search)
-    # none is left out for its bound
+    # no kind is skipped because of its bound
     monkeypatch.setattr(contests, "compute_bound_s", lambda problem: 0.0)
     with deadline(10.0):
         found = CONTESTANTS[ALONE].plan(REQUEST)

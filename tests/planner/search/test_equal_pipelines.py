@@ -45,7 +45,7 @@ def request_for(
 
 
 def even_splits(request: PlanRequest) -> Iterator[Plan]:
-    """Every number of equal pipelines of every depth, all microbatches alike."""
+    """Yield every number of equal pipelines of every depth, with equal microbatches."""
     num_layers = len(request.model.layers)
     for c, nodes in enumerate(request.classes):
         for num, depth, size, remat in product(
@@ -85,7 +85,7 @@ def proposed_s(request: PlanRequest) -> float:
 
 
 def test_sums_that_take_much_of_a_step_hide_no_even_split():
-    """What templates alone propose is 3.2 % slower than one."""
+    """The plan from templates alone is 3.2 % slower than an even split."""
     nodes = [("L4", 2), ("L4", 4), ("L4", 4)]
     request = request_for(nodes, seq_len=1024, global_batch=32)
     assert proposed_s(request) <= fastest_even_split_s(request)

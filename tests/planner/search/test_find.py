@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole search, against every plan of small requests; placing, moves, wishes."""
+"""The whole search against every plan of small requests; placing, moves, objectives."""
 
 import math
 from dataclasses import replace
@@ -111,7 +111,7 @@ def test_devices_that_vanish_often_are_left_out_for_goodput() -> None:
     request = replace(request, cluster=cluster)
     objective = Objective(wish="goodput", recovery_s=300.0, checkpoint_every_s=600.0)
     found = find_plan(request, objective, local_work=2_500)
-    # it is there an eleventh of the time, and each loss stops the other for 300 s
+    # the fast node is up 1/11 of the time, and each loss stops the slow one for 300 s
     assert {stage.node for _, _, stage in found.best.plan.stages()} == {"slow"}
 
 
@@ -144,7 +144,7 @@ def test_a_search_for_a_very_deep_model_says_so_and_ends():
 def test_plans_for_a_very_deep_model_are_in_hand_before_anything_is_priced(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Of 1,000 layers pricing once takes a quarter of a minute."""
+    """With 1,000 layers, pricing once takes a quarter of a minute."""
     search = Search(two_kinds(), [Objective()])
     in_hand: list[int] = []
 

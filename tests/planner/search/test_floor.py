@@ -18,12 +18,12 @@ from hetjax.planner.search.first.floor import floor
 from hetjax.planner.search.first.parts import parts_alone, parts_without
 from tests.short_runs import rows_drawn
 
-SEEDS = (10, *range(10), 11)  # 10: three nodes are of two kinds in two halls
+SEEDS = (10, *range(10), 11)  # 10: three nodes of two kinds in two halls
 KINDS = ("A100-SXM4-40GB", "V100-PCIE-32GB", "T4", "H20")
 
 
 def two_halls(rng: random.Random, num_nodes: int) -> PlanRequest:
-    """Nodes of some kinds in two zones, with a link between them of any speed."""
+    """Return nodes of some kinds in two zones, with a link of any speed."""
     kinds = rng.sample(KINDS, rng.randint(1, 3))
     nodes = tuple(
         Node(
@@ -54,7 +54,7 @@ def two_halls(rng: random.Random, num_nodes: int) -> PlanRequest:
 
 
 def step_s(request: PlanRequest) -> float:
-    """The step of the plan that people get, under any schedule."""
+    """Return the step time of the plan that users get, under any schedule."""
     try:
         return find_plan(request, local_work=0).best.simulation.step_time_s
     except NoFeasiblePlan:

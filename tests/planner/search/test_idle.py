@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are not worth using: the evidence, against every plan with them."""
+"""Devices that are not worth using: the evidence, against every plan that uses them."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ def num_used(request: PlanRequest, plan: Plan, kind: str) -> int:
 
 
 def fastest_with_more_s(request: PlanRequest, than: Plan, kind: str) -> float:
-    """The least step of all plans that use more devices of the kind."""
+    """Return the least step time of all plans that use more devices of the kind."""
     least_s = math.inf
     for plan in all_plans(request):
         if num_used(request, plan, kind) > num_used(request, than, kind):
@@ -80,7 +80,7 @@ def test_where_all_is_in_use_there_is_nothing_to_show() -> None:
 
 
 def test_idle_devices_are_those_of_the_plan_that_is_shown() -> None:
-    """And not of the best one under h1f1b, where that is another."""
+    """They are not those of the best plan under h1f1b, if that is another plan."""
     request = two_kinds()
     found = find_plan(request, local_work=0)
     alone = replace(request, cluster=part_of(request.cluster, ["fast"]))

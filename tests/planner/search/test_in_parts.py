@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans whose devices do their layers in several parts."""
+"""Plans whose devices hold their layers in several parts."""
 
 from dataclasses import replace
 from random import Random
@@ -26,7 +26,7 @@ from tests.planner.wide_space import (
 
 
 def held(plan: Plan) -> list[dict[object, int]]:
-    """How many layers each group of devices has, by replica."""
+    """Return the number of layers that each group of devices holds, by replica."""
     found: list[dict[object, int]] = []
     for replica in plan.replicas:
         layers: dict[object, int] = {}
@@ -76,7 +76,7 @@ def test_parts_are_even_and_leave_devices_the_layers_that_they_had(
 
 
 def pipeline_of_two(global_batch: int, memory_gib: float) -> PlanRequest:
-    """Two devices of a node, and sixteen layers."""
+    """Return a request of two devices on one node, and sixteen layers."""
     node = Node(
         name="two",
         device="made-up",
@@ -101,7 +101,7 @@ def pipeline_of_two(global_batch: int, memory_gib: float) -> PlanRequest:
 
 
 def test_a_pipeline_of_few_microbatches_is_planned_in_parts() -> None:
-    """No plan is as fast whose devices do their layers in one part: it is proven."""
+    """The planner proves that no plan with one part per device is as fast."""
     request = pipeline_of_two(4, memory_gib=0.010)  # neither device can hold all
     found = find_plan(request)
     in_one_part_s = proved(request, space="split").step_s
@@ -113,7 +113,7 @@ def test_a_pipeline_of_few_microbatches_is_planned_in_parts() -> None:
 
 
 def test_the_bound_of_plans_in_parts_is_what_devices_compute() -> None:
-    """With many microbatches they wait for next to nothing."""
+    """With many microbatches, devices hardly wait."""
     request = pipeline_of_two(64, memory_gib=1.0)
     seats = [
         Seat(node="two", devices=(n,), mesh=StageMesh(), remat="none") for n in range(2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told to change makes a plan, and less of it does not."""
+"""The changes that a message advises make a plan feasible; smaller changes do not."""
 
 import re
 from dataclasses import replace
@@ -29,7 +29,7 @@ def has_plan(request: PlanRequest) -> bool:
 
 
 def done(request: PlanRequest, told: str) -> PlanRequest:
-    """Do one thing that is told to do."""
+    """Apply one change that a message advises."""
     more = re.fullmatch(
         r"add (\d+) more (\S+) nodes? of 2 devices to the cluster", told
     )

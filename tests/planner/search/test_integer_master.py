@@ -28,8 +28,8 @@ from tests.planner.brute import (
 )
 
 SEEDS = range(48)
-SLACKS = (0.8, 1.0, 1.2, 2.0)  # of step times, of the least one
-CLEAR = 1e-6  # relative: what no rounding comes near to
+SLACKS = (0.8, 1.0, 1.2, 2.0)  # step times as multiples of the least one
+CLEAR = 1e-6  # relative: far above any rounding
 
 
 @cache
@@ -50,7 +50,7 @@ def uses_of(seed: int, step_s: float) -> set[Used]:
 
 
 def cases() -> list[tuple[int, float]]:
-    """Seeds and step times, in some of which the batch can be done."""
+    """Return seeds and step times; some step times suffice for the batch."""
     return [
         (seed, optimum_s * slack * (1 + CLEAR))
         for seed in SEEDS
@@ -79,7 +79,7 @@ def used_by_all(instance: Instance, copies: Sequence[ColumnCount]) -> Floats:
 def check_copies(
     instance: Instance, copies: Sequence[ColumnCount], step_s: float
 ) -> None:
-    """They do the batch, on devices that are there, in that time."""
+    """Check that the copies do the batch, on existing devices, in that time."""
     p = instance.problem
     assert all(c.num_copies > 0 and c.num_microbatches > 0 for c in copies)
     assert p.global_batch == sum(
@@ -126,7 +126,7 @@ def test_whole_copies_of_least_cost_cost_the_least() -> None:
 
 
 def does_alone(instance: Instance, c: Column, step_s: float) -> bool:
-    """Whether copies of this template alone do the batch in the step time."""
+    """Return whether copies of this template alone do the batch in the step time."""
     p, size = instance.problem, c.template.microbatch_size
     num, rest = divmod(p.global_batch, size)
     used = np.array(used_by(p, tuple(s.option for s in c.template.stages)))

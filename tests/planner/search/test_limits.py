@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that no plan keeps to: how near one comes, what is known, and that the advice
+"""Limits that no plan meets: how near a plan comes, what is known, and that the advice
 works."""
 
 import re

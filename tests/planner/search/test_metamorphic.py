@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster that is no worse gets no slower plan."""
+"""A cluster that is no worse never gets a slower plan."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters and optimizer state go to hosts where that is allowed and helps."""
+"""Master weights and optimizer state go to hosts where that is allowed and helps."""
 
 from dataclasses import replace
 

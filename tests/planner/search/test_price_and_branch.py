@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans and bounds against all that small problems allow."""
+"""Plans and bounds against full enumeration of small problems."""
 
 from math import inf
 
@@ -33,7 +33,7 @@ from tests.short_runs import draws
 
 
 def check_layout(instance: Instance, layout: UnplacedPlan, form: Form) -> None:
-    """It does the batch, on devices that are there, in the time that it says."""
+    """Check that the plan does the batch, on existing devices, in its stated time."""
     p = instance.problem
     assert p.global_batch == sum(
         c.num_copies * c.num_microbatches * c.template.microbatch_size
@@ -93,7 +93,7 @@ def test_closed_form_bounds_hold_for_pipelines_that_ignore_slow_hops_too() -> No
 
 
 def two_speeds(*, memory_bytes: float, global_batch: int) -> Problem:
-    """Four equal layers; a fast device computes one in 1 s, a slow one in 2 s."""
+    """Return four equal layers that take 1 s on a fast and 2 s on a slow device."""
     options = [Option(device_class=0), Option(device_class=1)]
     one_OK = np.ones((2, 1))
     return problem(
@@ -128,7 +128,7 @@ def test_replicas_get_microbatches_in_proportion_to_their_speed() -> None:
 
 
 def test_devices_that_do_not_help_stay_idle() -> None:
-    # with one layer on a slow device a microbatch takes 5 s in place of 4 s
+    # with one layer on a slow device a microbatch takes 5 s instead of 4 s
     layout = candidates(two_speeds(memory_bytes=100.0, global_batch=4), "prefix")[0]
     assert {s.option for c in layout.copies for s in c.template.stages} == {0}
     assert layout.step_s == pytest.approx(4.0)

@@ -23,7 +23,7 @@ from tests.planner.whole_space import two_kinds
 
 
 def two_replicas(request: PlanRequest) -> Plan:
-    """Two stages on the fast node, one on a slow device."""
+    """Return a plan of two stages on the fast node and one on a slow device."""
     fast, slow = Option(device_class=0), Option(device_class=1)
     plan = place(
         request,
@@ -55,7 +55,7 @@ def test_surviving_replicas_share_the_batch_out() -> None:
 
 
 def in_two_parts(request: PlanRequest) -> Plan:
-    """A replica of both kinds of device and one of the slow kind, in two parts each."""
+    """Return a mixed replica and a slow replica, each in two parts per device."""
     fast, slow = Option(device_class=0), Option(device_class=1)
     plan = place(
         request,
@@ -99,7 +99,7 @@ def test_what_is_left_of_stages_that_share_devices_is_a_valid_plan(
         validate_plan(
             predicted.plan, cluster, len(model.layers), sizes, model.max_seq_len
         )
-    if kept is not None:  # it goes on as it is, and nothing moves
+    if kept is not None:  # the kept replica continues unchanged, and nothing moves
         layers = [stage.layers for stage in kept.replicas[0].stages]
         assert layers == [stage.layers for stage in plan.replicas[0].stages]
 
@@ -108,12 +108,12 @@ def test_a_node_fetches_the_layers_that_it_did_not_hold_and_no_others() -> None:
     request = two_kinds()
     plan, model = two_replicas(request), request.model
     first, second = plan.replicas[0].stages
-    # the slow node's replica holds all; a stage of the first moves there: nothing new
+    # the slow node's replica holds all layers, so a stage moved there fetches nothing
     there = replace(second, node="slow", devices=(1,))
     moved = replace(plan.replicas[0], stages=(first, there))
     after = replace(plan, replicas=(moved, plan.replicas[1]))
     assert set(fetched_bytes(model, plan, after).values()) == {0.0}
-    # without that replica before, the slow node has to fetch the stage's layers
+    # without that replica, the slow node has to fetch the stage's layers
     before = replace(plan, replicas=plan.replicas[:1])
     fetched = fetched_bytes(model, before, replace(after, replicas=(moved,)))
     expected = 12 * sum(parameter_count(layer) for layer in model.layers[2:4])
@@ -236,7 +236,7 @@ def test_the_simplest_plan_is_as_good_as_any_and_no_microbatches_could_be_larger
     best_s = fastest.simulation.step_time_s
     assert found.simulation.step_time_s <= 1.005 * best_s
     assert complexity(found.plan) < complexity(fastest.plan)
-    # the slow one has time enough, whatever its microbatches
+    # the slow replica has slack, whatever its microbatch size
     for n, replica in enumerate(found.plan.replicas):
         if replica.microbatch_size == max(request.microbatch_sizes):
             continue

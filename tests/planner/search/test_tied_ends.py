@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of tied embeddings across a slow link, against plans by hand that come back."""
+"""Plans of tied embeddings across a slow link, against manual plans there and back."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.planner.wide_space import Seat, plan_of, replica_of
 
 @pytest.fixture(scope="module")
 def request_() -> PlanRequest:
-    """A desk and a server, with 10 Gbit/s between them, and a small GPT-2."""
+    """Return a desk and a server with 10 Gbit/s between them, and a small GPT-2."""
     desk = Node(name="desk", device="GeForce-RTX-4090", count=2)
     server = Node(name="server", device="GeForce-RTX-3090", count=4)
     link = Link(between=("desk", "server"), bandwidth_gbit_per_s=10.0, latency_ms=0.1)
@@ -38,7 +38,7 @@ def request_() -> PlanRequest:
 
 
 def there_and_back_s(request: PlanRequest) -> Iterator[float]:
-    """Steps of all cuts of one pipeline from the desk to the server and back."""
+    """Yield step times of all cuts of one pipeline from desk to server and back."""
     num_layers = len(request.model.layers)
     seats = [
         Seat(node=node, devices=devices, mesh=StageMesh(data=data), remat="selective")

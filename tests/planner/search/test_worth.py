@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parts of a cluster are worth, against all plans that were simulated."""
+"""What parts of a cluster are worth, against all simulated plans."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.training.small import MODEL
 
 
 def least_step_s(plans: list[Predicted], nodes: set[str]) -> float | None:
-    """Of those plans that lie on some of the nodes alone."""
+    """Return the least step of the plans on these nodes alone; None without any."""
     steps_s = [
         found.simulation.step_time_s
         for found in plans
