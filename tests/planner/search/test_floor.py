@@ -10,12 +10,14 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Link, Node, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
+from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.find import Search, find_plan
 from hetjax.planner.search.first.floor import floor
 from hetjax.planner.search.first.parts import parts_alone, parts_without
+from hetjax.plans.plan import Plan
 from tests.short_runs import rows_drawn
 
 SEEDS = (10, *range(10), 11)  # 10: three nodes of two kinds in two halls
@@ -149,6 +151,26 @@ def test_without_time_the_fastest_kind_is_planned_all_the_same(limit_s: float):
     with deadline(limit_s):
         found = find_plan(request)
     assert found.best.simulation.step_time_s <= alone_s * 1.1
+
+
+def test_shares_by_speed_are_simulated_before_a_second_part_is_looked_at():
+    nodes = tuple(Node(name=kind, device=kind, count=2) for kind in KINDS[:3])
+    request = replace(
+        two_halls(random.Random(0), 3), cluster=Cluster(name="c", nodes=nodes)
+    )
+    seen: list[set[Plan]] = []
+
+    def note(line: str) -> None:
+        if line.endswith("by the model"):
+            seen.append({*search.incumbents.evaluate.seen})
+        if len(seen) == 2:
+            limit.stop()
+
+    search = Search(request, [Objective()], note)
+    with deadline() as limit:
+        search.propose()
+    shares = {*map(request.said, equal_share_plans(request))}
+    assert shares and not shares & seen[0] and shares <= seen[1]
 
 
 def test_without_time_what_computes_most_for_its_price_is_planned_for_cost():

@@ -8,7 +8,7 @@ a plan better (`incumbents.py`).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice, product
@@ -79,7 +79,9 @@ class FirstPlans:
         large = self.request.is_large
         self._first_of(parts)
         if not large:  # if large, plans of the whole first rule out most parts
-            self._simulate_equal_pipelines()
+            self._simulate_within("equal shares", equal_share_plans(self.request))
+            pipelines = equal_pipelines(self.request, self._best_s)
+            self._simulate_within("equal pipelines", pipelines)
             self._look_at_all(parts)
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
@@ -90,8 +92,9 @@ class FirstPlans:
                     self.incumbents.offer(plan, "templates")
         if large:
             self._look_at_all(parts)
-        for source, plan in _plans(self.request, self.proposed):
-            self.incumbents.offer(plan, source)
+        most_work = _MOST_WORK // (8 if large else 1)
+        for plan in _within_work(plans_by_rank(self.proposed), most_work):
+            self.incumbents.offer(plan, "templates")
         if not self.incumbents.best and not self.incumbents.loosen():
             raise self._too_dear() or why_infeasible(self.request, objectives[0])
         for proposal in () if large else tied_ends(self.request, self._best_s):
@@ -131,17 +134,13 @@ class FirstPlans:
         for plan in plans_of(part, 0):
             self.incumbents.offer(plan, "parts")
 
-    def _simulate_equal_pipelines(self) -> None:
-        """Simulate equal pipelines, within a share of the remaining time and the same
-        work as for plans of the whole."""
-        work = 0
+    def _simulate_within(self, source: str, plans: Iterator[Plan]) -> None:
+        """Simulate plans that take little to find, within a share of the remaining time
+        and the same work as for plans of the whole."""
         # BadInput: the profile has none of the devices
         with deadline(left_s() * _FLOOR_SHARE), suppress(TimeUp, BadInput):
-            for plan in equal_pipelines(self.request, self._best_s):
-                work += plan.num_forwards
-                if work > _MOST_WORK:
-                    return
-                self.incumbents.offer(plan, "equal pipelines")
+            for plan in _within_work(plans, _MOST_WORK):
+                self.incumbents.offer(plan, source)
 
     def _promising_parts(self) -> list[PlanRequest]:
         """Return the parts whose quick plans promise nearly as much as the best so far.
@@ -180,7 +179,8 @@ class FirstPlans:
         for proposal in proposals(part, whole=True):
             proposed.append(proposal)
             self._look_at(proposal)
-        for _, plan in _plans(part, proposed):
+        plans = chain(equal_share_plans(part), plans_by_rank(proposed))
+        for plan in _within_work(plans, _MOST_WORK):
             self.incumbents.offer(plan, "parts")
         for proposal in tied_ends(part, self._best_s):
             for plan in plans_by_rank([proposal]):
@@ -222,22 +222,14 @@ class FirstPlans:
         return too_dear(self.request, wished, self.incumbents.simulated())
 
 
-def _plans(
-    request: PlanRequest, proposed: Sequence[Proposal]
-) -> Iterator[tuple[str, Plan]]:
-    """Yield plans to simulate with their sources; fewer for large clusters."""
-    large = request.is_large
-    shares = () if large else equal_share_plans(request)
-    most, work = _MOST_WORK // (8 if large else 1), 0
-    for source, plan in chain(
-        (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
-        (("equal shares", plan) for plan in shares),
-        (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
-    ):
-        if work and work + plan.num_forwards > most:
+def _within_work(plans: Iterable[Plan], most_work: float) -> Iterator[Plan]:
+    """Yield the first plan, and those after it whose forwards fit `most_work`."""
+    work = 0
+    for plan in plans:
+        if work and work + plan.num_forwards > most_work:
             return
         work += plan.num_forwards
-        yield source, plan
+        yield plan
 
 
 def even_plans(request: PlanRequest) -> Iterator[Plan]:

@@ -299,13 +299,11 @@ def _fill_nodes(request: PlanRequest, pipelines: Sequence[UnplacedReplica]) -> b
     )
 
 
-def plans_by_rank(
-    proposed: Sequence[Proposal], first: int = 0, end: int | None = None
-) -> Iterator[Plan]:
+def plans_by_rank(proposed: Sequence[Proposal]) -> Iterator[Plan]:
     """Yield the best of every proposal, fastest first, then their second best, ..."""
     proposed = sorted(proposed, key=lambda p: p.step_s)
     most = max((len(p.unplaced) for p in proposed), default=0)
-    for rank in range(most)[first:end]:
+    for rank in range(most):
         for proposal in proposed:
             yield from plans_of(proposal, rank)
 
