@@ -50,10 +50,22 @@ class ProfileConfig:
 
 def check_output(config: ProfileConfig) -> None:
     """Raise BadInput if the profile cannot be written to `config.output`."""
-    folder = config.output.resolve().parent
-    if not os.access(folder, os.W_OK) or len(config.output.name) > _MOST_LETTERS:
+    folder, name = config.output.resolve().parent, config.output.name
+    if not os.path.isdir(folder):  # False, too, where a name is too long
+        raise BadInput(
+            got=f"output file {str(config.output)!r}, whose folder does not exist",
+            allowed="a file in an existing folder",
+            fix=f"mkdir -p {folder}",
+        )
+    if not os.access(folder, os.W_OK):
         raise BadInput(
             got=f"output file {str(config.output)!r}: cannot write in {str(folder)!r}",
-            allowed="a file in a folder that exists and is writable",
-            fix="give another --output, or create the folder",
+            allowed="a file in a writable folder",
+            fix="give --output with another folder",
+        )
+    if len(name) > _MOST_LETTERS:
+        raise BadInput(
+            got=f"output file with a name of {len(name)} characters",
+            allowed=f"names of at most {_MOST_LETTERS} characters",
+            fix="give a shorter --output",
         )

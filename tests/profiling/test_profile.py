@@ -257,9 +257,9 @@ def test_the_table_shows_milliseconds_and_links(tmp_path: Path, fake: type[FakeB
         (["tiny", "--microbatch-sizes", "1,0"], "microbatch_sizes with 0"),
         (["tiny", "--microbatch-sizes", str(10**12)], "from 1 to 65536"),
         (["tiny", "--microbatch-sizes", "9" * 5000], "INT"),
-        (["tiny", "--output", "x" * 5000], "give another --output"),
+        (["tiny", "--output", "x" * 5000], "give a shorter --output"),
         (["tiny", "--seq-len", "999"], "1 <= seq_len <= 128"),
-        (["tiny", "--output", "no/such/folder.json"], "give another --output"),
+        (["tiny", "--output", "no/such/folder.json"], "mkdir -p /"),
         (["tiny", "--cluster", "missing.toml"], "missing.toml"),
     ],
 )
