@@ -133,6 +133,8 @@ class StopRequest:
             say_at_once(f"{reason}: saving after this step")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.reason == signal.Signals(number).name == "SIGTERM":
+            return  # Slurm sends it to a job in several ways
         self._noticed_s = time.monotonic()
         self.grace_s = GRACE_S if number == signal.SIGTERM else None
         self.reason = signal.Signals(number).name

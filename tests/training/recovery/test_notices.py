@@ -6,6 +6,8 @@ token, and 404 if nothing is planned.
 """
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -520,3 +522,15 @@ def test_hours_ask_for_a_stop_when_they_are_over_and_not_before():
         pass
     time.sleep(0.4)
     assert over.reason is None
+
+
+def test_a_sigterm_that_comes_again_neither_says_more_nor_gives_more_time(
+    capfd: pytest.CaptureFixture[str],
+):
+    """Slurm sends it to the script, which passes it on, and to the run itself."""
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        first = vars(stop).copy()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert vars(stop) == first and stop.reason == "SIGTERM"
+    assert capfd.readouterr().err.count("saving after this step") == 1
