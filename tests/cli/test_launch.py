@@ -89,23 +89,37 @@ SCRIPTED = """#!/bin/sh
 printf '%s\\n' "$@" >words
 touch begun
 trap 'exit 4' TERM
-while [ ! -e end ]; do sleep 0.05; done
+while [ ! -e end ]; do
+    [ ! -e saved ] || exit 4
+    sleep 0.05
+done
 exit 3
 """
 
 
 @pytest.mark.parametrize(
-    ("signal", "code", "requeued"),
-    [("USR1", 0, True), ("TERM", 4, False), ("", 3, False)],
+    ("signal", "preempted", "code", "requeued"),
+    [
+        ("USR1", False, 0, True),
+        ("TERM", False, 4, False),
+        ("TERM", True, 4, False),  # scancel, during the grace
+        ("", False, 3, False),
+        ("to the run", True, 0, True),
+        ("to the run", False, 4, False),  # hetjax preempt
+        ("", True, 3, False),
+    ],
 )
 def test_a_job_goes_back_into_the_queue_after_the_notice_alone(
     signal: str,
+    preempted: bool,
     code: int,
     requeued: bool,
     programs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
+    if preempted:
+        (programs / "scontrol.preempted").write_text("PreemptTime=2026-11-29T05:21:02")
     (tmp_path / "python $x").write_text(SCRIPTED)
     (tmp_path / "python $x").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python $x"))
@@ -116,7 +130,9 @@ def test_a_job_goes_back_into_the_queue_after_the_notice_alone(
     while not (tmp_path / "begun").exists():
         assert job.poll() is None
         time.sleep(0.02)
-    if signal:
+    if signal == "to the run":
+        (tmp_path / "saved").touch()
+    elif signal:
         subprocess.run(["kill", f"-{signal}", str(job.pid)], check=True)
     else:
         (tmp_path / "end").touch()

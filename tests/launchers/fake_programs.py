@@ -50,6 +50,9 @@ exit $code
 _SCONTROL = """#!/bin/sh
 case "$*" in
     "show job -d -o 1") cat "$0.job" ;;
+    "show job -o 1")  # as 22.05 tells it, the time of a preemption if there is one
+        cut -d ' ' -f 1-20 "$0.job"
+        if [ -e "$0.preempted" ]; then echo "JobId=1 $(cat "$0.preempted") End="; fi ;;
     "show node -o "*) cat "$0.node" ;;
     "show hostnames a[1-2]") printf 'a1\\na2\\n' ;;
     "requeue "*) echo "$@" >>"$0.heard" ;;

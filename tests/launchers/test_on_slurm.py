@@ -2,8 +2,12 @@
 """The launcher `slurm` in a job of three components: its cluster, words and errors."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.launchers import on_machines
+from hetjax.launchers.slurm.end_notice import LISTENS, end_noticed
 from hetjax.launchers.slurm.on_slurm import SlurmJob, find_cluster, run_on_nodes
 from tests.launchers import fake_programs, far_cards
 from tests.launchers.fake_programs import heard
@@ -88,6 +93,42 @@ def test_variables_reach_the_worker_whatever_slurm_sets_and_term_does_not(
         [*place.prefix, place.python, "-c", script], capture_output=True, text=True
     )
     assert (done.stdout, place.python) == ("GPU-x,GPU y fast\n", sys.executable)
+
+
+def test_a_term_to_the_steps_of_the_job_is_one_to_the_run(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Slurm tells a preemption to the steps, not to the script, which is the run."""
+    monkeypatch.setenv("SLURMD_NODENAME", "old")
+    job, told = SlurmJob(), threading.Event()
+    job.machines(looks=False)
+    words = job.listening()
+    assert {"--nodelist=old", "--het-group=2"} <= {*words}
+    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
+    try:
+        for is_sent in (False, True):
+            with end_noticed(words):
+                step = _step_on("old", programs)
+                if is_sent:
+                    os.kill(step, signal.SIGTERM)
+                    assert told.wait(10)
+            assert told.is_set() == is_sent
+            assert not Path(f"/proc/{step}").exists()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _step_on(node: str, programs: Path) -> int:
+    """Wait for a shell that waits to be told, as a step on the node; its id."""
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        told = f"SLURMD_NODENAME={node}\0", str(programs)
+        for pid in fake_programs.processes(LISTENS[-1], *told):
+            caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1]
+            if int(caught.split()[0], 16) & 1 << (signal.SIGTERM - 1):
+                return pid
+        time.sleep(0.02)
+    raise TimeoutError(f"no step on {node}")
 
 
 def test_short_forms_of_names_are_spelled_out_and_nodes_that_are_down_left_out(

@@ -131,11 +131,12 @@ _SCRIPT = """#!/bin/bash
 {options}
 
 # USR1 comes before the time limit: the run saves and ends with code 4, and the job goes
-# back into the queue. TERM is scancel's, or a preemption's: the run saves and ends.
+# back into the queue. So it does if the run hears that another job is to have the nodes
+# (143: before the first step). TERM is scancel's: the run saves and ends.
 cd {directory} || exit
-asked= heard=1 run=
+asked= ending= heard=1 run=
 trap 'asked=1; heard=1; [ -z "$run" ] || kill -TERM "$run"' USR1
-trap 'heard=1; [ -z "$run" ] || kill -TERM "$run"' TERM
+trap 'ending=1; heard=1; [ -z "$run" ] || kill -TERM "$run"' TERM
 {command} &
 run=$!
 while [ -n "$heard" ]; do
@@ -145,6 +146,11 @@ while [ -n "$heard" ]; do
 done
 if [ -n "$asked" ] && [ "$code" = 4 ]; then
     echo "saved before the time limit: back into the queue"
+    scontrol requeue "$SLURM_JOB_ID" && exit
+fi
+if [ -z "$ending" ] && {{ [ "$code" = 4 ] || [ "$code" = 143 ]; }} &&
+    scontrol show job -o "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"; then
+    echo "another job is to have the nodes: back into the queue"
     scontrol requeue "$SLURM_JOB_ID" && exit
 fi
 exit "$code"

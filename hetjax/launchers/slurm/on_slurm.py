@@ -3,7 +3,8 @@
 
 Owns which nodes the job has, also if it has several components, and the arguments of
 `srun`. Does not own parsing Slurm's output (`hetjax/cluster/slurm_nodes.py`), the job's
-script (`job_script.py`), nor where a worker is started (`on_machines.py`).
+script (`job_script.py`), hearing of a preemption (`end_notice.py`), nor where a worker
+is started (`on_machines.py`).
 
 A worker ignores SIGTERM. Slurm sends it to all processes of a job that is to end. The
 controller, which gets it too, saves before the workers go.
@@ -36,6 +37,7 @@ from hetjax.launchers.on_machines import (
     number_of,
     runner,
 )
+from hetjax.launchers.slurm.end_notice import LISTENS, end_noticed
 from hetjax.launchers.slurm.slurm_commands import slurm_output
 
 _DEAF = ("sh", "-c", 'trap "" TERM; exec "$@"', "sh")
@@ -46,7 +48,10 @@ def open_launcher(request: LaunchRequest, stack: ExitStack) -> Launcher:
 
     Raises BadInput outside of a job, or if a node has no machine in it.
     """
-    return OnMachines(request, SlurmJob(), stack)
+    job = SlurmJob()
+    launcher = OnMachines(request, job, stack)
+    stack.enter_context(end_noticed(job.listening()))
+    return launcher
 
 
 def find_cluster(hosts: Path | None) -> Cluster:
@@ -99,20 +104,32 @@ class SlurmJob:
 
     def place(self, machine: Machine, variables: Mapping[str, str]) -> WorkerPlace:
         node = self._nodes[machine.whole]
-        component = [f"--het-group={node.component}"] * (node.component is not None)
         set_there = [f"{name}={value}" for name, value in variables.items()]
         return WorkerPlace(
-            prefix=(
-                *("srun", f"--jobid={self._job}", *component),
-                *("--nodes=1", "--ntasks=1", f"--nodelist={node.name}"),
-                # beside other steps, with all resources of the job there
-                *("--overlap", "--cpu-bind=none", "--mpi=none"),
-                *("--unbuffered", "--export=ALL"),
-                *(*_DEAF, "env", *set_there),
-            ),
+            prefix=(*self._step(node), *_DEAF, "env", *set_there),
             python=sys.executable,
             address=number_of(machine.address),
         )
+
+    def listening(self) -> list[str]:
+        """Return the words of a step that hears when the job is to end.
+
+        It runs where this process does, or on the first node.
+        """
+        here = os.environ.get("SLURMD_NODENAME", "")
+        node = self._nodes.get(here) or next(iter(self._nodes.values()))
+        return [*self._step(node), *LISTENS]
+
+    def _step(self, node: SlurmNode) -> list[str]:
+        """Return the words before a command that make it a step on a node."""
+        component = [f"--het-group={node.component}"] * (node.component is not None)
+        return [
+            *("srun", f"--jobid={self._job}", *component),
+            *("--nodes=1", "--ntasks=1", f"--nodelist={node.name}"),
+            # beside other steps, with all resources of the job there
+            *("--overlap", "--cpu-bind=none", "--mpi=none"),
+            *("--unbuffered", "--export=ALL"),
+        ]
 
     def spelled(self, word: str) -> str:
         return word
