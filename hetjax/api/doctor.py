@@ -6,13 +6,16 @@ the measuring (`profiling/probe.py`).
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.diagnosis.checks import diagnosis
 from hetjax.diagnosis.gathering import Scope, gather
 from hetjax.diagnosis.machine_checks import findings_of_machines
 from hetjax.diagnosis.machines import look_at_machines
+from hetjax.errors import BadInput
 from hetjax.launchers.on_machines import Reach
 from hetjax.launchers.over_ssh import SshHosts
 from hetjax.launchers.slurm.on_slurm import SlurmJob
@@ -37,7 +40,8 @@ def diagnose(
     `ports` must be free here. `peers` are other machines, each HOST:PORT, on which
     `hetjax doctor --listen PORT` runs. `ssh` is a file of hosts; `slurm` stands for the
     nodes of the Slurm job that this process is in. Each of these machines is checked,
-    too: also whether it matches this machine, reaches it, and sees `run_dir`.
+    too: also whether it matches this machine, reaches it, and sees and writes
+    `run_dir`, and whether there is one for each node of `cluster`.
 
     Each check has a timeout of some seconds, each check of another machine one of two
     minutes. JAX starts in separate processes. Nothing is left behind.
@@ -62,12 +66,19 @@ def diagnose(
             )
         )
     )
+    nodes = _cluster_of(cluster) if reaches else None
     machines = [
         finding
         for reach in reaches
-        for finding in findings_of_machines(look_at_machines(reach, of_run))
+        for finding in findings_of_machines(look_at_machines(reach, of_run, nodes))
     ]
     return Diagnosis((*here.findings, *machines))
+
+
+def _cluster_of(file: str | Path | None) -> Cluster | None:
+    """Read a cluster file; a bad one is None here, and a finding of its own."""
+    with suppress(BadInput):
+        return None if file is None else load_cluster(Path(file))
 
 
 def measured_nodes() -> str:

@@ -96,22 +96,27 @@ class OtherMachine:
     """A machine of a launcher: its own findings, and its connection (`way`) to this
     one.
 
-    `memory_gib` is 0 if unknown.
+    `granted` is what its system says it has for the run, and how many of them:
+    ("A100-SXM4-40GB", 2); `cards` is how many JAX finds there. `memory_gib` is 0 if
+    unknown.
     """
 
     name: str
     way: Peer
+    granted: tuple[tuple[str, int], ...] = ()
+    cards: int = 0
     findings: tuple[Finding, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     memory_gib: float = 0.0
     sees_run_dir: bool = True
+    writes_run_dir: bool = True
     error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machines:
     """The machines of a launcher, and the `versions` here; `absent` has, for each
-    machine that cannot be reached, the problem and its fix."""
+    machine that is missing or cannot be reached, the problem and its fix."""
 
     versions: Mapping[str, str]
     machines: tuple[OtherMachine, ...] = ()

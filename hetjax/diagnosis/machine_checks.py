@@ -38,6 +38,7 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
         return
     for finding in machine.findings:
         yield replace(finding, found=f"{name}: {finding.found}")
+    yield from _cards(machine)
     yield from _versions(machine, here)
     yield from _memory(machine)
     yield from _way(machine)
@@ -48,7 +49,28 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
             found=f"{name} does not see the run directory: it would keep checkpoints "
             "on its own disk, and get text and weights from this machine",
             fix="give a --run-dir in a folder that all machines share under one path; "
-            "if there is none, change nothing",
+            "if there is none, change nothing (but a Slurm job that is requeued may "
+            "start on a node without this disk)",
+        )
+    elif not machine.writes_run_dir:
+        yield _problem(
+            "run directory",
+            f"{name} sees the run directory and cannot write there",
+            "give a --run-dir in a folder that all machines can write to: many "
+            "clusters mount home directories read-only on compute nodes",
+        )
+
+
+def _cards(machine: OtherMachine) -> Iterator[Finding]:
+    """Compare what the machine's system grants with what JAX finds there."""
+    number = sum(count for _, count in machine.granted)
+    if machine.cards < number:
+        kinds = " and ".join(f"{count} x {kind}" for kind, count in machine.granted)
+        yield _problem(
+            "devices",
+            f"{machine.name}: this job has {kinds} there, JAX finds {machine.cards}",
+            "type there: nvidia-smi -L (rocm-smi for AMD's), then python -m "
+            "hetjax.doctor; with --simulate, change nothing",
         )
 
 

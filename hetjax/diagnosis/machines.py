@@ -13,31 +13,43 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.machines import Machine
 from hetjax.diagnosis.facts import Machines, OtherMachine, Peer
 from hetjax.diagnosis.on_machine import read_machine, versions_here
 from hetjax.diagnosis.peers import answer, listen
 from hetjax.diagnosis.way_between import measured_from
 from hetjax.errors import BadInput
-from hetjax.launchers.on_machines import Reach, address_towards, run_on_machine
+from hetjax.launchers.on_machines import (
+    Reach,
+    address_towards,
+    placed,
+    run_on_machine,
+)
 
 _MODULE = "hetjax.diagnosis.on_machine"
 _LOOK_S = 120.0  # JAX starts there, with a timeout of 45 s
 _LISTEN_S = 600.0
 
 
-def look_at_machines(reach: Reach, run_dir: Path | None) -> Machines:
-    """Check all machines that are there; report the others as `absent`."""
+def look_at_machines(
+    reach: Reach, run_dir: Path | None, cluster: Cluster | None = None
+) -> Machines:
+    """Check all machines that are there; report the others as `absent`, and the first
+    node of the `cluster` that no machine is there for."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            there = _whole(reach.machines(looks=False))
+            parts = reach.machines(looks=False)
         except BadInput as bad:
             return Machines(versions=versions_here(), absent=((bad.got, bad.fix),))
-    absent = tuple((str(each.message), reach.fix) for each in warned)
+    there = _whole(parts)
+    absent = [(str(each.message), reach.fix) for each in warned]
+    absent += [] if cluster is None else _unplaced(reach, cluster)
     with (
         _answering() as port,
         _file_of(run_dir) as file,
@@ -47,12 +59,32 @@ def look_at_machines(reach: Reach, run_dir: Path | None) -> Machines:
         # one after the other, or they would share this machine's network
         ways = {m.id: measured_from(reach, m, address) for m in there}
         found = pool.map(lambda m: _looked_at(reach, m, file, ways[m.id]), there)
-        return Machines(versions=versions_here(), absent=absent, machines=tuple(found))
+        machines = tuple(
+            replace(each, granted=_granted(machine, parts))
+            for machine, each in zip(there, found, strict=True)
+        )
+    return Machines(versions=versions_here(), absent=tuple(absent), machines=machines)
 
 
 def _whole(machines: Sequence[Machine]) -> list[Machine]:
     """Return one entry per machine; some are in parts, one for each kind of card."""
     return [*{machine.whole: machine for machine in machines}.values()]
+
+
+def _unplaced(reach: Reach, cluster: Cluster) -> list[tuple[str, str]]:
+    """Return what a run on this cluster would say before it starts, and its fix."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each machine reports its own cards
+        try:
+            placed(reach, cluster, reach.machines(looks=True), simulate=False)
+        except BadInput as bad:
+            return [(bad.got, f"{bad.fix}. With --simulate, any machine will do")]
+    return []
+
+
+def _granted(whole: Machine, parts: Sequence[Machine]) -> tuple[tuple[str, int], ...]:
+    own = (m for m in parts if m.whole == whole.whole and m.device != "cpu")
+    return tuple((machine.device, machine.count) for machine in own)
 
 
 def _looked_at(reach: Reach, machine: Machine, file: str, way: Peer) -> OtherMachine:

@@ -2,8 +2,9 @@
 """`python -m hetjax.diagnosis.on_machine FILE`: checks a machine of a run.
 
 Runs on the machine itself and prints a line of JSON: its findings, versions, memory,
-and whether it sees FILE, which lies in the run directory (empty: not checked). Owns
-both ends of that line. Does not own how to reach a machine (`machines.py`).
+its cards, and whether it sees FILE, which lies in the run directory (empty: not
+checked), and can write beside it. Owns both ends of that line. Does not own how to
+reach a machine (`machines.py`).
 """
 
 import json
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import get_args
 
 from hetjax.diagnosis.checks import diagnosis
@@ -29,7 +31,9 @@ _LINE: dict[str, Kind] = {
     "findings": "a list",
     "versions": "a table",
     "memory_gib": "a number",
+    "cards": "an integer",
     "sees_run_dir": "true or false",
+    "writes_run_dir": "true or false",
 }
 
 
@@ -44,14 +48,27 @@ def versions_here() -> dict[str, str]:
 
 def line_of_this_machine(file_of_run: str) -> str:
     """Check this machine; return the line with the results."""
-    found = diagnosis(gather(Scope()))
+    facts = gather(Scope())
+    found = diagnosis(facts)
+    devices = facts.started.devices
+    sees = not file_of_run or Path(file_of_run).exists()
     answer = {
         "findings": [asdict(finding) for finding in found.findings],
         "versions": versions_here(),
         "memory_gib": memory_gib(),
-        "sees_run_dir": not file_of_run or Path(file_of_run).exists(),
+        "cards": sum(seen.count for seen in devices if seen.platform != "cpu"),
+        "sees_run_dir": sees,
+        "writes_run_dir": not (file_of_run and sees) or _writes_beside(file_of_run),
     }
     return _MARK + json.dumps(answer)
+
+
+def _writes_beside(file: str) -> bool:
+    try:
+        with TemporaryFile(dir=Path(file).parent, prefix=".hetjax-doctor-"):
+            return True
+    except OSError:
+        return False
 
 
 def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
@@ -71,7 +88,9 @@ def read_machine(name: str, printed: str, way: Peer) -> OtherMachine | None:
         findings=tuple(_finding(each, name) for each in answer["findings"]),
         versions=answer["versions"],
         memory_gib=answer["memory_gib"],
+        cards=answer["cards"],
         sees_run_dir=answer["sees_run_dir"],
+        writes_run_dir=answer["writes_run_dir"],
         way=way,
     )
 
@@ -86,7 +105,7 @@ def memory_gib(root: Path = Path("/")) -> float:
     """Return how much memory processes here may use: the machine's, or a lower limit.
 
     The limit of a container or of a Slurm step is that of its control group or of a
-    group above it (cgroup v2). Returns 0.0 if unknown.
+    group above it. Returns 0.0 if unknown.
     """
     found = [*_physical_bytes(root), *_group_limits_bytes(root)]
     return min(found, default=0) / 2**30
@@ -99,15 +118,21 @@ def _physical_bytes(root: Path) -> Iterator[int]:
 
 
 def _group_limits_bytes(root: Path) -> Iterator[int]:
-    top = root / "sys/fs/cgroup"
+    """Yield the limits of cgroup v2, and of v1, which many clusters still have."""
     for line in _lines(root / "proc/self/cgroup"):
-        if line.startswith("0::/"):
-            own = top / line.removeprefix("0::/")
-            for folder in [own, *own.parents]:
-                limit = _lines(folder / "memory.max")[:1]
-                yield from (int(each) for each in limit if each.isdecimal())
-                if folder == top:
-                    return
+        _, kinds, group = line.split(":", 2)
+        if not kinds:
+            top, file = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in kinds.split(","):
+            top, file = root / "sys/fs/cgroup" / kinds, "memory.limit_in_bytes"
+        else:
+            continue
+        own = top / group.removeprefix("/")
+        for folder in [own, *own.parents]:
+            limit = _lines(folder / file)[:1]
+            yield from (int(each) for each in limit if each.isdecimal())
+            if folder == top:
+                break
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake probe of a machine: node `old` has another JAX and another disk."""
+"""A fake probe of a machine: node `old` has another JAX and another disk.
+
+Each has one card, whatever Slurm says.
+"""
 
 import json
 import os
@@ -12,7 +15,9 @@ if __name__ == "__main__":
         "findings": [],
         "versions": versions_here() | ({"jax": "0.1"} if is_old else {}),
         "memory_gib": 8.0,
+        "cards": 1,
         "sees_run_dir": not is_old,
+        "writes_run_dir": True,
     }
     print("libraries print, too")
     print("hetjax machine: " + json.dumps(told))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.api.doctor import diagnose
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.diagnosis import machines
 from hetjax.diagnosis.facts import Machines, OtherMachine, Peer
 from hetjax.diagnosis.machine_checks import findings_of_machines
@@ -19,14 +20,20 @@ from hetjax.diagnosis.machines import look_at_machines
 from hetjax.diagnosis.on_machine import memory_gib, read_machine
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed
+from hetjax.launchers import on_machines
 from hetjax.launchers.over_ssh import SshHosts
 from hetjax.launchers.slurm.on_slurm import SlurmJob
 from hetjax.report.diagnosis import Finding
-from tests.launchers import fake_programs
+from tests.launchers import fake_programs, far_cards
 
 VERSIONS = {"hetjax": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "Python": "3.12"}
 WAY = Peer(address="10.0.0.1:7431", latency_ms=0.1, gbit_per_s=9.4)
 DESK = OtherMachine(name="desk", way=WAY, versions=VERSIONS, memory_gib=16.0)
+
+LINE = (
+    '{"findings": %s, "versions": %s, "memory_gib": %s, "cards": 0, '
+    '"sees_run_dir": true, "writes_run_dir": %s}'
+)
 
 
 def bad(*there: OtherMachine, absent: Sequence[tuple[str, str]] = ()) -> list[Finding]:
@@ -68,6 +75,13 @@ def test_machines_that_are_alike_and_reach_this_one_are_well():
             "set-ntp",
         ),
         ({"sees_run_dir": False}, "warning", "does not see the run dir", "share"),
+        ({"writes_run_dir": False}, "problem", "desk sees the run", "read-only"),
+        (
+            {"granted": (("T4", 1), ("A100-SXM4-40GB", 2)), "cards": 2},
+            "problem",
+            "desk: this job has 1 x T4 and 2 x A100-SXM4-40GB there, JAX finds 2",
+            "nvidia-smi",
+        ),
         ({"error": "No module named 'hetjax'"}, "problem", "No module", "install"),
         (
             {"findings": (Finding(check="x", level="problem", found="y", fix="z"),)},
@@ -95,9 +109,10 @@ def test_a_machine_that_cannot_be_reached_comes_first():
         "{",
         "[]",
         '{"findings": []}',
-        '{"findings": [], "versions": {"jax": 1}, "memory_gib": 1, "sees_run_dir": 1}',
-        '{"findings": [3], "versions": {}, "memory_gib": 1, "sees_run_dir": true}',
-        '{"findings": [], "versions": {}, "memory_gib": NaN, "sees_run_dir": true}',
+        LINE % ("[]", '{"jax": 1}', "1", "true"),
+        LINE % ("[]", "{}", "1", "1"),
+        LINE % ("[3]", "{}", "1", "true"),
+        LINE % ("[]", "{}", "NaN", "true"),
         "[" * 100,
     ],
 )
@@ -105,6 +120,13 @@ def test_a_line_that_is_not_ours_is_refused(line: str):
     with pytest.raises((BadInput, Malformed)):
         read_machine("desk", f"hetjax machine: {line}", WAY)
     assert read_machine("desk", line, WAY) is None
+
+
+def test_a_line_of_ours_is_read():
+    line = "hetjax machine: " + LINE % ("[]", '{"jax": "1"}', "1.5", "false")
+    read = read_machine("desk", line, WAY)
+    assert read is not None
+    assert (read.memory_gib, read.sees_run_dir, read.writes_run_dir) == (1.5, 1, 0)
 
 
 def test_memory_is_the_least_limit_of_the_groups_above(tmp_path: Path):
@@ -122,6 +144,10 @@ def test_memory_is_the_least_limit_of_the_groups_above(tmp_path: Path):
     write("sys/fs/cgroup/other/memory.max", "1")
     write("memory.max", "1")
     assert memory_gib(tmp_path) == 3.0
+    write("proc/self/cgroup", "9:cpu,cpuacct:/job_2\n4:memory:/slurm/job_2\n0::/x\n")
+    write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", str(2 << 30))
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", str(2**63 - 4096))
+    assert memory_gib(tmp_path) == 2.0
 
 
 @pytest.fixture
@@ -156,9 +182,19 @@ def test_a_job_is_looked_at_and_one_that_sees_another_disk_is_told(
     """What a node prints is faked: each node has a disk and versions."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setattr(machines, "_MODULE", "tests.diagnosis.telling_machine")
-    found = findings_of_machines(look_at_machines(SlurmJob(), tmp_path / "run"))
+    monkeypatch.setattr(on_machines, "_PROBE", far_cards.__name__)
+    kinds = {"tesla": "T4", "big": "H100-80GB-HBM3"}
+    nodes = [Node(name=name, device=kind, count=1) for name, kind in kinds.items()]
+    file = Cluster(name="file", nodes=tuple(nodes))
+    looked = look_at_machines(SlurmJob(), tmp_path / "run", file)
+    found = findings_of_machines(looked)
     told = [(f.level, f.found.partition(":")[0]) for f in found if f.level != "ok"]
+    (big, fast) = (f.found for f in found if f.check in ("machines", "devices"))
+    assert big.startswith("node 'big' wants 1 x H100-80GB-HBM3; there are ")
+    assert fast == "fast: this job has 2 x A100-SXM4-40GB there, JAX finds 1"
     assert told == [
+        ("problem", big),
+        ("problem", "fast"),
         ("problem", "old has jax 0.1, this machine " + version("jax")),
         ("warning", "old does not see the run directory"),
     ]
