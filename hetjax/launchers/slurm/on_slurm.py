@@ -77,10 +77,12 @@ class SlurmJob:
         job = os.environ.get("SLURM_JOB_ID", "")
         if not job.isdecimal():
             raise BadInput(
-                got="--launcher slurm outside of a Slurm job"
+                got="a process outside of a Slurm job"
                 + (f" (SLURM_JOB_ID={job})" if job else ""),
                 allowed="a process in an allocation by sbatch or salloc",
-                fix="hetjax launch slurm CLUSTER.toml -- train PRESET ...",
+                fix="hetjax launch slurm CLUSTER.toml -- train PRESET ... submits a "
+                "job that trains; salloc --nodes=2 COMMAND runs a command, hetjax "
+                "doctor --slurm say, in an allocation of two nodes",
             )
         if shutil.which("srun") is None:
             raise BadInput(

@@ -42,6 +42,14 @@ def slurm_output(words: Sequence[str], limit_s: float | None = _LIMIT_S) -> str:
 
 
 def _failed(words: Sequence[str], why: str) -> BadInput:
+    if words[0] == "sbatch":
+        return BadInput(
+            got=f"{shlex.join(words)}: {why}",
+            allowed="a job that Slurm accepts",
+            fix="see what nodes have: sinfo -N -o '%N %P %c %m %l %G' (name, "
+            "partition, CPUs, MB, time limit, cards); ask for no more, with "
+            "--cpus-per-device, --gres, --time, or --sbatch partition=NAME",
+        )
     return BadInput(
         got=f"{' '.join(words[:3])}: {why}",
         allowed="Slurm's answer",
