@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a private Slurm on this machine with three unlike nodes.
 
-The nodes are `small`, `fast` and `old`. Needs Debian's slurmctld, slurmd, slurm-client
+The nodes are `small`, `fast` and `old`. Jobs in the partition `urgent` preempt those in
+`main`, which then have GRACE_S seconds. Needs Debian's slurmctld, slurmd, slurm-client
 and munge, and root. Owns its settings, its daemons and their end. GPUs are character
 devices that no process opens.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 PORT = 17100
 NODES = ("small", "fast", "old")
+GRACE_S = 60  # between the notice of a preemption and the end of the job
 _READY_S = 30.0
 _CONF = """ClusterName=own
 SlurmctldHost={host}(127.0.0.1)
@@ -50,7 +52,10 @@ GresTypes=gpu
 NodeName=small NodeHostname={host} NodeAddr=127.0.0.1 Port={small} CPUs=4
 NodeName=fast NodeHostname={host} NodeAddr=127.0.0.1 Port={fast} CPUs=4 Gres=gpu:a100:2
 NodeName=old NodeHostname={host} NodeAddr=127.0.0.1 Port={old} CPUs=4 Gres=gpu:t4:1
-PartitionName=main Nodes=small,fast,old Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace}
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 _GRES = """NodeName=fast Name=gpu Type=a100 File=/dev/tty[1-2] Flags=nvidia_gpu_env
 NodeName=old Name=gpu Type=t4 File=/dev/tty3 Flags=nvidia_gpu_env
@@ -86,7 +91,7 @@ def _write(folder: Path) -> None:
     folder.chmod(0o755)
     host = os.uname().nodename.partition(".")[0]
     ports = {name: PORT + i for i, name in enumerate(NODES, start=1)}
-    conf = _CONF.format(host=host, folder=folder, port=PORT, **ports)
+    conf = _CONF.format(host=host, folder=folder, port=PORT, grace=GRACE_S, **ports)
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(_GRES)
     (folder / "munge.key").write_bytes(os.urandom(128))

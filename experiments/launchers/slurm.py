@@ -3,18 +3,20 @@
 
 `python -m experiments.launchers.slurm FOLDER [--kills N]` prints a line of JSON for
 each disturbance: workers and clients killed, a node down, the notice before the time
-limit. Needs root and Debian's Slurm (`own_slurm.py`); `hetjax launch slurm` submits the
-jobs.
+limit, a job of higher priority. `--only preempted` runs that one alone, after the
+undisturbed run. Needs root and Debian's Slurm (`own_slurm.py`); `hetjax launch slurm`
+submits the jobs.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.launchers.own_slurm import own_slurm, slurm
+from experiments.launchers.own_slurm import GRACE_S, own_slurm, slurm
 from experiments.launchers.trial import (
     WORKER,
     events,
@@ -129,6 +131,39 @@ def noticed(folder: Path, whole: dict[int, float]) -> None:
     report("notice, requeued", run_dir, whole, state=ended(job))
 
 
+def preempted(folder: Path, whole: dict[int, float]) -> None:
+    """A job of higher priority takes the nodes: the run saves as the grace begins, waits
+    until that job has ended, and resumes."""
+    run_dir = folder / "preempted" / "run"
+    run_dir.parent.mkdir()
+    job = submitted(folder, run_dir)
+    wait_for_step(run_dir)
+    begun_s = time.monotonic()
+    other = slurm("sbatch", "--parsable", *_OTHER)
+    wait_for("the other job", lambda: other in slurm("squeue", *_RUNNING).split())
+    freed_s = round(time.monotonic() - begun_s, 1)
+    ended(other)
+    go_on(job)
+    state = ended(job)
+    lines = (run_dir / "events.jsonl").read_text().splitlines()
+    steps = {e["event"]: e["step"] for e in map(json.loads, lines) if "step" in e}
+    report(
+        "preempted",
+        run_dir,
+        whole,
+        state=state,
+        freed_s=freed_s,
+        grace_s=GRACE_S,
+        saved_at=steps["preempted"],
+        resumed_at=steps["restored"],
+    )
+
+
+_OTHER = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null")
+_OTHER += ("--wrap=sleep 3",)
+_RUNNING = ("--noheader", "--states=RUNNING", "--format=%i")
+
+
 def cancelled(folder: Path, whole: dict[int, float]) -> None:
     """Cancel: the run saves within KillWait; another job resumes it."""
     run_dir = folder / "cancel" / "run"
@@ -142,10 +177,20 @@ def cancelled(folder: Path, whole: dict[int, float]) -> None:
     report("scancel", run_dir, whole, state=state, told=told, again=again)
 
 
+SCENARIOS = {
+    "notice": noticed,
+    "preempted": preempted,
+    "cancel": cancelled,
+    "down": down,
+    "alone": down_alone,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--only", choices=SCENARIOS, nargs="+")
     given = parser.parse_args()
     folder = given.folder.absolute()
     with own_slurm(folder / "slurm"):
@@ -155,14 +200,12 @@ def main() -> None:
         whole = losses(run_dir)
         report("undisturbed", run_dir, whole, state=state)
         assert state == "COMPLETED", state
-        for number in range(given.kills):
+        for number in range(0 if given.only else given.kills):
             killed(folder, f"worker {number}", whole, lambda: workers_on("old"))
             killed(folder, f"srun {number}", whole, lambda: clients_of("old")[:1])
             killed(folder, f"both srun {number}", whole, lambda: clients_of("old"))
-        noticed(folder, whole)
-        cancelled(folder, whole)
-        down(folder, whole)
-        down_alone(folder, whole)
+        for name in given.only or SCENARIOS:
+            SCENARIOS[name](folder, whole)
 
 
 if __name__ == "__main__":
