@@ -21,6 +21,7 @@ from hetjax.cli.options.options import HELP, parse_options
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.hosts import load_hosts
 from hetjax.cluster.slurm_nodes import gpus_of
+from hetjax.data.sources.readers import text_files
 from hetjax.errors import BadInput
 from hetjax.launchers.slurm.job_script import (
     JobTerms,
@@ -146,6 +147,8 @@ def _by_slurm(own: Sequence[str], words: Sequence[str]) -> int:
     added = ["--launcher", "slurm", "--cluster", str(_absolute(file))]
     config, _ = train.parse([*words, *added])
     check_config(config)
+    if config.data.path is not None and config.data.path.exists():
+        text_files(config.data.path)  # rather than after hours in the queue
     _check_paths(config.run_dir, Path.cwd())
     groups = groups_of(load_cluster(file))
     named = [kind for kind in _types() if kind]

@@ -161,6 +161,10 @@ def test_a_job_goes_back_into_the_queue_after_the_notice_alone(
         (["slurm", "lab.toml", "--notice-s", "0", "--", "train", "tiny"], "notice-s 0"),
         (["slurm", "lab.toml", "--sbatch", "-A", "--", "train", "tiny"], "--sbatch"),
         (["slurm", "lab.toml", "--gres", "a100", "--", "train", "tiny"], "--gres a100"),
+        (
+            ["slurm", "lab.toml", "--", "train", "tiny", "--data.path", "lab.toml"],
+            "lab.toml has the suffix",
+        ),
         (["slurm", "h100.toml", "--", "train", "tiny"], "H100-80GB-HBM3"),
         (
             ["slurm", "lab.toml", "--script", "lab.toml/x", "--", "train", "tiny"],
