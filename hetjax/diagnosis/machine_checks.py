@@ -29,12 +29,8 @@ def findings_of_machines(found: Machines) -> tuple[Finding, ...]:
 def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding]:
     name = machine.name
     if machine.error is not None:
-        yield _problem(
-            "machines",
-            f"{name} gives no report: {machine.error}",
-            "install hetjax there, at the path of this Python or of the one in the "
-            "hosts' file; then type there: python -m hetjax.doctor",
-        )
+        why = f"{name} gives no report: {machine.error}"
+        yield _problem("machines", why, _fix_of_silence(machine.error))
         return
     for finding in machine.findings:
         yield replace(finding, found=f"{name}: {finding.found}")
@@ -59,6 +55,18 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
             "give a --run-dir in a folder that all machines can write to: many "
             "clusters mount home directories read-only on compute nodes",
         )
+
+
+def _fix_of_silence(error: str) -> str:
+    if any(word in error.lower() for word in ("oom", "out of memory")):
+        return (
+            f"request {_LEAST_MEMORY_GIB:.0f} GiB or more, with Slurm's --mem for "
+            "instance"
+        )
+    return (
+        "install hetjax there, at the path of this Python or of the one in the hosts' "
+        "file; then type there: python -m hetjax.doctor"
+    )
 
 
 def _cards(machine: OtherMachine) -> Iterator[Finding]:

@@ -84,6 +84,12 @@ def test_machines_that_are_alike_and_reach_this_one_are_well():
         ),
         ({"error": "No module named 'hetjax'"}, "problem", "No module", "install"),
         (
+            {"error": "slurmstepd-a: Detected 1 oom-kill event(s)"},
+            "problem",
+            "desk gives no report: slurmstepd-a",
+            "4 GiB or more, with Slurm's --mem",
+        ),
+        (
             {"findings": (Finding(check="x", level="problem", found="y", fix="z"),)},
             "problem",
             "desk: y",
