@@ -58,12 +58,13 @@ def line_of_this_machine(file_of_run: str) -> str:
         "memory_gib": memory_gib(),
         "cards": sum(seen.count for seen in devices if seen.platform != "cpu"),
         "sees_run_dir": sees,
-        "writes_run_dir": not (file_of_run and sees) or _writes_beside(file_of_run),
+        "writes_run_dir": not (file_of_run and sees) or writes_beside(file_of_run),
     }
     return _MARK + json.dumps(answer)
 
 
-def _writes_beside(file: str) -> bool:
+def writes_beside(file: str) -> bool:
+    """Return whether a file can be created in the folder of this one."""
     try:
         with TemporaryFile(dir=Path(file).parent, prefix=".hetjax-doctor-"):
             return True

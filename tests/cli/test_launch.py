@@ -144,6 +144,16 @@ def test_a_job_goes_back_into_the_queue_after_the_notice_alone(
     assert words == ["-m", "hetjax.train", *train, *added]
 
 
+def test_what_slurm_refuses_says_what_to_compare(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+):
+    why = "Requested node configuration is not available"
+    (programs / "sbatch").write_text(f"#!/bin/sh\necho 'error: {why}' >&2\nexit 1\n")
+    assert launch("slurm", "lab.toml", "--", "train", "tiny") == 2
+    error = capsys.readouterr().err
+    assert why in error and "sinfo -N" in error and "--cpus-per-device" in error
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -17,7 +17,7 @@ from hetjax.diagnosis import machines
 from hetjax.diagnosis.facts import Machines, OtherMachine, Peer
 from hetjax.diagnosis.machine_checks import findings_of_machines
 from hetjax.diagnosis.machines import look_at_machines
-from hetjax.diagnosis.on_machine import memory_gib, read_machine
+from hetjax.diagnosis.on_machine import memory_gib, read_machine, writes_beside
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed
 from hetjax.launchers import on_machines
@@ -133,6 +133,12 @@ def test_a_line_of_ours_is_read():
     read = read_machine("desk", line, WAY)
     assert read is not None
     assert (read.memory_gib, read.sees_run_dir, read.writes_run_dir) == (1.5, 1, 0)
+
+
+def test_a_folder_that_takes_no_file_is_not_one_to_keep_a_run_in(tmp_path: Path):
+    """Root may write everywhere but to file systems that make no files."""
+    assert writes_beside(str(tmp_path / "file")) and not [*tmp_path.iterdir()]
+    assert not writes_beside("/proc/version")
 
 
 def test_memory_is_the_least_limit_of_the_groups_above(tmp_path: Path):
