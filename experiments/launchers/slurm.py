@@ -132,8 +132,8 @@ def noticed(folder: Path, whole: dict[int, float]) -> None:
 
 
 def preempted(folder: Path, whole: dict[int, float]) -> None:
-    """A job of higher priority takes the nodes: the run saves as the grace begins, waits
-    until that job has ended, and resumes."""
+    """A job of higher priority takes the nodes: the run saves as the grace begins, and
+    resumes after that job."""
     run_dir = folder / "preempted" / "run"
     run_dir.parent.mkdir()
     job = submitted(folder, run_dir)

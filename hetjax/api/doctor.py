@@ -76,7 +76,7 @@ def diagnose(
 
 
 def _cluster_of(file: str | Path | None) -> Cluster | None:
-    """Read a cluster file; a bad one is None here, and a finding of its own."""
+    """Return the cluster of a file, or None if it is bad: `gather` reports that."""
     with suppress(BadInput):
         return None if file is None else load_cluster(Path(file))
 

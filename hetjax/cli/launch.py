@@ -39,8 +39,8 @@ _HELP = f"""usage: {_PROGRAM} slurm CLUSTER.toml [options] -- train PRESET [opti
 Start a run where its machines are.
 
 slurm: write the script of a job that asks for the nodes of a cluster file, show it and
-submit it. Before its time limit, or if another job is to have its nodes, the run saves
-and the job goes back into the queue.
+submit it. Before its time limit, or if another job preempts it, the run saves and the
+job goes back into the queue.
 ssh: start a worker on each host of a file; the run itself is this process.
 
 {_PROGRAM} slurm --help lists the options. Exit codes: as train's for ssh; for slurm 0

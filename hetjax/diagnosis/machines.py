@@ -72,7 +72,7 @@ def _whole(machines: Sequence[Machine]) -> list[Machine]:
 
 
 def _unplaced(reach: Reach, cluster: Cluster) -> list[tuple[str, str]]:
-    """Return what a run on this cluster would say before it starts, and its fix."""
+    """Return the error that a run on this cluster would start with, and its fix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each machine reports its own cards
         try:

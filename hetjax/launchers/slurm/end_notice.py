@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hears in a job step that Slurm is to take the job's nodes away.
+"""Learns from a job step that Slurm will take the job's nodes away.
 
-A preemption with a grace sends SIGTERM to the steps of a job as the grace begins, and
-to the job's script only when it ends. So one step does nothing but listen; what it
-hears reaches this process, the controller, as SIGTERM, after which the run saves and
-ends. Owns that step. Does not own how a step is started (`on_slurm.py`), saving
-(`training/recovery/notices.py`), nor what the script does then (`job_script.py`).
+When a preemption begins, Slurm sends SIGTERM to the steps of a job; the job's script
+gets it only when the grace is over. So one step does nothing but wait for SIGTERM. It
+then makes this process, the controller, send SIGTERM to itself: the run saves and ends.
+Owns that step. Does not own how a step starts (`on_slurm.py`), saving
+(`training/recovery/notices.py`), nor the requeue (`job_script.py`).
 """
 
 import os
@@ -23,10 +23,10 @@ LISTENS = ("sh", "-c", f'trap "echo {_HEARD}; exit" TERM; read end')
 
 @contextmanager
 def end_noticed(step: Sequence[str]) -> Iterator[None]:
-    """Within `with`, a SIGTERM to the steps of the job is one to this process.
+    """Within `with`, a SIGTERM to the steps of the job also reaches this process.
 
-    `step` are the words that run LISTENS on a node of the job. If that fails, the run
-    hears of a preemption when the script does.
+    `step` is the command that runs LISTENS on a node of the job. If it fails, the run
+    learns of a preemption only when the script gets SIGTERM.
     """
     process = subprocess.Popen(
         step,
@@ -50,6 +50,6 @@ def end_noticed(step: Sequence[str]) -> Iterator[None]:
 
 def _listen(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
-    with process.stdout as told:
-        if any(line.strip() == _HEARD for line in told):
+    with process.stdout as lines:
+        if any(line.strip() == _HEARD for line in lines):
             os.kill(os.getpid(), signal.SIGTERM)

@@ -131,8 +131,8 @@ _SCRIPT = """#!/bin/bash
 {options}
 
 # USR1 comes before the time limit: the run saves and ends with code 4, and the job goes
-# back into the queue. So it does if the run hears that another job is to have the nodes
-# (143: before the first step). TERM is scancel's: the run saves and ends.
+# back into the queue. The same if another job preempts this one (143: before the first
+# step). TERM comes from scancel: the run saves and ends.
 cd {directory} || exit
 asked= ending= heard=1 run=
 trap 'asked=1; heard=1; [ -z "$run" ] || kill -TERM "$run"' USR1
@@ -150,7 +150,7 @@ if [ -n "$asked" ] && [ "$code" = 4 ]; then
 fi
 if [ -z "$ending" ] && {{ [ "$code" = 4 ] || [ "$code" = 143 ]; }} &&
     scontrol show job -o "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"; then
-    echo "another job is to have the nodes: back into the queue"
+    echo "saved for a job of higher priority: back into the queue"
     scontrol requeue "$SLURM_JOB_ID" && exit
 fi
 exit "$code"

@@ -3,7 +3,7 @@
 
 Owns which nodes the job has, also if it has several components, and the arguments of
 `srun`. Does not own parsing Slurm's output (`hetjax/cluster/slurm_nodes.py`), the job's
-script (`job_script.py`), hearing of a preemption (`end_notice.py`), nor where a worker
+script (`job_script.py`), notices of a preemption (`end_notice.py`), nor where a worker
 is started (`on_machines.py`).
 
 A worker ignores SIGTERM. Slurm sends it to all processes of a job that is to end. The
@@ -114,9 +114,9 @@ class SlurmJob:
         )
 
     def listening(self) -> list[str]:
-        """Return the words of a step that hears when the job is to end.
+        """Return the command of a step that waits for the job's end.
 
-        It runs where this process does, or on the first node.
+        It runs on the node of this process, or on the first node.
         """
         here = os.environ.get("SLURMD_NODENAME", "")
         node = self._nodes.get(here) or next(iter(self._nodes.values()))
