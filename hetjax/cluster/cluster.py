@@ -218,12 +218,15 @@ def _link_end_problems(cluster: Cluster) -> Iterator[BadInput]:
     lost = [link for link in cluster.links if not {*link.between} <= known]
     if lost:
         ends = sorted({end for link in lost for end in link.between} - known)
+        add = f"add a [[node]] named {' and one named '.join(map(repr, ends))}"
+        if "" in ends:
+            add = "give the nodes without a zone one, and name that in `between`"
         yield BadInput(
             got=f"no node or zone is named {' or '.join(map(repr, ends))}: "
             + "; ".join(map(_shown, lost)),
             allowed=f"nodes: {', '.join(nodes)}; zones: {', '.join(zones) or 'none'}",
             fix=f"remove {'this [[link]]' if len(lost) == 1 else 'these [[link]]s'}, "
-            f"or add a [[node]] named {' and one named '.join(map(repr, ends))}",
+            f"or {add}",
         )
     for link in cluster.links:
         left, right = link.between

@@ -178,6 +178,13 @@ def test_an_unknown_preset_names_the_nearest():
             "remove these [[link]]s, or add a [[node]] named 'm' and one named 'z'",
         ),
         (
+            'name = "x"\n' + NODE + OTHER + 'zone = "z"\n' + LINK.replace('"m"', '""'),
+            "no node or zone is named '': link between 'n' and ''",
+            "nodes: m, n; zones: z",
+            "remove this [[link]], or give the nodes without a zone one, and name that "
+            "in `between`",
+        ),
+        (
             'name = "x"\n' + NODE + LINK.replace('"m"', '"n"'),
             "link between 'n' and 'n'",
             "two different nodes or two different zones",
