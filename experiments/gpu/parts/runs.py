@@ -267,7 +267,7 @@ def _devices(command: Background, setting: Setting) -> Iterator[Row]:
     yield ended
     device = setting.device
     is_cpu = device.platform == "cpu"
-    name = "the CPU alone" if is_cpu else device_name(device)
+    name = "only the CPU" if is_cpu else device_name(device)
     last = (command.output.strip().splitlines() or [""])[-1]
     named = None if ended.measured is None else name in last
     yield Row(what="hetjax devices names the card", measured=named, note=last)
