@@ -49,6 +49,11 @@ class Reach(Protocol):
         """The remedy for a node that has no machine."""
         ...
 
+    @property
+    def unreached(self) -> str:
+        """The remedy for a machine that does not answer."""
+        ...
+
     def machines(self, looks: bool) -> list[Machine]:
         """Return the machines that are there now; if `looks`, probe their cards.
 
@@ -132,6 +137,7 @@ class OnMachines:
         self._only_cpu = request.only_cpu or request.simulate
         self._there = reach.machines(looks=not self._only_cpu)
         self._machines = placed(reach, request.cluster, self._there, request.simulate)
+        self._own = _names(self._there)  # hosts that nodes may be named after
         self._places: dict[str, WorkerPlace] = {}
         self._processes = OnThisMachine(
             request.logs,
@@ -186,8 +192,19 @@ class OnMachines:
 
     def _match(self, there: list[Machine]) -> None:
         self._look, self._looked_s, self._there = None, time.monotonic(), there
-        found = matched(self._cluster, there, self._simulate, self._machines)
+        self._own |= _names(there)
+        found = matched(self._awaited(), there, self._simulate, self._machines)
         self._machines = found or self._machines
+
+    def _awaited(self) -> Cluster:
+        """Return the cluster without simulated nodes that wait for their own host.
+
+        Any machine can simulate any node, but one that is named after a lost host would
+        not return to that host.
+        """
+        lost = self._own - _names(self._there) if self._simulate else set()
+        stay = {node.name for node in self._cluster.nodes} - lost
+        return part_of(self._cluster, stay) if stay else self._cluster
 
     def _machines_now(self) -> list[Machine]:
         """Return the present machines; if unknown, the previous ones with a warning."""
@@ -210,6 +227,10 @@ class OnMachines:
                 else _variables(self._reach, nodes[worker], machine)
             )
             self._places[worker] = self._reach.place(machine, variables)
+
+
+def _names(machines: Iterable[Machine]) -> set[str]:
+    return {name for machine in machines for name in machine.named}
 
 
 def _variables(reach: Reach, node: Node, machine: Machine) -> dict[str, str]:

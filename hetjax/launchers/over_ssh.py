@@ -65,6 +65,11 @@ class SshHosts:
     """The hosts of a file; BadInput if it is not a file of hosts."""
 
     system = "the file of hosts"
+    unreached = (
+        "make `ssh -o BatchMode=yes ADDRESS true` succeed on this machine: log in once "
+        "to compare the host's key, and add your public key to ~/.ssh/authorized_keys "
+        "there, even if that host is this machine"
+    )
 
     def __init__(self, file: Path | None) -> None:
         assert file is not None, "checked with the settings"

@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.launchers import on_machines
+from hetjax.launchers.launcher import LaunchRequest
+from hetjax.launchers.on_machines import OnMachines
 from hetjax.launchers.over_ssh import SshHosts, find_cluster, run_on_nodes
 from tests.launchers import fake_programs, far_cards
 from tests.launchers.fake_programs import heard
@@ -58,6 +61,35 @@ def test_the_cluster_is_that_of_the_hosts_and_one_that_is_off_is_left_out(
         find_cluster(file)
     assert told.value.got.count("Connection refused") == 2
     assert told.value.fix.endswith("-- 127.0.0.2 true")
+
+
+def test_a_simulated_node_waits_for_the_host_of_its_name_and_returns_to_it(
+    programs: Path, tmp_path: Path
+):
+    """`other` is named after no host, so any host will do for it."""
+    names = ("left", "right", "other")
+    nodes = tuple(Node(name=name, device="L4", count=1) for name in names)
+    cluster = Cluster(name="c", nodes=nodes)
+    request = LaunchRequest(
+        cluster=cluster,
+        simulate=True,
+        logs=tmp_path,
+        cache_dir=tmp_path,
+        work=lambda settings: pytest.fail("nobody asked for a step"),
+    )
+    with ExitStack() as stack:
+        launcher = OnMachines(request, SshHosts(hosts(tmp_path)), stack)
+
+        def there() -> set[str]:
+            return {node.name for node in launcher.present(cluster, True).nodes}
+
+        assert there() == {"left", "right", "other"}
+        (programs / "ssh.down").write_text("127.0.0.3\n")
+        for _ in range(2):  # also at a later look
+            with pytest.warns(UserWarning, match="host right is left out"):
+                assert there() == {"left", "other"}
+        (programs / "ssh.down").unlink()
+        assert there() == {"left", "right", "other"}
 
 
 def test_every_word_arrives_as_it_was_whatever_is_in_it(

@@ -72,6 +72,7 @@ class SlurmJob:
         "request the nodes of the cluster file (hetjax launch slurm does), or leave "
         "--cluster out: the job's nodes are then the cluster"
     )
+    unreached = fix
 
     def __init__(self) -> None:
         job = os.environ.get("SLURM_JOB_ID", "")
