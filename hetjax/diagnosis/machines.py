@@ -48,7 +48,7 @@ def look_at_machines(
         except BadInput as bad:
             return Machines(versions=versions_here(), absent=((bad.got, bad.fix),))
     there = _whole(parts)
-    absent = [(str(each.message), reach.fix) for each in warned]
+    absent = [(str(each.message), reach.unreached) for each in warned]
     absent += [] if cluster is None else _unplaced(reach, cluster)
     with (
         _answering() as port,

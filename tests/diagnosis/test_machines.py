@@ -180,6 +180,7 @@ def test_hosts_are_looked_at_and_one_that_is_off_is_a_problem(
     found = diagnose(ssh=file, run_dir=tmp_path / "run")
     (problem,) = (f for f in found.findings if f.level == "problem")
     assert problem.found.startswith("host box is left out: ")
+    assert "BatchMode" in problem.fix and "[[host]]" not in problem.fix
     desk = {f.check for f in found.findings if f.found.startswith("desk: ")}
     assert desk == {"versions", "devices", "memory", "links"}
     assert not [*tmp_path.glob(".hetjax-doctor-*")]
