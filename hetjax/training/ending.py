@@ -71,7 +71,9 @@ def _what_is_here(run_dir: Path) -> str:
     if not (apart := folders_apart(run_dir)):
         return "metrics, settings and checkpoints"
     whose = ", ".join(sorted(apart))
-    return f"checkpoints are on the disks of {whose}; metrics and settings"
+    folder = run_dir / rundir.CHECKPOINTS  # of workers that do see the run directory
+    here = f" and in {folder}" if any(folder.glob("step_*")) else ""
+    return f"checkpoints are on the disks of {whose}{here}; metrics and settings"
 
 
 @contextmanager
