@@ -19,6 +19,7 @@ from hetjax.launchers.slurm.end_notice import LISTENS, end_noticed
 from hetjax.launchers.slurm.on_slurm import SlurmJob, find_cluster, run_on_nodes
 from tests.launchers import fake_programs, far_cards
 from tests.launchers.fake_programs import heard
+from tests.training.pair import wait_until
 
 
 @pytest.fixture
@@ -113,9 +114,19 @@ def test_a_term_to_the_steps_of_the_job_is_one_to_the_run(
                     os.kill(step, signal.SIGTERM)
                     assert told.wait(10)
             assert told.is_set() == is_sent
-            assert not Path(f"/proc/{step}").exists()
+            wait_until(lambda step=step: _has_ended(step))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether the process is gone, or nobody has asked for its exit code."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _step_on(node: str, programs: Path) -> int:

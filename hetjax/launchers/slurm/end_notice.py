@@ -8,7 +8,6 @@ Owns that step. Does not own how a step starts (`on_slurm.py`), saving
 (`training/recovery/notices.py`), nor the requeue (`job_script.py`).
 """
 
-import os
 import signal
 import subprocess
 import threading
@@ -52,4 +51,5 @@ def _listen(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     with process.stdout as lines:
         if any(line.strip() == _HEARD for line in lines):
-            os.kill(os.getpid(), signal.SIGTERM)
+            # to the main thread, whose wait ends with it; another thread's would not
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
