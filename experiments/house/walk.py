@@ -43,6 +43,7 @@ class Walk:
         watching.set_events(watching.PROFILER_ID, start)
         with suppress(_Arrived):
             call()
+        watching.set_events(watching.PROFILER_ID, watching.events.NO_EVENTS)
         watching.free_tool_id(watching.PROFILER_ID)
         befores = [None, *self.files]
         moves = [a for a, b in zip(self.files, befores, strict=False) if a != b]

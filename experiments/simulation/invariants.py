@@ -32,7 +32,7 @@ _STEPS_APART = 4  # most steps that an available node may have no part in
 
 
 class StateLost(Exception):
-    """Too many disks are gone: the user is told what remains of the run."""
+    """A start was refused, with what remains of the run: too many disks are lost."""
 
 
 class Invariants:

@@ -77,7 +77,7 @@ class Writer:
                 part.earlier = None
 
     def keep_all(self) -> None:
-        """Keep everything here until the next save begins: others were told of it."""
+        """Keep all parts on this disk until the next save: others may need them."""
         self._keeps_all = True
 
     def give_up_after(self, step: int) -> None:

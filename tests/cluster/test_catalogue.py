@@ -451,7 +451,7 @@ def test_no_spelling_of_an_entry_is_taken_for_another(name: str):
 
 
 def _holding(written: str) -> set[str]:
-    """Return the entries with a spelling that contains all words of what is written."""
+    """Return the entries with a spelling that has all words of `written`."""
     said = set(written.lower().split())
     spelled = {n: (n, *spec.aliases) for n, spec in catalogue().items()}
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sends which rows to whom, if a transfer's stages span workers."""
+"""Senders and receivers of rows, for transfers between stages that span workers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's costs on a cluster: who sends how much to whom; measured times go first."""
+"""A plan's costs on a cluster: bytes on each link, and measured times first."""
 
 from dataclasses import replace
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas exchange the gradients of what is trained, once each, in the precision
-on the wire."""
+"""Two replicas send each gradient of a trained weight once, in the wire's precision."""
 
 from dataclasses import replace
 from pathlib import Path

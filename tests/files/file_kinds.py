@@ -304,7 +304,7 @@ def _read_sailor(folder: Path) -> Any:
 
 
 def _asked(folder: Path) -> Any:
-    """Return whom an operator asks to leave; a damaged request counts for the run."""
+    """Return the node that an operator asks to leave; a damaged file means the run."""
     return next(operator(folder))
 
 

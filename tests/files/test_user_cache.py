@@ -13,12 +13,12 @@ from hetjax.files.user_cache import expanded, user_cache
     [
         ("/scratch/me", "~/.cache/hetjax", "/scratch/me/hetjax"),
         ("/scratch/me", "~/.cache", "/scratch/me"),
-        ("/scratch/me", "~/text", "/home/me/text"),
+        ("/scratch/me", "~/text", "/own/text"),
         ("/scratch/me", "/data/.cache/hetjax", "/data/.cache/hetjax"),
         ("/scratch/me", "text", "text"),
-        ("", "~/.cache/hetjax", "/home/me/.cache/hetjax"),
-        ("relative", "~/.cache/hetjax", "/home/me/.cache/hetjax"),  # must be ignored
-        (None, "~/.cache/hetjax", "/home/me/.cache/hetjax"),
+        ("", "~/.cache/hetjax", "/own/.cache/hetjax"),
+        ("relative", "~/.cache/hetjax", "/own/.cache/hetjax"),  # must be ignored
+        (None, "~/.cache/hetjax", "/own/.cache/hetjax"),
     ],
 )
 def test_a_folder_below_the_cache_goes_where_the_user_keeps_caches(
@@ -27,7 +27,7 @@ def test_a_folder_below_the_cache_goes_where_the_user_keeps_caches(
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/own")
     monkeypatch.delenv("XDG_CACHE_HOME")
     if variable is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", variable)

@@ -131,7 +131,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _step_on(node: str, programs: Path) -> int:
-    """Wait for a shell that waits to be told, as a step on the node; its id."""
+    """Return the process id of the listening step on the node, once it listens."""
     end_s = time.monotonic() + 10
     while time.monotonic() < end_s:
         told = f"SLURMD_NODENAME={node}\0", str(programs)
