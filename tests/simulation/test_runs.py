@@ -18,8 +18,9 @@ NUM_RUNS, NUM_PARTS = 1000, 8
 # an incomplete one of the same step. A save from before a rollback was taken for one
 # after it. A run began anew although its last plan had saved on another node without
 # reporting it. A worker that got an older state was asked to finish a step. A save in
-# progress at a loss removed what was left of the saves.
-ONCE_WRONG = [540, 650, 996, 403, 52807, 52992, 50676, 53599, 60139]
+# progress at a loss removed what was left of the saves. A worker without a machine was
+# started again and again.
+ONCE_WRONG = [540, 650, 996, 403, 52807, 52992, 50676, 53599, 60139, 205485]
 ONCE_WRONG += [301255, 302998, 315181, 300379, 459268, 500792, 808933, 1023816]
 
 

@@ -109,7 +109,7 @@ class CurrentPlan:
         `is_needed`: then raises NoFeasiblePlan.
         """
         cluster, asked = self._config.membership.now(again=True), self._asked
-        if not self._is_other(cluster):
+        if not self._is_other(cluster, is_needed):
             if asked is None or not asked.is_ready or is_needed:
                 return False
             self.plan, self._asked = asked.plan, None
@@ -127,8 +127,9 @@ class CurrentPlan:
             self.plan = plan
         return is_another
 
-    def _is_other(self, cluster: Cluster) -> bool:
-        return cluster not in (self.cluster, self._refused)
+    def _is_other(self, cluster: Cluster, is_needed: bool = False) -> bool:
+        """Return whether to plan for these nodes: if needed, again after a refusal."""
+        return cluster != self.cluster and (is_needed or cluster != self._refused)
 
     def _plan_or_warn(self, cluster: Cluster) -> Plan | None:
         return plan_or_warn(self._config.standby_plans.plan, cluster, self.plan)

@@ -118,6 +118,24 @@ def test_the_last_node_cannot_leave_and_one_for_whose_rest_nothing_fits_stays(
     assert len(asked) == 2
 
 
+def test_a_loss_after_its_node_was_missed_ends_the_run_if_nothing_fits_the_rest(
+    tmp_path: Path,
+):
+    """Otherwise the run would start the lost worker again and again."""
+
+    def none(cluster: Cluster, current: Plan) -> Plan:
+        raise NoFeasiblePlan(got="too little memory", allowed="", fix="")
+
+    file = tmp_path / "pair.toml"
+    pair = run_on(file, cluster_of("a", "b"), none)
+    file.write_text(cluster_toml(cluster_of("a")))
+    with pytest.warns(UserWarning, match="no plan for a alone"):
+        assert not step(pair)  # b's worker may still be at work
+    assert not step(pair)
+    with pytest.raises(NoFeasiblePlan, match="too little memory"):
+        pair.replan(is_needed=True)
+
+
 def test_a_plan_that_is_asked_for_is_gone_by_once_workers_have_compiled_it(
     tmp_path: Path,
 ):
