@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the interval of a predicted step time, and the sources of the prediction.
 
-Owns the simulations at other speeds that an interval needs. Does not own the arithmetic
-(`costs/certainty/`) nor the words (`report/`).
+Owns the simulations at other speeds that an interval needs, and what a measured step
+and the work in it teach. Does not own the arithmetic (`costs/certainty/`) nor the words
+(`report/`).
 """
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from time import process_time
 
@@ -14,15 +15,25 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.costs.certainty.beliefs import Beliefs, CredibleInterval, Observation
 from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
-from hetjax.costs.certainty.elasticities import Elasticities, elasticities
+from hetjax.costs.certainty.elasticities import (
+    OVERHEAD,
+    Elasticities,
+    Work,
+    elasticities,
+    work_elasticities,
+)
 from hetjax.costs.certainty.priors import (
     NOISE,
     NOISE_OF_PROFILE,
-    NOISE_OF_RUN,
+    NOISE_OF_STEP,
+    NOISE_OF_WORK,
     PROFILE,
     source,
 )
+from hetjax.costs.certainty.work import predicted_parts, work_of
 from hetjax.costs.costs import Costs
+from hetjax.costs.slowness.step_times import Part
+from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulated import simulated
 
@@ -102,11 +113,13 @@ def learnt(
     costs_on: CostsOn,
     seen: StepCalibration,
     measured_s: float,
+    parts: Mapping[Part, float] | None = None,
 ) -> StepCalibration:
     """Return the steps in `seen` and a step of this plan that took `measured_s`.
 
-    Slopes change with speeds, so the step is learnt by Newton's method: it is predicted
-    again at the speeds learnt so far, until the prediction equals the measured time.
+    `parts` are the measured seconds of its stages. Slopes change with speeds, so the
+    step is learnt by Newton's method: it is predicted again at the speeds learnt so
+    far, until the prediction equals the measured time.
     """
     found, plan, tied = seen, predicted.plan, predicted.tied
     for _ in range(_MOST_NEWTON):
@@ -114,20 +127,59 @@ def learnt(
         costs = costs_on(part_of(there, plan.nodes))
         now = replace(predicted, simulation=simulated(plan, costs, tied))
         sure = certainty_of(now, there, costs_on, calibration=found)
-        found = seen.with_step(_observation(measured_s, sure))
-        if abs(math.log(measured_s / sure.interval.median)) < _NEAR:
+        beliefs, median_s = sure.beliefs, sure.interval.median
+        step = _as_modelled(beliefs, measured_s, median_s, sure.slopes, NOISE_OF_STEP)
+        found = seen.with_step(
+            step, _work(plan, there, costs_on, beliefs, parts) if parts else ()
+        )
+        if abs(math.log(measured_s / median_s)) < _NEAR:
             break
     return found
 
 
-def _observation(measured_s: float, sure: Certainty) -> Observation:
-    """Return a measured step with its prediction, moved along its slopes to speeds as
-    modelled, so that steps predicted at different speeds can be combined."""
-    means = dict(zip(sure.beliefs.parameters, sure.beliefs.mean_P, strict=True))
-    back = sum(slope * means[p] for p, slope in sure.slopes.items())
+def _work(
+    plan: Plan,
+    cluster: Cluster,
+    costs_on: CostsOn,
+    beliefs: Beliefs,
+    parts: Mapping[Part, float],
+) -> list[Observation]:
+    """Return the measured work of each kind of device, by kind of action."""
+    used = part_of(cluster, plan.nodes)
+
+    def predict(there: Cluster) -> dict[Work, float]:
+        return work_of(predicted_parts(parts, plan, costs_on(there)), plan, there)
+
+    found = predicted_parts(parts, plan, costs_on(used))
+    measured = work_of({part: parts[part] for part in found}, plan, used)
+    predicted, slopes = work_of(found, plan, used), work_elasticities(predict, used)
+    return [
+        replace(
+            _as_modelled(beliefs, measured_s, predicted[w], slopes[w], NOISE_OF_WORK),
+            what="work",
+        )
+        for w, measured_s in measured.items()
+    ]
+
+
+def _as_modelled(
+    beliefs: Beliefs,
+    measured_s: float,
+    predicted_s: float,
+    slopes: Elasticities,
+    noise: float,
+) -> Observation:
+    """Return a measured time with its prediction, moved along its slopes to speeds as
+    modelled, so that times predicted at different speeds can be combined.
+
+    `predicted_s` was predicted at the means of the beliefs, where all work takes longer
+    by a step's overhead.
+    """
+    means = dict(zip(beliefs.parameters, beliefs.mean_P, strict=True))
+    back = sum(slope * means[p] for p, slope in {**slopes, OVERHEAD: 1.0}.items())
     return Observation(
         measured_s=measured_s,
-        predicted_s=sure.interval.median * math.exp(back),
-        elasticities=sure.slopes,
-        noise=NOISE_OF_RUN,
+        predicted_s=predicted_s * math.exp(back),
+        elasticities=slopes,
+        noise=noise,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hetjax.costs.slowness.step_times import StepTimes
 from hetjax.costs.utilization import DeviceUse
 from hetjax.data.dataset import Dataset
 from hetjax.optimizers.learning_rate import LearningRates
@@ -182,8 +183,9 @@ class Loop:
         self._is_in_step = False
         now_s = time.perf_counter()
         step_time_s, self._since_s = now_s - self._since_s, now_s
-        self._record()
-        found = self.slow_devices.after(step_time_s)
+        times = self.slow_devices.timing.pop_times()
+        self._record(times)
+        found = self.slow_devices.after(step_time_s, times)
         for finding in found:
             self.recorder.slow(finding)
         num_left = self.config.steps - step - 1
@@ -211,8 +213,8 @@ class Loop:
         self.recorder.event(Spiked.name, step, loss=loss, most=most)
         self.recorder.note(f"{got} ({factor:g} x the usual)")
 
-    def _record(self) -> None:
-        """Fetch the last step's loss and record it."""
+    def _record(self, times: StepTimes | None = None) -> None:
+        """Fetch the last step's loss and record it, with the times of its parts."""
         if self._pending is None:
             return
         done, self._pending = self._pending, None
@@ -225,7 +227,7 @@ class Loop:
             raise NotFinite(done.step, got)
         self.recorder.step(_metrics(done, loss))
         start_s = time.perf_counter()
-        self.recorder.compare(done.step, done.step_time_s)
+        self.recorder.compare(done.step, done.step_time_s, times)
         self._since_s += time.perf_counter() - start_s  # not part of a step's time
 
     def _record_skipped(self, done: _Pending) -> None:

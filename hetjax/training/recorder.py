@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.costs.slowness.findings import Slowdown
+from hetjax.costs.slowness.step_times import StepTimes
 from hetjax.launchers.reprovisioning import LOG, CommandEnded
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.commit import StepCommit
@@ -63,12 +64,17 @@ class Recorder:
         self._metrics.append(line)
         self.note(f"step {step} skipped: {line['reason']}")
 
-    def compare(self, step: int, step_time_s: float) -> None:
+    def compare(
+        self, step: int, step_time_s: float, parts: StepTimes | None = None
+    ) -> None:
         """Record once per plan how measured and predicted step time compare.
 
-        A prediction may take a second.
+        `parts` are the times of the same step, if they were measured. A prediction may
+        take a second.
         """
-        found = self._comparison and self._comparison.add(step_time_s)
+        if parts is not None and parts.step != step:
+            parts = None
+        found = self._comparison and self._comparison.add(step_time_s, parts)
         if found is not None:
             self.event("compared", step, **found.values())
             self.note(str(found))

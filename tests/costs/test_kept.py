@@ -64,7 +64,7 @@ def found(cluster: Cluster, precision: str = "bfloat16") -> list[float]:
 
 def test_a_step_counts_for_the_kinds_that_it_was_on():
     assert read_kept(PAIR, BOTH) is UNCALIBRATED
-    keep(OF_PAIR, PAIR, BOTH)
+    keep([OF_PAIR], PAIR, BOTH)
     again = read_kept(PAIR, BOTH)
     assert again.source == str(kept_file()) and again.kinds() == {A100, V100}
     assert [o.elasticities for o in again.observations] == [OF_PAIR.elasticities]
@@ -85,13 +85,13 @@ def test_a_step_counts_for_the_kinds_that_it_was_on():
     ],
 )
 def test_other_precisions_and_figures_learn_nothing(cluster: Cluster, precision: str):
-    keep(OF_PAIR, PAIR, BOTH)
+    keep([OF_PAIR], PAIR, BOTH)
     assert found(cluster, precision) == []
     assert found(on(A100, memory_gib=70.0)) == [2.0]  # memory is no speed
 
 
 def test_another_release_of_jax_learns_nothing(monkeypatch: pytest.MonkeyPatch):
-    keep(step(), on(A100), {"fast": "bfloat16"})
+    keep([step()], on(A100), {"fast": "bfloat16"})
     with monkeypatch.context() as patched:
         patched.setattr(jax, "__version__", "0.99.0")
         assert found(on(A100)) == []
@@ -99,7 +99,7 @@ def test_another_release_of_jax_learns_nothing(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_cpu_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch):
-    keep(step(kind="cpu"), on("cpu"), {"fast": "float32"})
+    keep([step(kind="cpu")], on("cpu"), {"fast": "float32"})
     assert found(on("cpu"), "float32") == [2.0]
     monkeypatch.setattr(platform, "node", lambda: "another")
     assert found(on("cpu"), "float32") == []
@@ -108,7 +108,7 @@ def test_a_cpu_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch):
 def test_a_link_is_known_again_between_the_same_nodes_only():
     way = ("fast-slow", LINK)
     slow_way = replace(OF_PAIR, elasticities={**OF_PAIR.elasticities, way: 0.4})
-    keep(slow_way, PAIR, BOTH)
+    keep([slow_way], PAIR, BOTH)
     (again,) = read_kept(PAIR, BOTH).observations
     assert again.elasticities == slow_way.elasticities
     others = (
@@ -124,7 +124,7 @@ def test_a_link_is_known_again_between_the_same_nodes_only():
 
 
 def test_steps_of_earlier_runs_are_trusted_less_than_those_of_the_run():
-    keep(step(), on(A100), {"fast": "bfloat16"})
+    keep([step()], on(A100), {"fast": "bfloat16"})
     earlier = read_kept(on(A100), {"fast": "bfloat16"})
     own = StepCalibration((step(),))
     factors = [
@@ -136,14 +136,14 @@ def test_steps_of_earlier_runs_are_trusted_less_than_those_of_the_run():
 
 
 def test_steps_that_a_profile_predicted_are_not_kept():
-    keep(step(layers=0.9), on(A100), {"fast": "bfloat16"})
+    keep([step(layers=0.9)], on(A100), {"fast": "bfloat16"})
     assert not kept_file().exists()
 
 
 def test_who_runs_most_crowds_nobody_out():
-    keep(step(7.0, "L4"), on("L4"), {"fast": "bfloat16"})
+    keep([step(7.0, "L4")], on("L4"), {"fast": "bfloat16"})
     for n in range(MOST_ALIKE + 3):
-        keep(step(1.0 + n), on(A100), {"fast": "bfloat16"})
+        keep([step(1.0 + n)], on(A100), {"fast": "bfloat16"})
     assert found(on("L4")) == [7.0]
     assert found(on(A100)) == [1.0 + n for n in range(3, MOST_ALIKE + 3)]
 
@@ -152,7 +152,7 @@ def test_runs_that_end_together_all_keep_what_they_learnt():
     times = [1.0 + n for n in range(MOST_ALIKE)]
 
     def end(measured_s: float) -> None:
-        keep(step(measured_s), on(A100), {"fast": "bfloat16"})
+        keep([step(measured_s)], on(A100), {"fast": "bfloat16"})
 
     with ThreadPoolExecutor(8) as runs:
         list(runs.map(end, times))
@@ -181,7 +181,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_file_is_said_once_and_written_anew(how: str):
-    keep(step(), on(A100), {"fast": "bfloat16"})
+    keep([step()], on(A100), {"fast": "bfloat16"})
     whole = kept_file().read_text()
     damaged = DAMAGES[how](whole)
     assert damaged != whole
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_said_once_and_written_anew(how: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert found(on(A100)) == []
-        keep(step(3.0), on(A100), {"fast": "bfloat16"})
+        keep([step(3.0)], on(A100), {"fast": "bfloat16"})
         assert found(on(A100)) == [3.0]
 
 
@@ -203,11 +203,11 @@ def test_a_folder_in_the_place_of_the_file_is_as_none():
     with pytest.warns(UserWarning, match="a folder"):
         assert found(on(A100)) == []
     with pytest.raises(OSError):
-        keep(step(), on(A100), {"fast": "bfloat16"})
+        keep([step()], on(A100), {"fast": "bfloat16"})
 
 
 def test_a_file_or_none_can_be_given_in_its_place(tmp_path: Path):
-    keep(step(), on(A100), {"fast": "bfloat16"})
+    keep([step()], on(A100), {"fast": "bfloat16"})
     of_node = {"fast": "bfloat16"}
     assert calibration_from("none", on(A100), of_node) is UNCALIBRATED
     assert len(calibration_from(None, on(A100), of_node).observations) == 1

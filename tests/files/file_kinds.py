@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,7 @@ _STEP = Observation(
     elasticities={SOFTWARE: 1.0, ("L4", "products"): 0.75},
     noise=0.03,
 )
+_WORK = replace(_STEP, measured_s=0.5, predicted_s=0.4, what="work")
 _CONFIGS = ("llama3", "gemma3", "gpt2", "qwen3_moe", "qwen2_window", "mixtral")
 
 KINDS: Mapping[str, FileKind] = {
@@ -367,13 +369,15 @@ KINDS: Mapping[str, FileKind] = {
     ),
     "calibration": FileKind(
         make=lambda folder: write_calibration(
-            folder / "c.json", StepCalibration((_STEP, _STEP))
+            folder / "c.json", StepCalibration((_WORK, _STEP))
         ),
         target="c.json",
         read=lambda folder: read_given(folder / "c.json"),
     ),
     "steps of earlier runs": FileKind(
-        make=written("kept.json", kept_json([KeptStep({"L4": "bfloat16"}, _STEP)])),
+        make=written(
+            "kept.json", kept_json([KeptStep({"L4": "bfloat16"}, (_WORK, _STEP))])
+        ),
         target="kept.json",
         read=lambda folder: read_file(folder / "kept.json", parse_kept, what="kept"),
     ),

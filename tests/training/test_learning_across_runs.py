@@ -124,7 +124,7 @@ def test_a_run_goes_on_where_the_cache_cannot_be_written(
     config = settings(tmp_path)
     comparison = StepComparison(
         predict=lambda plan, cluster: predict_step(config, MODEL, plan, cluster),
-        learn=lambda plan, cluster, s: learn_step(config, MODEL, plan, cluster, s),
+        learn=lambda *step: learn_step(config, MODEL, *step),
         is_simulated=False,
     )
     comparison.begin(ONE_STAGE, CLUSTER)

@@ -74,10 +74,19 @@ def test_steps_are_timed_as_often_as_a_hundredth_of_them_pays_for(tmp_path: Path
         watching.before(step)
         return watching.timing.is_wanted
 
-    watching.after(10.0)
+    watching.after(10.0, None)
     assert all(map(timed, range(10)))
-    watching.after(1e-3)
+    cost_s = watching.timing_cost_s
+    for _ in range(3):  # the first steps are learnt
+        watching.after(50 * cost_s, None)
+        assert all(map(timed, range(10)))
+    watching.after(50 * cost_s, None)
+    assert sum(map(timed, range(10))) == 5
+    watching.after(1e-3, None)
     assert 0 < sum(map(timed, range(1000))) < 10
+    watching.begin(TWO_REPLICAS, load_cluster(SIX))
+    watching.after(50 * cost_s, None)
+    assert all(map(timed, range(10)))
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 """A run compares its step time with the predicted one, once for each plan."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,16 +10,23 @@ from typing import Any, NoReturn
 import pytest
 
 import hetjax
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.costs.certainty.calibration import read_calibration
 from hetjax.costs.slowness.known import slowness, write_slowness
+from hetjax.costs.slowness.step_times import StepTimes
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
+from hetjax.report.display import Display
+from hetjax.training.directory.journal import Journal
+from hetjax.training.observers import slow_devices
 from hetjax.training.observers.step_comparison import (
     ComparedStep,
     StepComparison,
     learn_step,
     predict_step,
 )
+from hetjax.training.recorder import Recorder
 from hetjax.training.session import run
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
 
@@ -66,7 +74,7 @@ def refuse(plan: Plan, cluster: Cluster) -> NoReturn:
     )
 
 
-def unlearnt(plan: Plan, cluster: Cluster, step_s: float) -> None:
+def unlearnt(*step: object) -> None:
     raise AssertionError("nothing was predicted")
 
 
@@ -81,6 +89,48 @@ def test_each_plan_is_compared_after_its_third_step_and_the_first_does_not_count
         assert found[2] is not None and found[2].measured_s == 3.0
         assert "measured; no prediction: device 'X9' is unknown" in str(found[2])
         assert json.loads(json.dumps(found[2].values()))["predicted_s"] is None
+
+
+def timed(step: int, seconds: float) -> StepTimes:
+    return StepTimes(step=step, parts={(0, 0, "F"): seconds}, links={})
+
+
+def test_what_is_learnt_of_parts_is_of_the_warm_steps_of_this_plan(tmp_path: Path):
+    preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
+    found: Any = predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
+    learnt: list[Any] = []
+    comparison = StepComparison(
+        predict=lambda *_: found,
+        learn=lambda *step: learnt.append(step[3]),
+        is_simulated=False,
+    )
+    journal = Journal(tmp_path / "events.jsonl", last_step=0)
+    with closing(journal):
+        recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
+        for first in (1, 11):
+            comparison.begin(TWO_REPLICAS, cluster)
+            recorder.compare(first, 9.0, timed(first, 99.0))  # compiles
+            recorder.compare(first + 1, 2.0, timed(first, 77.0))  # of another step
+            recorder.compare(first + 2, 2.0, timed(first + 2, 1.0))
+    assert learnt == 2 * [{(0, 0, "F"): 1.0}]
+
+
+def test_a_run_on_a_real_device_learns_how_long_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(slow_devices, "_ACTION_S", 0.0)  # its steps are very short
+    one = Node(name="here", device="cpu", count=1)
+    file = tmp_path / "here.toml"
+    file.write_text(cluster_toml(Cluster(name="here", nodes=(one,))))
+    preset = but(small_preset(tmp_path), steps=5, simulate=False, cluster=file)
+    preset = replace(preset, plan=None)
+    assert run(preset.config, preset, MODEL) == 0
+    seen = read_calibration(preset.config.run_dir / "calibration.json")
+    (step,) = (o for o in seen.observations if o.what == "step")
+    work = [o for o in seen.observations if o.what == "work"]
+    assert len(work) in (2, 4)  # the update and the passes: fused, or F and B apart
+    assert 0 < sum(o.measured_s for o in work) < 2 * step.measured_s
+    assert all(("cpu", "launches") in o.elasticities for o in work)
 
 
 @pytest.mark.parametrize(("measured_s", "advised"), [(1.0, False), (2.0, True)])

@@ -13,12 +13,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.elasticities import (
+    OVERHEAD,
     SOFTWARE,
     Elasticities,
     Parameter,
@@ -70,13 +72,16 @@ class CredibleInterval:
 class Observation:
     """A measured time and its prediction.
 
-    `noise` is the standard deviation of the logarithm that no parameter explains.
+    `what` was measured is a step, the work of one kind of device in a step, or a sum
+    over devices alone. `noise` is the standard deviation of the logarithm that no
+    parameter explains.
     """
 
     measured_s: float
     predicted_s: float
     elasticities: Elasticities
     noise: float
+    what: Literal["step", "work", "sum"] = "step"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,12 +156,15 @@ class Beliefs:
         """Return the cluster at the means, for which plans are made and predicted.
 
         Slower software slows down every kind of work, except times that a profile has
-        measured, which already include the software.
+        measured, which already include the software. So that a step takes its overhead
+        as well, all work there takes longer by it.
         """
         means = dict(zip(self.parameters, self.mean_P, strict=True))
         factors = {
             parameter: math.exp(
-                means[parameter] + (parameter[1] != "layers") * means[SOFTWARE]
+                means[OVERHEAD]
+                + means[parameter]
+                + (parameter[1] != "layers") * means[SOFTWARE]
             )
             for parameter in parameters_of(cluster)
         }
@@ -176,7 +184,7 @@ def prior_beliefs(
 
     They include `others`, parameters that are not in this cluster.
     """
-    every = (SOFTWARE, *parameters_of(cluster), *others)
+    every = (OVERHEAD, SOFTWARE, *parameters_of(cluster), *others)
     parameters = tuple(dict.fromkeys(every))
     return Beliefs(
         parameters=parameters,

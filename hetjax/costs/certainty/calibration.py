@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the record of a run's measured steps, and the file that stores it.
+"""Defines the record of a run's measured steps and work, and the file that stores it.
 
 Owns the JSON and the beliefs that follow from it. Does not own the arithmetic
 (`beliefs.py`), the records kept beyond a run (`kept.py`) nor the measuring
@@ -16,7 +16,6 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.beliefs import Beliefs, Observation, prior_beliefs
 from hetjax.costs.certainty.elasticities import (
     LINK,
-    SOFTWARE,
     Elasticities,
     parameters_of,
 )
@@ -27,14 +26,15 @@ from hetjax.files.tables import read_record
 from hetjax.files.writing import write_whole
 
 VERSION = 1
-_MOST = 64  # steps that are kept: the last ones
+_MOST = 128  # observations that are kept: the last ones
 _FIX = "remove the file: the run writes a new one"
 _MOST_SHARE = 2.0
+_WRITTEN = ("step", "work")  # what a file has; sums are measured by others
 
 
 @dataclass(frozen=True, slots=True)
 class StepCalibration:
-    """Measured steps, each with its prediction at speeds as modelled.
+    """Measured steps and the work in them, with predictions at speeds as modelled.
 
     Some observations are sums that were measured alone, without our software. `source`
     names the file of all observations for people. `lesson` tells whether they are from
@@ -45,9 +45,11 @@ class StepCalibration:
     source: str = ""
     lesson: Lesson = RUN
 
-    def with_step(self, observation: Observation) -> "StepCalibration":
-        """Return these steps and one more, as steps of this run."""
-        return StepCalibration((*self.observations, observation)[-_MOST:])
+    def with_step(
+        self, step: Observation, work: Iterable[Observation] = ()
+    ) -> "StepCalibration":
+        """Return these steps and one more with its `work`, as steps of this run."""
+        return StepCalibration((*self.observations, *work, step)[-_MOST:])
 
     def beliefs(self, cluster: Cluster, noise: float = NOISE) -> Beliefs:
         """Return the beliefs about a cluster's speeds after these steps.
@@ -66,20 +68,26 @@ class StepCalibration:
         return self.beliefs(cluster).applied(cluster) if self.observations else cluster
 
     @property
+    def last_step(self) -> tuple[Observation, ...]:
+        """The last step, after the work in it."""
+        ends = [i for i, o in enumerate(self.observations) if o.what == "step"]
+        first = ends[-2] + 1 if len(ends) > 1 else 0
+        return self.observations[first:]
+
+    @property
     def num_steps(self) -> int:
-        return sum(SOFTWARE in o.elasticities for o in self.observations)
+        return sum(o.what == "step" for o in self.observations)
 
     def kinds(self) -> frozenset[str]:
         """Return the kinds of device that some step has used."""
-        return self._kinds(of_steps=True)
+        return self._kinds("step")
 
     def kinds_of_sums(self) -> frozenset[str]:
         """Return the kinds of device on which sums were measured alone."""
-        return self._kinds(of_steps=False)
+        return self._kinds("sum")
 
-    def _kinds(self, *, of_steps: bool) -> frozenset[str]:
-        slopes = (o.elasticities for o in self.observations)
-        used = (p for each in slopes if (SOFTWARE in each) == of_steps for p in each)
+    def _kinds(self, what: str) -> frozenset[str]:
+        used = (p for o in self.observations if o.what == what for p in o.elasticities)
         return frozenset(owner for owner, name in used if owner and name != LINK)
 
 
@@ -133,6 +141,7 @@ def calibration_json(calibration: StepCalibration) -> str:
 def step_values(step: Observation) -> dict[str, Any]:
     """Return the JSON values of a step."""
     return {
+        "what": step.what,
         "measured_s": step.measured_s,
         "predicted_s": step.predicted_s,
         "noise": step.noise,
@@ -154,7 +163,10 @@ def parse_step(raw: object, where: str) -> Observation:
             "noise": "a number",
             "shares": "a list",
         },
+        optional={"what": "a string"},  # from before work was measured: steps
     )
+    what = values.setdefault("what", "step")
+    _check(what in _WRITTEN, f"{where}.what = {what!r}", " or ".join(_WRITTEN))
     for key in ("measured_s", "predicted_s", "noise"):
         _check(
             1e-9 < values[key] < 1e9, f"{where}.{key} = {values[key]}", "1e-9 to 1e9"

@@ -55,6 +55,7 @@ def _observed_ring(ring: RingMeasurement, cluster: Cluster) -> Observation:
         predicted_s=_BYTES / bytes_per_s,
         elasticities={(ring.device, speed): 1.0},
         noise=max(ring.misfit, NOISE_OF_RUN),
+        what="sum",
     )
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes how much a predicted time depends on each parameter of the model of time.
 
-Owns the elasticities of a prediction. Does not own the parameters (`cluster/speeds.py`)
-nor their uncertainty (`beliefs.py`).
+Owns the elasticities of a predicted step, and of times that depend on one kind of
+device. Does not own the parameters (`cluster/speeds.py`) nor their uncertainty
+(`beliefs.py`).
 """
 
 import math
@@ -18,8 +19,10 @@ from hetjax.cluster.speeds import PARAMETERS
 # the kind of device and the name of a speed, or the ends of a link and `LINK`
 Parameter = tuple[str, str]
 Elasticities = Mapping[Parameter, float]
+Work = tuple[str, str]  # a kind of device and a kind of action: ("L4", "FB")
 LINK = "link"
 SOFTWARE: Parameter = ("", "software")  # scales all times alike
+OVERHEAD: Parameter = ("", "overhead")  # scales steps alone, not the work in them
 
 _STEP = 1.25  # factor on speeds: large, as beliefs are wider and maxima have kinks
 _LEAST = 1e-6  # least slope that counts
@@ -39,11 +42,41 @@ def elasticities(
     for parameters in _varied(cluster, together):
         slow = predict(_at_speeds(cluster, parameters, 1 / _STEP))
         fast = predict(_at_speeds(cluster, parameters, _STEP))
-        share = math.log(slow / fast) / (2 * math.log(_STEP))
+        share = _share(slow, fast)
         if abs(share) > _LEAST:
             found |= dict.fromkeys(parameters, share / len(parameters))
-    measured = sum(share for (_, name), share in found.items() if name == "layers")
-    return {SOFTWARE: 1.0 - measured, **found}
+    return {OVERHEAD: 1.0, **_with_software(found)}
+
+
+def work_elasticities(
+    predict: Callable[[Cluster], Mapping[Work, float]], cluster: Cluster
+) -> dict[Work, Elasticities]:
+    """Return the elasticities of the times of work that `predict` returns.
+
+    Work depends on its own kind of device alone, so a speed of all kinds varies at
+    once.
+    """
+    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    found: dict[Work, dict[Parameter, float]] = {}
+    for name in PARAMETERS:
+        parameters = [(kind, name) for kind in sorted(kinds)]
+        slow = predict(_at_speeds(cluster, parameters, 1 / _STEP))
+        fast = predict(_at_speeds(cluster, parameters, _STEP))
+        for work, slow_s in slow.items():
+            share, own = _share(slow_s, fast[work]), found.setdefault(work, {})
+            if abs(share) > _LEAST:
+                own[work[0], name] = share
+    return {work: _with_software(shares) for work, shares in found.items()}
+
+
+def _share(slow_s: float, fast_s: float) -> float:
+    """Return a slope from the times at both ends of a speed's range."""
+    return math.log(slow_s / fast_s) / (2 * math.log(_STEP))
+
+
+def _with_software(shares: Elasticities) -> Elasticities:
+    measured = sum(share for (_, name), share in shares.items() if name == "layers")
+    return {SOFTWARE: 1.0 - measured, **shares}
 
 
 def _varied(cluster: Cluster, together: bool) -> list[list[Parameter]]:

@@ -46,6 +46,7 @@ from hetjax.plans.precision import Dtype, stage_precision
 VERSION = 1
 MOST_ALIKE = 16  # steps that are kept per set of kinds and precisions
 _MOST = 512  # steps in all
+_MOST_USED = 512  # observations of them that a prediction uses: the last ones
 _MOST_BYTES = 8 << 20
 _WAIT_S = 5.0  # while another run writes
 _FIX = "remove the file: runs write a new one"
@@ -59,10 +60,10 @@ Precisions = Mapping[str, str]  # the precision of nodes, by their names
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """A step of some run, and the devices that it used."""
+    """A step of some run with the work in it, and the devices that it used."""
 
     ran_as: RanAs
-    observation: Observation
+    observations: tuple[Observation, ...]
 
 
 def kept_file() -> Path:
@@ -92,7 +93,8 @@ def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
         return UNCALIBRATED
     here = ran_as(cluster, precisions)
     names = {_outside(cluster, link): "-".join(link.between) for link in cluster.links}
-    found = [step.observation for step in steps if _counts(step.ran_as, here)]
+    counting = (step for step in steps if _counts(step.ran_as, here))
+    found = [seen for step in counting for seen in step.observations][-_MOST_USED:]
     if not found:
         return UNCALIBRATED
     seen = tuple(
@@ -102,17 +104,18 @@ def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
     return StepCalibration(seen, source=str(path), lesson=EARLIER_RUNS)
 
 
-def keep(step: Observation, cluster: Cluster, precisions: Precisions) -> None:
-    """Add a step that was measured on the nodes in `precisions`.
+def keep(step: Sequence[Observation], cluster: Cluster, precisions: Precisions) -> None:
+    """Add a step and the work in it, measured on the nodes in `precisions`.
 
     `cluster` is at speeds as modelled. A step that a profile has predicted is not kept:
     it only tells how good that profile was. Raises OSError if the file cannot be
     written, and filelock's Timeout (an OSError) if others write for too long.
     """
-    if any(name == "layers" for _, name in step.elasticities):
+    if any(name == "layers" for seen in step for _, name in seen.elasticities):
         return
     names = {"-".join(link.between): _outside(cluster, link) for link in cluster.links}
-    new = KeptStep(ran_as(cluster, precisions), _with_links(step, names))
+    observations = tuple(_with_links(seen, names) for seen in step)
+    new = KeptStep(ran_as(cluster, precisions), observations)
     path = kept_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -144,7 +147,13 @@ def parse_kept(text: str) -> tuple[KeptStep, ...]:
 def kept_json(steps: Iterable[KeptStep]) -> str:
     """Return the JSON text that `parse_kept` reads back, with a line for each step."""
     rows = [
-        json.dumps({"ran_as": {**step.ran_as}, "step": step_values(step.observation)})
+        json.dumps(
+            {
+                "ran_as": {**step.ran_as},
+                "step": step_values(step.observations[-1]),
+                "work": [step_values(work) for work in step.observations[:-1]],
+            }
+        )
         for step in steps
     ]
     lines = ",\n".join(rows)
@@ -153,13 +162,20 @@ def kept_json(steps: Iterable[KeptStep]) -> str:
 
 def _kept(raw: object, where: str) -> KeptStep:
     row = read_record(
-        raw, where=where, required={"ran_as": "a table", "step": "a table"}
+        raw,
+        where=where,
+        required={"ran_as": "a table", "step": "a table"},
+        optional={"work": "a list"},  # none from before it was measured
     )
     on = {
         kind: as_kind(described, "a string", where=f"{where}.ran_as")
         for kind, described in row["ran_as"].items()
     }
-    return KeptStep(on, parse_step(row["step"], f"{where}.step"))
+    work = [
+        parse_step(each, f"{where}.work[{i}]")
+        for i, each in enumerate(row.get("work", ()))
+    ]
+    return KeptStep(on, (*work, parse_step(row["step"], f"{where}.step")))
 
 
 def _usable(path: Path) -> Sequence[KeptStep]:

@@ -24,6 +24,7 @@ from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.training.settings.config import RunConfig
 
 _MOST_SHARE = 0.01  # of a step's time that watching may cost
+_FIRST, _MOST_SHARE_OF_FIRST = 4, 0.03  # a plan's first steps are compared and learnt
 # CPU time to watch an action, on a machine with five times as much work as cores:
 # `experiments/stragglers/cost.py`
 _ACTION_S = 100e-6
@@ -59,6 +60,7 @@ class SlowDevices:
     _detector: Detector = field(default_factory=Detector)
     _every: int = 1
     _num_actions: int = 0
+    _num_steps: int = 0  # of this plan
 
     def begin(self, plan: Plan, cluster: Cluster) -> None:
         """Watch the steps of a plan from here on."""
@@ -66,24 +68,25 @@ class SlowDevices:
         self._detector.begin(lanes_of(plan, kinds))
         by_node = _actions_by_node(plan).values()
         self._num_actions = sum(by_node) if self.is_one_process else max(by_node)
-        self._every = 1
+        self._every, self._num_steps = 1, 0
 
     def resume(self) -> None:
         """Leave out the next steps, unusual after a recovery by the same plan."""
         self._detector.leave_out_some()
 
     def before(self, step: int) -> None:
-        """Have this step timed, if due: timing may cost a hundredth of the time."""
+        """Have this step timed, if due: timing may cost a hundredth of the time, and a
+        little more in the first steps of a plan."""
         self.timing.is_wanted = self.is_on and step % self._every == 0
 
-    def after(self, step_time_s: float) -> list[Slowdown]:
-        """Take the duration of a step; return what has newly become clear.
+    def after(self, step_time_s: float, times: StepTimes | None) -> list[Slowdown]:
+        """Take a step's duration, and the times of an earlier step that came with it.
 
-        The times of an earlier step come with it.
+        Return what has newly become clear.
         """
-        cost_s = self._num_actions * _ACTION_S
-        self._every = max(1, math.ceil(cost_s / (_MOST_SHARE * step_time_s)))
-        times = self.timing.pop_times()
+        self._num_steps += 1
+        share = _MOST_SHARE if self._num_steps > _FIRST else _MOST_SHARE_OF_FIRST
+        self._every = max(1, math.ceil(self.timing_cost_s / (share * step_time_s)))
         return [] if times is None else self.add(times)
 
     def add(self, times: StepTimes) -> list[Slowdown]:
@@ -93,6 +96,11 @@ class SlowDevices:
             self._keep()
             self.changed()
         return found
+
+    @property
+    def timing_cost_s(self) -> float:
+        """CPU seconds that timing a step costs a worker, at most."""
+        return self._num_actions * _ACTION_S
 
     @property
     def known(self) -> Slowness:

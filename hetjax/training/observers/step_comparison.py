@@ -6,7 +6,7 @@ Owns which steps count, and the message. Does not own the prediction
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -15,8 +15,10 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.calibration import StepCalibration, write_calibration
 from hetjax.costs.certainty.kept import keep, plan_precisions
+from hetjax.costs.certainty.work import measured_parts
 from hetjax.costs.costs import Costs
 from hetjax.costs.slowness.known import Slowness
+from hetjax.costs.slowness.step_times import Part, StepTimes
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model
@@ -59,23 +61,34 @@ def predict_step(
 
 
 def learn_step(
-    config: RunConfig, model: Model, plan: Plan, cluster: Cluster, measured_s: float
+    config: RunConfig,
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    measured_s: float,
+    parts: Mapping[Part, float] | None = None,
 ) -> None:
-    """Keep a measured step and its prediction in the run's directory.
+    """Keep a measured step, the `parts` of its time, and their prediction in the run's
+    directory.
 
-    Later runs get it, too, unless CPUs have stood in for other devices. Raises as
-    `predict_step` does, and OSError if it cannot be kept.
+    Later runs get them, too, unless CPUs have stood in for other devices. Raises as
+    `predict_step` does, and OSError if they cannot be kept.
     """
     slow = read_run_slowness(config)
     at = predict_at(config, model, plan, cluster, slow)
     # what is slow now must not be learnt as the speed of its kind
     found = learnt(
-        at.predicted, slow.applied(cluster), at.costs_on, at.calibration, measured_s
+        at.predicted,
+        slow.applied(cluster),
+        at.costs_on,
+        at.calibration,
+        measured_s,
+        parts,
     )
     write_calibration(config.run_dir / CALIBRATION, found)
     if not config.simulate:
         precisions = plan_precisions(plan, cluster, config.dtype)
-        keep(found.observations[-1], cluster, precisions)
+        keep(found.last_step, cluster, precisions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,20 +212,28 @@ class StepComparison:
     """Compares once per plan, after its third step."""
 
     predict: Callable[[Plan, Cluster], SimulatedStep]
-    learn: Callable[[Plan, Cluster, float], None]
+    learn: Callable[[Plan, Cluster, float, Mapping[Part, float]], None]
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None
     _times_s: list[float] = field(default_factory=list)
+    _parts: list[StepTimes] = field(default_factory=list)
 
     def begin(self, plan: Plan, cluster: Cluster) -> None:
         """Collect the times of this plan's steps from now on."""
-        self._plan, self._times_s = (plan, cluster), []
+        self._plan, self._times_s, self._parts = (plan, cluster), [], []
 
-    def add(self, step_time_s: float) -> ComparedStep | None:
-        """Take the time of a step; return the comparison if it is due."""
+    def add(
+        self, step_time_s: float, parts: StepTimes | None = None
+    ) -> ComparedStep | None:
+        """Take the time of a step, and of its parts if they were measured.
+
+        Return the comparison if it is due.
+        """
         if self._plan is None:
             return None
         self._times_s.append(step_time_s)
+        if parts is not None and len(self._times_s) > 1:
+            self._parts.append(parts)
         if len(self._times_s) < _NUM_STEPS:
             return None
         measured_s = median(self._times_s[1:])
@@ -233,7 +254,7 @@ class StepComparison:
     def _learn(self, plan: Plan, cluster: Cluster, measured_s: float) -> None:
         """Keep the step for later predictions; a full disk must not end the run."""
         try:
-            self.learn(plan, cluster, measured_s)
+            self.learn(plan, cluster, measured_s, measured_parts(self._parts))
         except OSError as error:
             warnings.warn(
                 "cannot keep the measured step times: "
