@@ -15,6 +15,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.certainty.calibration import calibration_json, parse_calibration
 from hetjax.costs.certainty.chosen import calibration_from
 from hetjax.costs.certainty.given import check_calibration
+from hetjax.costs.certainty.priors import NOISE
 from hetjax.costs.measured.nccl_tests import parse_nccl_tests
 from hetjax.costs.roofline import ring_hop
 from hetjax.errors import BadInput
@@ -157,7 +158,7 @@ def test_sums_are_priced_at_the_rate_that_was_measured(
     assert calibration_line(seen) == line
     # no step was measured: all else is known as before
     assert seen.kinds() == frozenset() and seen.num_steps == 0
-    assert seen.beliefs(cluster).noise == seen.beliefs(one("L4")).noise == 0.14
+    assert seen.beliefs(cluster).noise == seen.beliefs(one("L4")).noise == NOISE
     assert parse_calibration(calibration_json(seen)).observations == seen.observations
 
 
