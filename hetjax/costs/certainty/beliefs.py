@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ from hetjax.costs.certainty.elasticities import (
 )
 from hetjax.costs.certainty.priors import NOISE, width
 
+Measured = Literal["step", "work", "sum"]
+MEASURED: tuple[Measured, ...] = get_args(Measured)
 Floats = NDArray[np.float64]
 _NORMAL = {0.5: 0.6745, 0.8: 1.2816, 0.9: 1.6449, 0.95: 1.96}  # two-sided quantiles
 
@@ -81,7 +83,7 @@ class Observation:
     predicted_s: float
     elasticities: Elasticities
     noise: float
-    what: Literal["step", "work", "sum"] = "step"
+    what: Measured = "step"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.certainty.beliefs import Beliefs, Observation, prior_beliefs
+from hetjax.costs.certainty.beliefs import (
+    MEASURED,
+    Beliefs,
+    Observation,
+    prior_beliefs,
+)
 from hetjax.costs.certainty.elasticities import (
     LINK,
+    SOFTWARE,
     Elasticities,
     parameters_of,
 )
@@ -29,7 +35,6 @@ VERSION = 1
 _MOST = 128  # observations that are kept: the last ones
 _FIX = "remove the file: the run writes a new one"
 _MOST_SHARE = 2.0
-_WRITTEN = ("step", "work")  # what a file has; sums are measured by others
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class StepCalibration:
         """The last step, after the work in it."""
         ends = [i for i, o in enumerate(self.observations) if o.what == "step"]
         first = ends[-2] + 1 if len(ends) > 1 else 0
-        return self.observations[first:]
+        return tuple(o for o in self.observations[first:] if o.what != "sum")
 
     @property
     def num_steps(self) -> int:
@@ -163,15 +168,16 @@ def parse_step(raw: object, where: str) -> Observation:
             "noise": "a number",
             "shares": "a list",
         },
-        optional={"what": "a string"},  # from before work was measured: steps
+        optional={"what": "a string"},
     )
-    what = values.setdefault("what", "step")
-    _check(what in _WRITTEN, f"{where}.what = {what!r}", " or ".join(_WRITTEN))
     for key in ("measured_s", "predicted_s", "noise"):
         _check(
             1e-9 < values[key] < 1e9, f"{where}.{key} = {values[key]}", "1e-9 to 1e9"
         )
     shares = _shares(values.pop("shares"), where)
+    # files from before work was measured do not say what
+    what = values.setdefault("what", "step" if SOFTWARE in shares else "sum")
+    _check(what in MEASURED, f"{where}.what = {what!r}", " or ".join(MEASURED))
     return Observation(elasticities=shares, **values)
 
 
