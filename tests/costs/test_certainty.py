@@ -6,6 +6,7 @@ prior as extra rows.
 """
 
 import math
+import re
 from dataclasses import replace
 from functools import cache, reduce
 
@@ -213,10 +214,19 @@ def test_a_calibration_reads_back_and_counts_on_other_clusters_too():
     assert UNCALIBRATED.applied(alone) is alone
 
 
+def test_files_from_before_work_was_measured_have_steps_and_sums():
+    alone = replace(observed(), elasticities={("L4", "links"): 1.0}, what="sum")
+    found = UNCALIBRATED.with_step(observed(), [alone])
+    text = calibration_json(found)
+    old = re.sub(r'"what": "(step|sum)",', "", text)
+    assert old != text and parse_calibration(old) == found
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ('"version": 1', '"version": 2'),
+        ('"what": "step"', '"what": "guess"'),
         ("2.0", "-2.0"),
         ("2.0", "1e400"),
         ('"products"', '"magic"'),

@@ -74,6 +74,19 @@ def test_a_step_counts_for_the_kinds_that_it_was_on():
     assert found(on("L4")) == []
 
 
+def test_the_work_in_a_step_is_kept_with_it():
+    work = replace(step(1.5), what="work")
+    keep([work, OF_PAIR], PAIR, BOTH)
+    assert found(PAIR, "bfloat16") == []  # one of them ran in another precision
+    again = read_kept(PAIR, BOTH)
+    assert [(o.what, o.measured_s) for o in again.observations] == [
+        ("work", 1.5),
+        ("step", 2.0),
+    ]
+    assert again.num_steps == 1
+    assert found(on(A100)) == [1.5, 2.0]
+
+
 @pytest.mark.parametrize(
     ("cluster", "precision"),
     [
