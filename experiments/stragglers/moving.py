@@ -14,76 +14,24 @@ the two runs are one after the other, because the machine is shared.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 from experiments.machine import machine
-from experiments.testbed.cpu_quota import (
-    find_controller,
-    limits,
-    make_group,
-    remove_group,
-)
+from experiments.testbed.placed_runs import Hosts, events, hosts, run
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.slowness.known import slowness
 from hetjax.models.named import TypedName, load_named
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.plans.plan_files import write_plan
-from hetjax.runtime.execution.commit import StepCommit
-from hetjax.train import main as train
-from hetjax.training.recovery.driver import Driver
 
 THROTTLED, _STEPS, _BEST_STEPS, _COLD = 26, 80, 30, 4
 _MODEL, _SEQ_LEN, _BATCH = "tiny", 128, 48
 _HOSTS = ("left", "right")
-_SHARES = 8192  # of CPU time, eight times those of another process
-_TEXT = Path(__file__).parents[2] / "LICENSE"
-_OPTIONS = (
-    "--launcher processes --evaluation.every 0 --evaluation.num-batches 1".split()
-)
-_OPTIONS += "--evaluation.sample-tokens 0 --checkpoint.every 0 --no-simulate".split()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
-    """Groups of processes, and the percent of a core that each has."""
-
-    groups: dict[str, Path]
-    percent: float
-
-    def allow(self, host: str, share: float) -> None:
-        """Give a host this share of its usual CPU time."""
-        for file, text in limits(1, self.percent * share).items():
-            (self.groups[host] / file).write_text(text)
-
-    def take(self, host: str, pid: int) -> None:
-        """Put a process, and all that it starts, on this host."""
-        (self.groups[host] / "cgroup.procs").write_text(str(pid))
-
-
-@contextmanager
-def hosts(percent: float) -> Iterator[Hosts]:
-    controller = find_controller()
-    assert controller is not None and controller.version == 1, "cgroup v1, as root"
-    groups = dict[str, Path]()
-    try:
-        for host in _HOSTS:
-            name = f"hetjax-moving-{host}"
-            groups[host] = make_group(controller, name, percent)
-            (groups[host] / "cpu.shares").write_text(str(_SHARES))
-        yield Hosts(groups=groups, percent=percent)
-    finally:
-        for group in groups.values():
-            remove_group(group)
 
 
 def cluster() -> Cluster:
@@ -116,46 +64,6 @@ def best_with(slow: str) -> Plan:
     return find_plan(request, local_work=0).best.plan
 
 
-def run(
-    folder: Path,
-    plan: Plan,
-    on: Hosts,
-    at: Callable[[int], None],
-    *options: str,
-    steps: int,
-) -> list[float]:
-    """Train, calling `at` before each step; return the seconds of all steps."""
-    folder.mkdir()
-    (folder / "cluster.toml").write_text(cluster_toml(cluster()))
-    write_plan(folder / "plan.json", plan)
-    step, placed = Driver.step, set[int]()
-
-    def placed_step(driver: Driver, number: int, *, traced: bool = False) -> StepCommit:
-        for worker, pid in driver.pids.items():
-            if pid not in placed:
-                on.take(worker.partition("/")[0], pid)
-                placed.add(pid)
-        at(number + 1)
-        return step(driver, number, traced=traced)
-
-    command = [_MODEL, "--run-dir", str(folder / "run"), "--steps", "1000"]
-    command += ["--stop-after", str(steps), "--seq-len", str(_SEQ_LEN)]
-    command += ["--global-batch", str(_BATCH), "--data.path", str(folder / "text.txt")]
-    command += ["--data.cache-dir", str(folder.parent / "cache")]
-    command += ["--cluster", str(folder / "cluster.toml")]
-    command += ["--plan", str(folder / "plan.json")]
-    (folder / "text.txt").write_text(_TEXT.read_text())
-    with patch.object(Driver, "step", placed_step):
-        assert train([*command, *_OPTIONS, *options]) == 4
-    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
-    return [line["step_time_s"] for line in lines if "loss" in line]
-
-
-def events(folder: Path, name: str) -> list[dict[str, Any]]:
-    text = (folder / "run" / "events.jsonl").read_text()
-    return [e for e in map(json.loads, text.splitlines()) if e["event"] == name]
-
-
 def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
     """Run the run that moves, and the one that need not; return both results."""
 
@@ -164,15 +72,14 @@ def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
             on.allow(slow, 0.5)
 
     moving = folder / f"moving-{slow}"
-    times_s = run(moving, halves(), on, throttle, "--replan", "auto", steps=_STEPS)
+    replans = ("--replan", "auto")
+    times_s = run(moving, cluster(), halves(), on, *replans, steps=_STEPS, at=throttle)
     named = [e for e in events(moving, "slow") if e["who"] == slow]
     weighed, moved = events(moving, "weighed"), events(moving, "moved")
     recovered = events(moving, "recovered")
     at = recovered[0]["step"] if recovered else len(times_s)
     best = best_with(slow)
-    best_s = run(
-        folder / f"best-{slow}", best, on, lambda step: None, steps=_BEST_STEPS
-    )
+    best_s = run(folder / f"best-{slow}", cluster(), best, on, steps=_BEST_STEPS)
     on.allow(slow, 1.0)
     after = times_s[at + _COLD :]
     found = {
@@ -217,7 +124,7 @@ def shown_json(plan: dict[str, Any]) -> str:
 
 def study(percent: float, slow: Sequence[str]) -> dict[str, Any]:
     """Return the result, as JSON values."""
-    with TemporaryDirectory() as folder, hosts(percent) as on:
+    with TemporaryDirectory() as folder, hosts(dict.fromkeys(_HOSTS, percent)) as on:
         found = {host: of_host(Path(folder), host, on) for host in slow}
     return {
         "command": "python -m experiments.stragglers.moving --json",

@@ -129,8 +129,8 @@ def test_a_run_goes_on_where_the_cache_cannot_be_written(
     )
     comparison.begin(ONE_STAGE, CLUSTER)
     with pytest.warns(UserWarning, match="cannot keep .*: .*a file.*: Not a directory"):
-        told = [comparison.add(1.0) for _ in range(3)]
-    assert told[2] is not None and told[2].predicted is not None
+        told = [comparison.add(1.0) for _ in range(4)]
+    assert told[3] is not None and told[3].predicted is not None
     assert (config.run_dir / "calibration.json").exists()
 
 

@@ -45,7 +45,7 @@ from hetjax.training.layout.plan_choice import (
 )
 from hetjax.training.settings.config import RunConfig
 
-_NUM_STEPS = 3  # of a plan before it is compared; the first one also warms up
+_NUM_STEPS = 4  # of a plan before it is compared; the first one also warms up
 _FAR_OFF = 1.25
 
 
@@ -209,7 +209,7 @@ class ComparedStep:
 
 @dataclass(kw_only=True, slots=True)
 class StepComparison:
-    """Compares once per plan, after its third step."""
+    """Compares once per plan, after its fourth step."""
 
     predict: Callable[[Plan, Cluster], SimulatedStep]
     learn: Callable[[Plan, Cluster, float, Mapping[Part, float]], None]

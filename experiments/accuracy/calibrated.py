@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts a plan from a run of another: how far off is what a run has learnt?
+
+    python -m experiments.accuracy.calibrated [--json] [--mixes 6]
+
+Hosts are control groups with shares of a core (as root); hetjax only knows that they
+are different kinds of device. Two plans use all hosts: `samples` gives each the whole
+model and a share of the samples, `layers` is one pipeline over all. Each is trained by
+`hetjax train`, which measures its first steps and writes `calibration.json`. With that
+file both plans are predicted as `hetjax simulate --calibration` does. The measured time
+is the median of the steps after those that the run has learnt from; `noise` is the
+difference between the medians of two halves of them. `own` and `other` are predicted
+over measured times, of the plan that was learnt from and of the other.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import hetjax
+from experiments.machine import machine
+from experiments.testbed.placed_runs import Hosts, hosts, run
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.models.named import TypedName, load_named
+from hetjax.plans.plan import Plan, Replica, Stage
+
+MIXES = (
+    (60.0, 20.0),
+    (40.0, 40.0),
+    (30.0, 90.0),
+    (50.0, 25.0, 25.0),
+    (20.0, 40.0, 60.0),
+    (80.0, 40.0, 20.0),
+)
+_MODEL, _SEQ_LEN, _BATCH, _SIZE = "tiny", 128, 48, 4
+_STEPS, _LEARNT = 14, 4
+_LAYERS = len(load_named(TypedName(_MODEL)).layers)
+
+
+def cluster_of(percents: Sequence[float]) -> Cluster:
+    """Return hosts that differ in kind only; one kind for hosts of one share."""
+    nodes = tuple(
+        Node(
+            name=f"host-{i}",
+            device=f"core-{percent:g}",
+            count=1,
+            peak_tflops=0.05,
+            memory_gib=4.0,
+            memory_gb_per_s=10.0,
+            intra_node_gb_per_s=10.0,
+            network_gbit_per_s=8.0,
+        )
+        for i, percent in enumerate(percents)
+    )
+    return Cluster(name="mix", nodes=nodes)
+
+
+def shares(total: int, percents: Sequence[float]) -> list[int]:
+    """Return whole shares in proportion, of at least one each."""
+    left, found = total, list[int]()
+    for i, percent in enumerate(percents):
+        rest = len(percents) - i - 1
+        share = round(left * percent / sum(percents[i:]))
+        found.append(min(max(share, 1), left - rest))
+        left -= found[-1]
+    return found
+
+
+def plans(percents: Sequence[float]) -> dict[str, Plan]:
+    """Return both plans of a mix."""
+    by_samples = tuple(
+        Replica(
+            num_microbatches=num,
+            microbatch_size=_SIZE,
+            stages=(_stage(i, (0, _LAYERS), 1),),
+        )
+        for i, num in enumerate(shares(_BATCH // _SIZE, percents))
+    )
+    ends = [0]
+    for num in shares(_LAYERS, percents):
+        ends.append(ends[-1] + num)
+    by_layers = tuple(
+        _stage(i, (ends[i], ends[i + 1]), len(percents) - i)
+        for i in range(len(percents))
+    )
+    pipeline = Replica(
+        num_microbatches=_BATCH // _SIZE, microbatch_size=_SIZE, stages=by_layers
+    )
+    return {"samples": _plan(*by_samples), "layers": _plan(pipeline)}
+
+
+def _stage(host: int, layers: tuple[int, int], ahead: int) -> Stage:
+    return Stage(node=f"host-{host}", devices=(0,), layers=layers, launch_ahead=ahead)
+
+
+def _plan(*replicas: Replica) -> Plan:
+    return Plan(model=_MODEL, seq_len=_SEQ_LEN, global_batch=_BATCH, replicas=replicas)
+
+
+def of_mix(folder: Path, percents: Sequence[float]) -> dict[str, Any]:
+    """Train with both plans; predict both from each."""
+    cluster, found = cluster_of(percents), plans(percents)
+    names = [node.name for node in cluster.nodes]
+    measured: dict[str, list[float]] = {}
+    with hosts(dict(zip(names, percents, strict=True))) as on:
+        for name, plan in found.items():
+            times_s = _train(folder / name, cluster, plan, on)
+            measured[name] = times_s[_LEARNT:]
+
+    def predicted_s(name: str, learnt_from: str | None) -> float:
+        file = learnt_from and folder / learnt_from / "run" / "calibration.json"
+        step = hetjax.simulate_plan(
+            found[name],
+            model=_MODEL,
+            cluster=cluster,
+            calibration=file or "none",
+            quiet=True,
+        )
+        return step.step_time_s
+
+    rows: dict[str, Any] = {}
+    for name, other in (("samples", "layers"), ("layers", "samples")):
+        step_s, later_s = median(measured[name]), measured[name]
+        halves = median(later_s[::2]), median(later_s[1::2])
+        rows[name] = {
+            "plan": str(found[name]).splitlines(),
+            "measured_s": step_s,
+            "noise": abs(halves[0] / halves[1] - 1),
+            "without": predicted_s(name, None) / step_s,
+            "own": predicted_s(name, name) / step_s,
+            "other": predicted_s(name, other) / step_s,
+        }
+    return {"percents": list(percents), **rows}
+
+
+def _train(folder: Path, cluster: Cluster, plan: Plan, on: Hosts) -> list[float]:
+    options = ("--calibration", "none")
+    return run(folder, cluster, plan, on, *options, steps=_STEPS)
+
+
+def measure(mixes: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
+    """Yield the result so far after each mix."""
+    rows: list[dict[str, Any]] = []
+    for percents in mixes:
+        with TemporaryDirectory() as folder:
+            rows.append(of_mix(Path(folder), percents))
+        errors = {
+            which: [abs(row[name][which] - 1) for row in rows for name in plans([1])]
+            for which in ("without", "own", "other")
+        }
+        yield {
+            "command": "python -m experiments.accuracy.calibrated --json",
+            "machine": machine(),
+            "median_error": {which: median(found) for which, found in errors.items()},
+            "largest_error": {which: max(found) for which, found in errors.items()},
+            "mixes": rows,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--mixes", type=int, default=len(MIXES))
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    for found in measure(MIXES[: given.mixes]):
+        print(json.dumps(found["mixes"][-1]), file=sys.stderr, flush=True)
+    print(json.dumps(found, indent=1 if given.json else None))
+
+
+if __name__ == "__main__":
+    main()
