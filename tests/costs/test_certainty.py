@@ -198,9 +198,10 @@ def test_no_file_says_speeds():
         parse_cluster(cluster_toml(CLUSTER).replace("count", "speeds = 1\ncount", 1))
 
 
-def observed(**changes: float) -> Observation:
-    values = dict(measured_s=2.0, predicted_s=1.0, noise=0.03)
-    return Observation(elasticities=slopes(10), **values | changes)
+def observed() -> Observation:
+    return Observation(
+        measured_s=2.0, predicted_s=1.0, noise=0.03, elasticities=slopes(10)
+    )
 
 
 def test_a_calibration_reads_back_and_counts_on_other_clusters_too():
