@@ -119,9 +119,9 @@ def learnt(
 
     `parts` are the measured seconds of its stages. Slopes change with speeds, so the
     step is learnt by Newton's method: it is predicted again at the speeds learnt so
-    far, until the prediction equals the measured time.
+    far, until the prediction equals the measured time or changes no more.
     """
-    found, plan, tied = seen, predicted.plan, predicted.tied
+    found, plan, tied, last_s = seen, predicted.plan, predicted.tied, math.inf
     for _ in range(_MOST_NEWTON):
         there = found.applied(cluster)
         costs = costs_on(part_of(there, plan.nodes))
@@ -129,11 +129,11 @@ def learnt(
         sure = certainty_of(now, there, costs_on, calibration=found)
         beliefs, median_s = sure.beliefs, sure.interval.median
         step = _as_modelled(beliefs, measured_s, median_s, sure.slopes, NOISE_OF_STEP)
-        found = seen.with_step(
-            step, _work(plan, there, costs_on, beliefs, parts) if parts else ()
-        )
-        if abs(math.log(measured_s / median_s)) < _NEAR:
+        work = _work(plan, there, costs_on, beliefs, parts) if parts else ()
+        found = seen.with_step(step, work)
+        if min(abs(math.log(s / median_s)) for s in (measured_s, last_s)) < _NEAR:
             break
+        last_s = median_s
     return found
 
 
@@ -155,10 +155,10 @@ def _work(
     predicted, slopes = work_of(found, plan, used), work_elasticities(predict, used)
     return [
         replace(
-            _as_modelled(beliefs, measured_s, predicted[w], slopes[w], NOISE_OF_WORK),
+            _as_modelled(beliefs, s, predicted[w], slopes[w], NOISE_OF_WORK),
             what="work",
         )
-        for w, measured_s in measured.items()
+        for w, s in measured.items()
     ]
 
 
