@@ -31,7 +31,8 @@ it; without, also the accelerators of this machine.
 With --ssh, probe the hosts of a file instead, measure the links between them, and
 write their cluster file.
 
-Exit codes: 0 done, 2 bad input, such as a word that matches no device."""
+Exit codes: 0 done, 1 hosts did not answer and are not in the cluster file, 2 bad input,
+such as a word that matches no device."""
 _ROW = "{:<42} {:>10} {:>9} {:>6} {:>11} {:>11}"
 
 
@@ -49,8 +50,8 @@ class DevicesOptions:
     """Print one JSON object instead of the table."""
 
 
-def devices(arguments: Sequence[str]) -> None:
-    """Print the devices that the arguments select."""
+def devices(arguments: Sequence[str]) -> int:
+    """Print the devices that the arguments select; return the exit code."""
     default = DevicesOptions()
     options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
     if options.ssh is not None:
@@ -66,7 +67,7 @@ def devices(arguments: Sequence[str]) -> None:
     if options.json:
         listed = {spec.name: _values(spec) for spec in found}
         print(json.dumps({"devices": listed, "here": here}))
-        return
+        return 0
     print(
         _ROW.format(
             "device", "memory GiB", "TFLOP/s", "watts", "USD an hour", "USD if spot"
@@ -77,6 +78,7 @@ def devices(arguments: Sequence[str]) -> None:
     if here is not None:
         counts = ", ".join(f"{count} x {name}" for name, count in here.items())
         print(f"\nthis machine: {counts or 'no accelerator, only the CPU'}")
+    return 0
 
 
 def meant(word: str) -> list[DeviceSpec]:
@@ -118,8 +120,11 @@ def _here() -> Mapping[str, int]:
     return {node.device: node.count for node in nodes}
 
 
-def _hosts(file: Path, output: Path | None) -> None:
-    """Probe the hosts of a file; write or print their cluster file."""
+def _hosts(file: Path, output: Path | None) -> int:
+    """Probe the hosts of a file; write or print their cluster file.
+
+    Return 1 if it lacks hosts, so that a script does not continue without them.
+    """
     with working("looking"):
         from hetjax.diagnosis.hosts_by_ssh import look_at_hosts
 
@@ -129,11 +134,14 @@ def _hosts(file: Path, output: Path | None) -> None:
         f"{node.name}: {node.count} x {node.device}" for node in found.cluster.nodes
     ]
     lines = [*kinds, *found.ways]
+    if found.missing:
+        lines.append(f"not in the cluster file: {', '.join(found.missing)}")
     if output is None:
         print(text, *(f"# {line}" for line in lines), sep="\n")
-        return
-    write_file(output, text, "--output")
-    print(*lines, f"cluster file: {output}", sep="\n")
+    else:
+        write_file(output, text, "--output")
+        print(*lines, f"cluster file: {output}", sep="\n")
+    return 1 if found.missing else 0
 
 
 main = main_of(devices)

@@ -17,10 +17,12 @@ from hetjax.launchers.over_ssh import SshHosts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookedAt:
-    """The cluster of the hosts; `ways` has a line to print for each pair."""
+    """The cluster of the hosts that answered; `ways` has a line to print for each pair
+    of them, `missing` the names of the others."""
 
     cluster: Cluster
     ways: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
 def look_at_hosts(file: Path) -> LookedAt:
@@ -32,7 +34,9 @@ def look_at_hosts(file: Path) -> LookedAt:
     ways = ways_between(reach, machines)
     links = links_of(found, matched(found, machines, simulate=False), ways)
     lines = tuple(_line(*ends, way) for ends, way in ways.items())
-    return LookedAt(cluster=replace(found, links=links), ways=lines)
+    there = {machine.id for machine in machines}
+    missing = tuple(name for name in reach.names if name not in there)
+    return LookedAt(cluster=replace(found, links=links), ways=lines, missing=missing)
 
 
 def _line(left: str, right: str, way: Peer) -> str:

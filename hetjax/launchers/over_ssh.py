@@ -88,6 +88,11 @@ class SshHosts:
             "then the cluster"
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all hosts in the file."""
+        return tuple(self._hosts)
+
     def machines(self, looks: bool) -> list[Machine]:
         hosts = list(self._hosts.values())
         unseen = [host for host in hosts if host.name not in self._seen]

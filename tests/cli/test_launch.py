@@ -247,5 +247,9 @@ def test_devices_of_hosts_make_a_cluster_file_with_measured_links(
     assert [(n.name, n.device) for n in found.nodes] == [("h2", "L4"), ("t4-0", "T4")]
     out = capsys.readouterr().out
     assert "h2 to h3: " in out and "Gbit/s" in out and "not measured" not in out
+    (programs / "ssh.down").write_text("127.0.0.3\n")
+    with pytest.warns(UserWarning, match="host h3 is left out"):
+        assert main(words) == 1
+    assert "\nnot in the cluster file: h3\n" in capsys.readouterr().out
     assert main(["devices", "--output", "x"]) == 2
     assert main(["devices", "--ssh", "none.toml"]) == 2
