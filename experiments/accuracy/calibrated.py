@@ -6,8 +6,9 @@
 Hosts are control groups with shares of a core (as root); hetjax only knows that they
 are different kinds of device. Two plans use all hosts: `samples` gives each the whole
 model and a share of the samples, `layers` is one pipeline over all. Each is trained by
-`hetjax train`, which measures its first steps and writes `calibration.json`. With that
-file both plans are predicted as `hetjax simulate --calibration` does. The measured time
+`hetjax train`, which measures its first steps and writes `calibration.json`: it counts
+these CPUs as the devices themselves, not as stand-ins. With that file both plans are
+predicted as `hetjax simulate --calibration` does. The measured time
 is the median of the steps after those that the run has learnt from; `noise` is the
 difference between the medians of two halves of them. `own` and `other` are predicted
 over measured times, of the plan that was learnt from and of the other.
@@ -17,10 +18,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import hetjax
 from experiments.machine import machine
@@ -28,6 +31,8 @@ from experiments.testbed.placed_runs import Hosts, hosts, run
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.named import TypedName, load_named
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.training import open_run
+from hetjax.training.observers.step_comparison import StepComparison
 
 MIXES = (
     (60.0, 20.0),
@@ -118,6 +123,7 @@ def of_mix(folder: Path, percents: Sequence[float]) -> dict[str, Any]:
             found[name],
             model=_MODEL,
             cluster=cluster,
+            dtype="float32",
             calibration=file or "none",
             quiet=True,
         )
@@ -139,8 +145,15 @@ def of_mix(folder: Path, percents: Sequence[float]) -> dict[str, Any]:
 
 
 def _train(folder: Path, cluster: Cluster, plan: Plan, on: Hosts) -> list[float]:
-    options = ("--calibration", "none")
-    return run(folder, cluster, plan, on, *options, steps=_STEPS)
+    options = ("--simulate", "--watch-speeds", "on", "--calibration", "none")
+    counted = partial(StepComparison, is_simulated=False)
+
+    def comparison(*, is_simulated: bool, **given: Any) -> StepComparison:
+        assert is_simulated
+        return counted(**given)
+
+    with patch.object(open_run, "StepComparison", comparison):
+        return run(folder, cluster, plan, on, *options, steps=_STEPS)
 
 
 def measure(mixes: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:

@@ -72,14 +72,15 @@ def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
             on.allow(slow, 0.5)
 
     moving = folder / f"moving-{slow}"
-    replans = ("--replan", "auto")
-    times_s = run(moving, cluster(), halves(), on, *replans, steps=_STEPS, at=throttle)
+    moves = ("--no-simulate", "--replan", "auto")
+    times_s = run(moving, cluster(), halves(), on, *moves, steps=_STEPS, at=throttle)
     named = [e for e in events(moving, "slow") if e["who"] == slow]
     weighed, moved = events(moving, "weighed"), events(moving, "moved")
     recovered = events(moving, "recovered")
     at = recovered[0]["step"] if recovered else len(times_s)
     best = best_with(slow)
-    best_s = run(folder / f"best-{slow}", cluster(), best, on, steps=_BEST_STEPS)
+    own = folder / f"best-{slow}"
+    best_s = run(own, cluster(), best, on, "--no-simulate", steps=_BEST_STEPS)
     on.allow(slow, 1.0)
     after = times_s[at + _COLD :]
     found = {

@@ -33,7 +33,7 @@ _TEXT = Path(__file__).parents[2] / "LICENSE"
 _OPTIONS = (
     "--launcher processes --evaluation.every 0 --evaluation.num-batches 1".split()
 )
-_OPTIONS += "--evaluation.sample-tokens 0 --checkpoint.every 0 --no-simulate".split()
+_OPTIONS += "--evaluation.sample-tokens 0 --checkpoint.every 0".split()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
