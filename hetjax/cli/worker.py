@@ -157,18 +157,21 @@ def _private_text(file: Path) -> str:
         if found.st_uid != os.geteuid():
             raise _not_private(file, f"owned by user {found.st_uid}")
         if found.st_mode & _OTHERS:
-            raise _not_private(file, f"mode {stat.S_IMODE(found.st_mode):o}")
+            closed = f"chmod 600 {file}; take a new token if others could have read it"
+            raise _not_private(file, f"mode {stat.S_IMODE(found.st_mode):o}", closed)
         return os.read(descriptor, _TOKEN_BYTES).decode(errors="replace")
     finally:
         os.close(descriptor)
 
 
-def _not_private(file: Path, why: str) -> BadInput:
+_COPY = "copy the file that the run named for this node to a new file of yours"
+
+
+def _not_private(file: Path, why: str, fix: str = _COPY) -> BadInput:
     return BadInput(
         got=f"--token-file {file} ({why})",
         allowed="your own file, which no other user may read: mode 600 or 400",
-        fix=f"chmod 600 {file}, as its owner; take a new token if others could have "
-        "read it",
+        fix=fix,
     )
 
 
