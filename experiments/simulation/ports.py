@@ -298,9 +298,9 @@ class SimLauncher:
     def pids(self) -> Mapping[str, int]:
         return {}
 
-    def present(self, cluster: Cluster, again: bool) -> Cluster:
+    def present(self, cluster: Cluster, again: bool) -> Cluster | None:
         there = {node.name for node in cluster.nodes} & self.machines.up
-        return part_of(cluster, there) if there else cluster
+        return part_of(cluster, there) if there else None
 
     def _end_earlier(self, worker: str) -> None:
         """End the earlier process of this worker, unless its host is unreachable."""

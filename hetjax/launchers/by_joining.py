@@ -105,15 +105,15 @@ class ByJoining:
         """Empty: workers are on other machines."""
         return {}
 
-    def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """Return the nodes whose machines have joined; all nodes if none has.
+    def present(self, cluster: Cluster, again: bool) -> Cluster | None:
+        """Return the nodes whose machines have joined; None if none has.
 
         May be called from any thread.
         """
         with self._lock:
             self._cluster = cluster
         self._desk.follow(cluster)
-        return self._there(cluster) or cluster
+        return self._there(cluster)
 
     def _noticed(self, worker: str, grace_s: float) -> None:
         """Report a SIGTERM of a machine; called by the thread that reads from it."""

@@ -59,10 +59,11 @@ class Launcher(Protocol):
         """Process ids of the workers on this machine; other machines' are left out."""
         ...
 
-    def present(self, cluster: Cluster, again: bool) -> Cluster:
+    def present(self, cluster: Cluster, again: bool) -> Cluster | None:
         """Return what is there of a cluster, and what else is if it was discovered.
 
-        If `again`, checks anew instead of returning a recent result.
+        None if nothing is there. If `again`, checks anew instead of returning a recent
+        result.
         """
         ...
 

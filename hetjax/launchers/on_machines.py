@@ -167,8 +167,8 @@ class OnMachines:
         """Empty: only the programs that reach the workers run here."""
         return {}
 
-    def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """Return the nodes whose machines are there; all nodes if none is."""
+    def present(self, cluster: Cluster, again: bool) -> Cluster | None:
+        """Return the nodes whose machines are there; None if none is."""
         if cluster != self._cluster:
             self._cluster = cluster
             self._match(self._there)
@@ -179,7 +179,7 @@ class OnMachines:
         elif self._is_due():
             self._look = self._looks.submit(self._machines_now)
         there = {n.name for n in cluster.nodes if {*n.workers} <= {*self._machines}}
-        return part_of(cluster, there) if there else cluster
+        return part_of(cluster, there) if there else None
 
     def _is_due(self) -> bool:
         """Return whether to check for lost machines that are back.

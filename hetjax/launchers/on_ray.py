@@ -161,15 +161,16 @@ class OnRay:
         """Empty: the processes are Ray's, and `ray list actors` shows them."""
         return {}
 
-    def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """Return the nodes that have machines now; all nodes if none has."""
+    def present(self, cluster: Cluster, again: bool) -> Cluster | None:
+        """Return the nodes that have machines now; None if none has, or the previous
+        nodes if they were discovered."""
         if again or time.monotonic() - self._looked_s >= _MACHINES_S:
             there = self._all.now()
             self._look(cluster, _answering(there) if again else there)
         known = self._cluster if self._discovered else cluster
         there = {n.name for n in known.nodes if {*n.workers} <= self._machines.keys()}
         self._cluster = part_of(known, there) if there else known
-        return self._cluster
+        return self._cluster if there or self._discovered else None
 
     def _look(self, cluster: Cluster, machines: Sequence[Machine]) -> None:
         self._looked_s = time.monotonic()

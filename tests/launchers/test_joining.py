@@ -384,8 +384,8 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         with ExitStack() as stack:
             with pytest.warns(UserWarning, match="no machine joined as slice within"):
                 launcher = opened(folder, stack, 5.0, told)
-            names = [node.name for node in launcher.present(CLUSTER, False).nodes]
-            assert names == ["old"]
+            there = launcher.present(CLUSTER, False)
+            assert there is not None and [n.name for n in there.nodes] == ["old"]
             with pytest.raises(WorkerLost, match="'slice/0' has left"):
                 launcher.start(["slice/0"])
         joining.join()

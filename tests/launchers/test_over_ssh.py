@@ -81,7 +81,9 @@ def test_a_simulated_node_waits_for_the_host_of_its_name_and_returns_to_it(
         launcher = OnMachines(request, SshHosts(hosts(tmp_path)), stack)
 
         def there() -> set[str]:
-            return {node.name for node in launcher.present(cluster, True).nodes}
+            found = launcher.present(cluster, True)
+            assert found is not None
+            return {node.name for node in found.nodes}
 
         assert there() == {"left", "right", "other"}
         (programs / "ssh.down").write_text("127.0.0.3\n")

@@ -16,8 +16,9 @@ from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 
-# The part of a cluster that is there; True: look again, do not use a recent result
-Present = Callable[[Cluster, bool], Cluster]
+# The part of a cluster that is there, None if nothing is; True: look again, do not use
+# a recent result
+Present = Callable[[Cluster, bool], Cluster | None]
 
 
 class Membership:
@@ -30,7 +31,7 @@ class Membership:
         present: Present = lambda cluster, again: cluster,
     ) -> None:
         self._file, self._cluster, self._present = file, cluster, present
-        self._here = cluster
+        self._here: Cluster | None = cluster
         self._read_ns = _changed_ns(file)
         self._leaving: frozenset[str] = frozenset()
         self._lock = threading.Lock()
@@ -41,23 +42,25 @@ class Membership:
         Return False if there is no other node.
         """
         with self._lock:
-            names = {found.name for found in self._here.nodes}
+            names = _names(self._here or self._cluster)
             if not names - self._leaving - {node}:
                 return False
             self._leaving |= {node} & names
             return True
 
     def missing(self) -> tuple[Node, ...]:
-        """Return the file's nodes that were absent at the last look; thread-safe."""
+        """Return the file's nodes that are absent; may be called from any thread."""
         with self._lock:
-            names = {node.name for node in self._here.nodes}
+            self._here = self._present(self._cluster, False)
+            names = _names(self._here) if self._here else frozenset[str]()
             return tuple(n for n in self._cluster.nodes if n.name not in names)
 
     def now(self, *, again: bool = False) -> Cluster:
         """Return the file's nodes that are there, without those that leave.
 
-        A node that has left may come back once it was gone. A file that cannot be read
-        causes a warning and changes nothing. `again` looks for machines now.
+        If none is there, return all, any of which may come back. A node that has left
+        may come back once it was gone. A file that cannot be read causes a warning and
+        changes nothing. `again` looks for machines now.
         """
         with self._lock:
             changed_ns = _changed_ns(self._file)
@@ -65,7 +68,8 @@ class Membership:
                 self._read_ns = changed_ns
                 self._read(self._file)
             self._here = self._present(self._cluster, again)
-            found, self._leaving = staying(self._here, self._leaving)
+            here = self._here or self._cluster
+            found, self._leaving = staying(here, self._leaving)
             return found
 
     def _read(self, file: Path) -> None:
@@ -87,6 +91,10 @@ def staying(here: Cluster, leaving: frozenset[str]) -> tuple[Cluster, frozenset[
     if not left or left == names:
         return here, left
     return part_of(here, names - left), left
+
+
+def _names(cluster: Cluster) -> frozenset[str]:
+    return frozenset(node.name for node in cluster.nodes)
 
 
 def _changed_ns(file: Path | None) -> int | None:
