@@ -311,7 +311,10 @@ def _on_notice(
     driver: Driver, stop: StopRequest, recorder: Recorder, notice: Notice
 ) -> None:
     """Let the run go on without the notice's node if it can, else stop it."""
-    goes_on = notice.node is not None and driver.leave(notice.node)
-    if not goes_on:
-        stop.on_notice(notice)
-    recorder.notice(notice, driver.at, goes_on)
+    goes_on = False
+    try:
+        goes_on = notice.node is not None and driver.leave(notice.node)
+    finally:  # whatever has failed, the machine will be taken away
+        if not goes_on:
+            stop.on_notice(notice)
+        recorder.notice(notice, driver.at, goes_on)

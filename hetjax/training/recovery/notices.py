@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,8 @@ class Watch:
     """Within `with`, calls `on_notice` for each notice, from a separate thread.
 
     Listens to an operator if `run_dir` is given, and to `sources`: looks with the
-    seconds between them, by default those of `clouds`. No call comes after `with`.
+    seconds between them, by default those of `clouds`. No call comes after `with`. If a
+    call fails, that is a warning, and later notices are still heard.
     """
 
     def __init__(
@@ -65,8 +67,15 @@ class Watch:
                 del due_s[looks]
                 continue
             if notice is not None and not self._over.is_set():
-                self._on_notice(notice)
+                self._tell(notice)
             due_s[looks] = time.monotonic() + self._every_s[looks]
+
+    def _tell(self, notice: Notice) -> None:
+        try:
+            self._on_notice(notice)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            warnings.warn(f"{notice.source}: a notice failed: {why}", stacklevel=2)
 
 
 _RECOVERING = 1 / 3  # share of the grace that a recovery may still take

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from email.utils import format_datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -35,6 +37,7 @@ from hetjax.training.recovery.notice_sources import (
     operator,
 )
 from hetjax.training.recovery.notices import StopRequest, Watch
+from hetjax.training.session import _on_notice
 
 SOON_S, PATIENCE_S = 0.01, 5.0
 GCE = "/computeMetadata/v1/instance/"
@@ -534,3 +537,30 @@ def test_a_sigterm_that_comes_again_neither_says_more_nor_gives_more_time(
         os.kill(os.getpid(), signal.SIGTERM)
         assert vars(stop) == first and stop.reason == "SIGTERM"
     assert capfd.readouterr().err.count("saving after this step") == 1
+
+
+def two_notices(node: str) -> Iterator[Notice | None]:
+    for name in (node, "other"):
+        yield Notice(node=name, source=f"SIGTERM on {name}", grace_s=30.0)
+
+
+def test_a_notice_that_fails_stops_the_run_and_later_ones_are_heard():
+    stop, recorded = StopRequest(), Queue[tuple[str | None, bool]]()
+
+    def leave(node: str) -> bool:
+        if node == "bad":
+            raise RuntimeError("no plan, for a reason that nobody knows")
+        return True
+
+    driver: Any = SimpleNamespace(leave=leave, at=7)
+    recorder: Any = SimpleNamespace(
+        notice=lambda notice, step, goes_on: recorded.put((notice.node, goes_on))
+    )
+    on_notice = partial(_on_notice, driver, stop, recorder)
+    with (
+        pytest.warns(UserWarning, match="SIGTERM on bad: a notice failed: RuntimeErr"),
+        Watch(on_notice, None, {two_notices("bad"): SOON_S}),
+    ):
+        assert recorded.get(timeout=PATIENCE_S) == ("bad", False)
+        assert recorded.get(timeout=PATIENCE_S) == ("other", True)
+    assert stop.reason == "SIGTERM on bad" and stop.grace_s == 30.0
