@@ -291,7 +291,7 @@ class Driver:
         self._at = restored.step
         self._config.on_restored(restored)
         plan = None if self.plan == before else self.plan
-        reason = str(cause) if cause else difference(cluster, self.cluster)
+        reason = str(cause) if cause else difference(cluster, self.cluster, self.plan)
         gone = frozenset(self._fresh.gone)
         found = recovered(reason, at, restored, clock, self.cluster, plan, gone)
         self.on_recovery(found)

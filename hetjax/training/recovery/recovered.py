@@ -6,7 +6,7 @@ not own the recovery itself (`driver.py`) nor its record (`training/recorder.py`
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -109,14 +109,33 @@ class Clock:
         self._since_s = now_s
 
 
-def difference(before: Cluster, now: Cluster) -> str:
-    """Return in words how the clusters differ; if equal, that the plan has changed."""
+def difference(before: Cluster, now: Cluster, plan: Plan) -> str:
+    """Return in words how the clusters differ; if equal, that the plan has changed.
+
+    Says which new nodes `plan`, the plan for `now`, leaves idle.
+
+    >>> one, two = (Node(name=name, device="L4", count=1) for name in "ab")
+    >>> before, now = (Cluster(name="c", nodes=nodes) for nodes in ((one,), (one, two)))
+    >>> difference(before, now, Plan(model="m", seq_len=1, global_batch=1, replicas=()))
+    'continuing; no faster plan was found that uses b'
+    """
     if before == now:
         return "moved to another plan"
     were, are = ({node.name for node in c.nodes} for c in (before, now))
-    gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
-    words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)
-    return "continuing " + " and ".join(words) if words else "links or devices changed"
+    gone, new = were - are, (are - were) & plan.nodes
+    words = [f"without {_listed(gone)}"] * bool(gone)
+    words += [f"with {_listed(new)}"] * bool(new)
+    idle = are - were - new
+    if not (words or idle):
+        return "links or devices changed"
+    said = " ".join(["continuing", " and ".join(words)]).strip()
+    return (
+        f"{said}; no faster plan was found that uses {_listed(idle)}" if idle else said
+    )
+
+
+def _listed(names: Set[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def nodes_used(cluster: Cluster, plan: Plan) -> list[Node]:
