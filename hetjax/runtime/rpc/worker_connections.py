@@ -326,9 +326,10 @@ def answers_of(
     kind, replies = answer_of(what), finished.replies
     if finished.trouble is None:
         return {w: m for w, m in replies.items() if isinstance(m, kind)}
-    for message in replies.values():
+    for worker, message in replies.items():
         if isinstance(message, schema.RequestRefused):
-            raise BadInput(got=message.got, allowed=message.allowed, fix=message.fix)
+            got = f"{message.got} (worker {worker})"
+            raise BadInput(got=got, allowed=message.allowed, fix=message.fix)
     raise WorkerLost(*finished.trouble, replies)
 
 

@@ -238,6 +238,8 @@ class WorkerService:
         self._folder.keep_all()
         self._folder.hold(request.storage)
         storage, path = request.storage, self._folder.path(request.storage)
+        # a machine that cannot log in there must not take part: its saves would fail
+        storage.store(is_tried=False)
         found = self._inventory.look(path, self._needed(), storage.key(), storage.run)
         place = self._folder.own_path(storage)
         return schema.FoundSaves(saves=[*found], place=place)
