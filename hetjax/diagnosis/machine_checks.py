@@ -98,6 +98,8 @@ def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Findin
             )
         else:
             fix = f"type there: pip install '{package}=={version}'"
+            if package == "hetjax":  # which is on no index
+                fix = f"install hetjax {version} there, as on this machine"
             yield _problem("versions", differs, fix)
 
 

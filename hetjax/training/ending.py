@@ -8,7 +8,6 @@ not own what led to the end (`session.py`, `loop.py`).
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 
 from hetjax.checkpoint.stores.store import StoreError
@@ -43,7 +42,8 @@ def finish(
         recorder.event("preempted", step, reason=stop.reason, **grace)
         where = f"in {run_dir}"
         if step and folders_apart(run_dir):
-            where = f"on the machines' own disks, settings {where}"
+            store = _and_in_store(start.config)
+            where = f"on the machines' own disks{store}, settings {where}"
         state = f"{'state saved' if step else 'nothing saved yet'} {where}"
         recorder.note(
             f"stopped by {stop.reason} at step {step} of {num_steps}, {state}; {again} "
@@ -61,19 +61,26 @@ def finish(
         f"{last['val_bits_per_byte']:.4f}{speed}"
     )
     recorder.note(
-        f"{_what_is_here(run_dir)} are in {run_dir}; {again} with more steps resumes "
-        "from there"
+        f"{_what_is_here(start.config)} are in {run_dir}; {again} with more steps "
+        "resumes from there"
     )
     return DONE
 
 
-def _what_is_here(run_dir: Path) -> str:
-    if not (apart := folders_apart(run_dir)):
+def _what_is_here(config: RunConfig) -> str:
+    if not (apart := folders_apart(config.run_dir)):
         return "metrics, settings and checkpoints"
-    whose = ", ".join(sorted(apart))
-    folder = run_dir / rundir.CHECKPOINTS  # of workers that do see the run directory
+    whose, store = ", ".join(sorted(apart)), _and_in_store(config)
+    folder = (
+        config.run_dir / rundir.CHECKPOINTS
+    )  # of workers that do see the run directory
     here = f" and in {folder}" if any(folder.glob("step_*")) else ""
-    return f"checkpoints are on the disks of {whose}{here}; metrics and settings"
+    return f"checkpoints are on the disks of {whose}{here}{store}; metrics and settings"
+
+
+def _and_in_store(config: RunConfig) -> str:
+    cloud = config.checkpoint.cloud
+    return "" if cloud is None else f" and in {cloud}"
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def test_machines_that_are_alike_and_reach_this_one_are_well():
             {"versions": {k: v for k, v in VERSIONS.items() if k != "hetjax"}},
             "problem",
             "desk has hetjax missing",
-            "pip install 'hetjax==0.1.0'",
+            "install hetjax 0.1.0 there",
         ),
         ({"versions": VERSIONS | {"Python": "3.11"}}, "warning", "Python 3.11", "3.12"),
         ({"memory_gib": 1.9}, "warning", "desk: 1.9 GiB", "--mem"),

@@ -233,7 +233,7 @@ def test_who_stands_in_between_cannot_pass_a_proof_on(folder: Path, tmp_path: Pa
                 stream.sendall(words.proof(found.token("old"), nonce, said, seen))
                 answer = words.receive(stream, end_s)
                 if fingerprint == between:
-                    assert answer["refused"]["got"] == "a wrong token"
+                    assert "a token that is wrong" in answer["refused"]["got"]
                     assert not found.desk.machines
         assert answer == {"welcome": "old"}
 
@@ -426,3 +426,18 @@ def test_a_token_is_of_one_worker(folder: Path):
         with pytest.raises(BadInput, match="--node old with a token of slice/0"):
             _introduce(stream, other, [])
         assert not found.desk.machines
+
+
+def test_a_machine_of_other_versions_is_told_what_to_install():
+    here = words.versions_here()
+    words.check_versions(here)
+    for theirs, advice in (
+        ({"jax": "0.4.1"}, f"on that machine, pip install 'jax=={here['jax']}'"),
+        (
+            {"hetjax": "9"},
+            f"on that machine, install the run's hetjax {here['hetjax']}",
+        ),
+    ):
+        with pytest.raises(BadInput) as caught:
+            words.check_versions(here | theirs)
+        assert caught.value.fix == advice

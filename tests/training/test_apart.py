@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import named_config
 from hetjax.train import main
+from hetjax.training import ending
 from tests.launchers import fake_programs
 from tests.launchers.apart import Machines, switch_off
 from tests.launchers.joining import joining, told
@@ -34,7 +36,7 @@ from tests.training.pair import (
     training,
     wait_until,
 )
-from tests.training.small import events
+from tests.training.small import but, events, small_preset
 from tests.training.test_far_runs import HOSTS
 from tests.training.test_workers import losses, set_environment
 
@@ -217,3 +219,15 @@ def test_people_are_told_who_does_not_see_the_directory_and_what_follows(
     told = f"left, right do not see {run.run_dir}: checkpoints are kept on their own"
     assert run.log().count(told) == 2  # in each start that trained
     assert "checkpoints are on the disks of left, right;" in run.log()
+
+
+def test_at_the_end_the_store_is_named_with_the_disks(tmp_path: Path):
+    preset = but(small_preset(tmp_path), run_dir=tmp_path)
+    apart = {"event": "apart", "step": 0, "folders": {"a": "/state/1"}}
+    (tmp_path / "events.jsonl").write_text(f"{json.dumps(apart)}\n")
+    said = ending._what_is_here(preset.config)
+    assert said == "checkpoints are on the disks of a; metrics and settings"
+    store = replace(preset.config.checkpoint, cloud="s3://bucket/run")
+    said = ending._what_is_here(replace(preset.config, checkpoint=store))
+    where = "checkpoints are on the disks of a and in s3://bucket/run; "
+    assert said == f"{where}metrics and settings"

@@ -302,7 +302,12 @@ CALLS_AS_THE_MISSING: dict[str, Callable[[JoinedRun], str | None]] = {
 }
 # the words that the outcome of each call must contain
 SAID = {
-    "wrong token": ["BadInput", "got: a wrong token", "start of the run", "its file"],
+    "wrong token": [
+        "BadInput",
+        "got: a token that is wrong",
+        "start of the run",
+        "its file",
+    ],
     "used token": ["BadInput", "a token of left that was used before", "allowed: a"],
     "expired token": ["BadInput", "a token of left that has expired", "--join.token-s"],
     "unknown node": ["BadInput", "--node lefd", "allowed: left, right", "'left'?"],

@@ -305,7 +305,7 @@ def _stale(worker: str, state: str) -> BadInput:
 
 def _no_token() -> BadInput:
     return BadInput(
-        got="a wrong token",
+        got="a token that is wrong, from another start of the run, or long expired",
         allowed="the node's current token, from this start of the run",
         fix="take it from its file; the run printed the path",
     )

@@ -102,12 +102,14 @@ def check_versions(theirs: Mapping[str, str]) -> None:
     """Raise BadInput unless a machine has the versions of this one."""
     here = versions_here()
     if dict(theirs) != here:
+        unlike = {n: v for n, v in here.items() if theirs.get(n) != v}
+        hetjax = unlike.pop("hetjax", None)
+        jax = [f"pip install '{name}=={number}'" for name, number in unlike.items()]
+        words = jax if hetjax is None else [f"install the run's hetjax {hetjax}", *jax]
         raise BadInput(
             got=f"a machine with {_spelled(theirs)}",
             allowed=f"the versions of the run: {_spelled(here)}",
-            fix="pip install "
-            + " ".join(f"'{n}=={v}'" for n, v in here.items() if theirs.get(n) != v)
-            + " on that machine",
+            fix=f"on that machine, {' and '.join(words)}",
         )
 
 
