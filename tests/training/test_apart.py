@@ -223,7 +223,7 @@ def test_people_are_told_who_does_not_see_the_directory_and_what_follows(
 
 def test_at_the_end_the_store_is_named_with_the_disks(tmp_path: Path):
     preset = but(small_preset(tmp_path), run_dir=tmp_path)
-    apart = {"event": "apart", "step": 0, "folders": {"a": "/state/1"}}
+    apart = {"event": "apart", "step": 0, "time": "", "folders": {"a": "/state/1"}}
     (tmp_path / "events.jsonl").write_text(f"{json.dumps(apart)}\n")
     said = ending._what_is_here(preset.config)
     assert said == "checkpoints are on the disks of a; metrics and settings"
