@@ -199,7 +199,8 @@ class Recorder:
         if missing:
             self.note(
                 f"{rundir.METRICS} lacks lines of steps up to {missing[-1]}: they were "
-                "removed, or rolled back before a later checkpoint was found complete"
+                "lost with the run directory, removed, or rolled back before a later "
+                "checkpoint was found complete"
             )
         self.event("restored", step, **origin)
         if "checkpoint" in origin:
