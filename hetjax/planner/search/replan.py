@@ -31,12 +31,15 @@ from hetjax.planner.model.terms.terms import search_problem
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.first.proposals import plans_by_rank, proposals
 from hetjax.planner.search.in_parts import in_one_part
+from hetjax.planner.search.local_search import local_search
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.predicted import Predicted
 
 _TIME = Objective()
 _NO_PLANS: Mapping[str, Plan] = {}
+_WORK = 5_000  # of a local search: about a second
+_LEAST_GAIN = 1e-9  # if a move takes longer than the horizon
 _STATE_BYTES = 12  # per parameter: master weight and two moments, in fp32
 
 
@@ -65,7 +68,8 @@ def replan(
     move. `as_simple`: the simplest of equally good plans, also by larger microbatches.
 
     `request.cluster` is the present cluster. Time matters more than the last percent,
-    so tensor degrees stay, and only if that finds nothing, everything is searched.
+    so tensor degrees stay, and only if that finds nothing, everything is searched. If
+    there are nodes without work, a local search looks for plans that use them.
     `others` are further plans to choose from, by name. `at_once`: if what survives of
     the current plan gives a plan, try nothing else. Raises NoFeasiblePlan if nothing
     fits.
@@ -96,6 +100,12 @@ def replan(
         return left_s / score(found, request.cluster, objective)
 
     gains = [gain(found) for _, found in choices]
+    if not at_once and not {n.name for n in request.cluster.nodes} <= current.nodes:
+        start = choices[gains.index(max(gains))][1]
+        for evaluate in evaluators:
+            found = _nearby(start, evaluate, gain, request, objective)
+            choices.append(("local search", found))
+            gains.append(gain(found))
     n = gains.index(max(gains))
     if as_simple:
         n = simplest([found.plan for _, found in choices], gains)
@@ -118,6 +128,26 @@ def replan(
         move_s=move_s,
         search_s=time.monotonic() - begin_s,
     )
+
+
+def _nearby(
+    start: Predicted,
+    evaluate: PlanEvaluator,
+    gain: Callable[[Predicted], float],
+    request: PlanRequest,
+    objective: Objective,
+) -> Predicted:
+    """Return the plan of most gain that a short local search finds, or the start."""
+
+    def judged(plan: Plan) -> Predicted | None:
+        check_deadline()
+        found = evaluate(plan)
+        return found if found is not None and within(found, objective) else None
+
+    by = lambda found: 1 / max(gain(found), _LEAST_GAIN)  # noqa: E731
+    with suppress(TimeUp):
+        return local_search(start, judged, by, request, most_work=_WORK)
+    return start
 
 
 def _left(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:

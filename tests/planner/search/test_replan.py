@@ -15,6 +15,7 @@ from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.model.simplicity import complexity
+from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.in_parts import in_parts
 from hetjax.planner.search.replan import fetched_bytes, repaired, replan, survivors
 from hetjax.plans.plan import Plan, Replica, Stage
@@ -134,7 +135,10 @@ def test_near_horizons_keep_what_is_there_and_far_ones_move() -> None:
     request = replace(request, cluster=replace(request.cluster, nodes=nodes))
     near = replan(request, slow_start, horizon_s=0.5)
     assert near.moved_bytes == 0
-    assert near.source == "the surviving replicas"
+    kept = replan(request, slow_start, horizon_s=0.5, at_once=True)
+    assert kept.source == "the surviving replicas"
+    kept_s = kept.best.simulation.step_time_s
+    assert near.best.simulation.step_time_s <= kept_s
     far = replan(request, slow_start, horizon_s=1e5)
     near_s = near.best.simulation.step_time_s
     assert far.best.simulation.step_time_s <= near_s
@@ -249,3 +253,21 @@ def test_the_simplest_plan_is_as_good_as_any_and_no_microbatches_could_be_larger
         plan = replace(found.plan, replicas=(*others[:n], larger, *others[n + 1 :]))
         judged = evaluate_plan(request, plan)
         assert judged is None or judged.simulation.step_time_s > 1.005 * best_s
+
+
+def test_a_node_that_returns_gets_work_where_that_is_faster() -> None:
+    """No template beats the two nodes that were left; a stage on both slow ones does."""
+    devices = {"a": "A100-SXM4-40GB", "b": "L4", "c": "A10G"}
+    nodes = tuple(Node(name=n, device=kind, count=1) for n, kind in devices.items())
+    three = PlanRequest(
+        model=load_named(TypedName("tiny")),
+        cluster=Cluster(name="three", nodes=nodes),
+        seq_len=32,
+        global_batch=12,
+    )
+    two = replace(three, cluster=part_of(three.cluster, {"a", "c"}))
+    left = replan(two, find_plan(two, local_work=0).best.plan).best
+    back = replan(three, left.plan)
+    assert back.best.plan.nodes == {"a", "b", "c"}
+    assert back.source == "local search"
+    assert back.best.simulation.step_time_s < 0.95 * left.simulation.step_time_s
