@@ -75,5 +75,5 @@ tests() {
     local venv=$1
     shift
     printf '\n== tests, %s\n' "$("$venv/bin/python" --version)"
-    "$venv/bin/python" -m pytest -n 3 "$@"
+    "$venv/bin/python" -m pytest -n 2 "$@"
 }

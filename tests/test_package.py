@@ -218,7 +218,7 @@ def test_ci_installs_and_runs_what_the_readme_tells_people_to():
     installed = re.findall(r"pip install (\S+ \S+)", command)
     tested = re.findall(r"python -m (pytest .*)", command)
     assert installed == ["-e '.[dev]'"] and f"{installed[0]}\n" in nightly
-    assert tested == ["pytest -n 3"] and f"-m {tested[0]} " in steps
+    assert tested == ["pytest -n 2"] and f"-m {tested[0]} " in steps
 
 
 def test_readme_contributing_and_ci_tell_the_same_durations():

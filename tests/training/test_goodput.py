@@ -164,7 +164,7 @@ class _Driver:
             )
         )
 
-    def compare(self, step: int, step_time_s: float) -> None:
+    def compare(self, step: int, step_time_s: float, parts: object) -> None:
         """Advance the clock by the time of predicting a step."""
         self.now_s += self.comparing_s if step == 2 else 0.0
 
