@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import one_process
 from tests.jax_free import ROOT, jax_free_files, reaches_jax
 
 DRAWN = """
@@ -105,14 +104,3 @@ def test_a_file_that_reaches_jax_in_any_way_is_found(text: str, tmp_path: Path):
     assert reaches_jax(file)
     file.write_text("from hetjax.plans import plan\n'jax'\n")
     assert not reaches_jax(file)
-
-
-def test_files_that_wait_for_runs_are_spread_among_those_that_compute():
-    waiting = [f"tests/training/test_{i}.py" for i in range(4)]
-    computing = [f"tests/schedule/test_{i}.py" for i in range(8)]
-    places = one_process.places([*computing, *waiting])
-    order = sorted(places, key=lambda file: places[file])
-    assert [file for file in order if file in waiting] == waiting
-    assert [file for file in order if file in computing] == computing
-    assert [order.index(file) for file in waiting] == [1, 4, 7, 10]
-    assert one_process.places([]) == {}

@@ -256,7 +256,7 @@ def test_the_simplest_plan_is_as_good_as_any_and_no_microbatches_could_be_larger
 
 
 def test_a_node_that_returns_gets_work_where_that_is_faster() -> None:
-    """No template beats the two nodes that were left; a stage on both slow ones does."""
+    """No template beats the two nodes that were left; a pipeline of b and c does."""
     devices = {"a": "A100-SXM4-40GB", "b": "L4", "c": "A10G"}
     nodes = tuple(Node(name=n, device=kind, count=1) for n, kind in devices.items())
     three = PlanRequest(
