@@ -6,6 +6,7 @@ and the work in it teach. Does not own the arithmetic (`costs/certainty/`) nor t
 (`report/`).
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from hetjax.costs.certainty.work import predicted_parts, work_of
 from hetjax.costs.costs import Costs
 from hetjax.costs.slowness.step_times import Part
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import plan_json
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulated import simulated
 
@@ -89,7 +91,7 @@ def certainty_of(
     is_long = process_time() - started_s > _LONG_S
     slopes = elasticities(predict, used, together=is_long and len(kinds) > 1)
     noise = NOISE_OF_PROFILE if measured >= kinds.keys() else NOISE
-    beliefs = calibration.beliefs(cluster, noise)
+    beliefs = calibration.beliefs(cluster, noise, plan_digest(plan))
     return Certainty(
         interval=beliefs.interval(predicted.simulation.step_time_s, slopes),
         slopes=slopes,
@@ -129,12 +131,19 @@ def learnt(
         sure = certainty_of(now, there, costs_on, calibration=found)
         beliefs, median_s = sure.beliefs, sure.interval.median
         step = _as_modelled(beliefs, measured_s, median_s, sure.slopes, NOISE_OF_STEP)
+        step = replace(step, plan=plan_digest(plan))
         work = _work(plan, there, costs_on, beliefs, parts) if parts else ()
         found = seen.with_step(step, work)
         if min(abs(math.log(s / median_s)) for s in (measured_s, last_s)) < _NEAR:
             break
         last_s = median_s
     return found
+
+
+def plan_digest(plan: Plan) -> str:
+    """Return a digest that identifies a plan in records of its steps."""
+    text = plan_json(replace(plan, predicted=None))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _work(

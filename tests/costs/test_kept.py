@@ -137,11 +137,12 @@ def test_a_link_is_known_again_between_the_same_nodes_only():
 
 
 def test_steps_of_earlier_runs_are_trusted_less_than_those_of_the_run():
-    keep([step()], on(A100), {"fast": "bfloat16"})
+    ran = replace(step(), plan="a")
+    keep([ran], on(A100), {"fast": "bfloat16"})
     earlier = read_kept(on(A100), {"fast": "bfloat16"})
-    own = StepCalibration((step(),))
+    own = StepCalibration((ran,))
     factors = [
-        seen.beliefs(on(A100)).interval(1.0, step().elasticities).factor
+        seen.beliefs(on(A100), plan="a").interval(1.0, ran.elasticities).factor
         for seen in (own, earlier, UNCALIBRATED)
     ]
     assert factors == sorted(factors)

@@ -30,7 +30,7 @@ from hetjax.costs.certainty.work import measured_parts, predicted_parts, work_of
 from hetjax.costs.costs import Costs, StageTimes
 from hetjax.costs.plan_costs import costs_of
 from hetjax.costs.slowness.step_times import Part, StepTimes
-from hetjax.schedule.certainty import learnt
+from hetjax.schedule.certainty import certainty_of, learnt
 from hetjax.schedule.predicted import predict
 from hetjax.schedule.simulated import simulated
 from hetjax.stage.partition import tied_holders
@@ -171,3 +171,16 @@ def test_work_reads_back_and_is_no_step():
     assert parse_calibration(calibration_json(found)) == found
     again = found.with_step(found.observations[-1])
     assert again.last_step == (found.observations[-1],)
+
+
+def test_a_plan_that_has_run_is_surer_than_another():
+    found = learn(truth(0), with_parts=True)
+
+    def factor(cut: int) -> float:
+        costs = costs_on(cut, found.applied(CLUSTER))
+        predicted = predict(plan(cut), costs, tied_holders(plan(cut), MODEL))
+        on = lambda cluster: costs_on(cut, cluster)  # noqa: E731
+        sure = certainty_of(predicted, found.applied(CLUSTER), on, calibration=found)
+        return sure.interval.factor
+
+    assert factor(10) < 1.06 < 1.12 < factor(9)

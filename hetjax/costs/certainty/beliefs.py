@@ -76,7 +76,7 @@ class Observation:
 
     `what` was measured is a step, the work of one kind of device in a step, or a sum
     over devices alone. `noise` is the standard deviation of the logarithm that no
-    parameter explains.
+    parameter explains, `plan` a digest of the plan of a step, empty if unknown.
     """
 
     measured_s: float
@@ -84,6 +84,7 @@ class Observation:
     elasticities: Elasticities
     noise: float
     what: Measured = "step"
+    plan: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

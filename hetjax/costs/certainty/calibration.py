@@ -25,7 +25,16 @@ from hetjax.costs.certainty.elasticities import (
     Elasticities,
     parameters_of,
 )
-from hetjax.costs.certainty.priors import NOISE, NOISES, RUN, Lesson, is_parameter
+from hetjax.costs.certainty.priors import (
+    NOBODY,
+    NOISE,
+    NOISE_OF_OTHER_PLANS,
+    NOISES,
+    RUN,
+    Lesson,
+    is_parameter,
+    source,
+)
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value, parsed, read_file
 from hetjax.files.tables import read_record
@@ -56,16 +65,22 @@ class StepCalibration:
         """Return these steps and one more with its `work`, as steps of this run."""
         return StepCalibration((*self.observations, *work, step)[-_MOST:])
 
-    def beliefs(self, cluster: Cluster, noise: float = NOISE) -> Beliefs:
+    def beliefs(
+        self, cluster: Cluster, noise: float = NOISE, plan: str = ""
+    ) -> Beliefs:
         """Return the beliefs about a cluster's speeds after these steps.
 
-        `noise` applies to runs on kinds of device that no step has used.
+        Their noise is that of a step of the plan with the digest `plan`. `noise`
+        applies to runs on kinds of device that no step has used.
         """
         seen = {p for o in self.observations for p in o.elasticities}
         prior = prior_beliefs(cluster, noise, others=sorted(seen))
         kinds = {owner for owner, name in parameters_of(cluster) if name == "products"}
         if kinds <= self.kinds():
-            noise = min(noise, NOISES[self.lesson])
+            if plan and any(o.plan == plan for o in self.observations):
+                noise = min(noise, NOISES[self.lesson])
+            elif all(source(kind) != NOBODY for kind in kinds):
+                noise = min(noise, NOISE_OF_OTHER_PLANS)
         return prior.observed(self.observations).with_noise(noise)
 
     def applied(self, cluster: Cluster) -> Cluster:
@@ -147,6 +162,7 @@ def step_values(step: Observation) -> dict[str, Any]:
     """Return the JSON values of a step."""
     return {
         "what": step.what,
+        "plan": step.plan,
         "measured_s": step.measured_s,
         "predicted_s": step.predicted_s,
         "noise": step.noise,
@@ -168,7 +184,7 @@ def parse_step(raw: object, where: str) -> Observation:
             "noise": "a number",
             "shares": "a list",
         },
-        optional={"what": "a string"},
+        optional={"what": "a string", "plan": "a string"},
     )
     for key in ("measured_s", "predicted_s", "noise"):
         _check(
