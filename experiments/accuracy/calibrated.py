@@ -8,10 +8,10 @@ are different kinds of device. Two plans use all hosts: `samples` gives each the
 model and a share of the samples, `layers` is one pipeline over all. Each is trained by
 `hetjax train`, which measures its first steps and writes `calibration.json`: it counts
 these CPUs as the devices themselves, not as stand-ins. With that file both plans are
-predicted as `hetjax simulate --calibration` does. The measured time
-is the median of the steps after those that the run has learnt from; `noise` is the
-difference between the medians of two halves of them. `own` and `other` are predicted
-over measured times, of the plan that was learnt from and of the other.
+predicted as `hetjax simulate --calibration` does. The measured time is the median of
+the steps after those that the run has learnt from; `noise` is the difference between
+the medians of two halves of them. `own` and `other` are predicted over measured times,
+of the plan that was learnt from and of the other.
 """
 
 import argparse
@@ -26,10 +26,13 @@ from typing import Any
 from unittest.mock import patch
 
 import hetjax
+from experiments.islands.unequal import cluster_of as testbed_of
 from experiments.machine import machine
+from experiments.testbed.hosts import Host
 from experiments.testbed.placed_runs import Hosts, hosts, run
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster
 from hetjax.models.named import TypedName, load_named
+from hetjax.planner.baselines.stage_costs import shared_out
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.training import open_run
 from hetjax.training.observers.step_comparison import StepComparison
@@ -49,31 +52,8 @@ _LAYERS = len(load_named(TypedName(_MODEL)).layers)
 
 def cluster_of(percents: Sequence[float]) -> Cluster:
     """Return hosts that differ in kind only; one kind for hosts of one share."""
-    nodes = tuple(
-        Node(
-            name=f"host-{i}",
-            device=f"core-{percent:g}",
-            count=1,
-            peak_tflops=0.05,
-            memory_gib=4.0,
-            memory_gb_per_s=10.0,
-            intra_node_gb_per_s=10.0,
-            network_gbit_per_s=8.0,
-        )
-        for i, percent in enumerate(percents)
-    )
-    return Cluster(name="mix", nodes=nodes)
-
-
-def shares(total: int, percents: Sequence[float]) -> list[int]:
-    """Return whole shares in proportion, of at least one each."""
-    left, found = total, list[int]()
-    for i, percent in enumerate(percents):
-        rest = len(percents) - i - 1
-        share = round(left * percent / sum(percents[i:]))
-        found.append(min(max(share, 1), left - rest))
-        left -= found[-1]
-    return found
+    hosts = (Host(name=f"host-{i}", cpu_percent=p) for i, p in enumerate(percents))
+    return testbed_of([*hosts])
 
 
 def plans(percents: Sequence[float]) -> dict[str, Plan]:
@@ -84,10 +64,10 @@ def plans(percents: Sequence[float]) -> dict[str, Plan]:
             microbatch_size=_SIZE,
             stages=(_stage(i, (0, _LAYERS), 1),),
         )
-        for i, num in enumerate(shares(_BATCH // _SIZE, percents))
+        for i, num in enumerate(shared_out(_BATCH // _SIZE, percents))
     )
     ends = [0]
-    for num in shares(_LAYERS, percents):
+    for num in shared_out(_LAYERS, percents):
         ends.append(ends[-1] + num)
     by_layers = tuple(
         _stage(i, (ends[i], ends[i + 1]), len(percents) - i)

@@ -6,7 +6,6 @@ at full speed), and the run's options. Does not own the plans nor what is measur
 workers talk over loopback; a testbed with shaped links is in `hosts.py`.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +23,11 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
+from hetjax.plans.worker_map import node_of
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main as train
+from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.rundir import EVENTS, METRICS
 from hetjax.training.recovery.driver import Driver
 
 _SHARES = 8192  # of CPU time, eight times those of another process
@@ -88,7 +90,7 @@ def run(
     def placed_step(driver: Driver, number: int, *, traced: bool = False) -> StepCommit:
         for worker, pid in driver.pids.items():
             if pid not in placed:
-                on.take(worker.partition("/")[0], pid)
+                on.take(node_of(worker), pid)
                 placed.add(pid)
         at(number + 1)
         return step(driver, number, traced=traced)
@@ -103,11 +105,10 @@ def run(
     (folder / "text.txt").write_text(_TEXT.read_text())
     with patch.object(Driver, "step", placed_step):
         assert train([*command, *_OPTIONS, *options]) == 4
-    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    lines = read_journal(folder / "run" / METRICS)
     return [line["step_time_s"] for line in lines if "loss" in line]
 
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the events of this name of the run in this folder."""
-    text = (folder / "run" / "events.jsonl").read_text()
-    return [e for e in map(json.loads, text.splitlines()) if e["event"] == name]
+    return [e for e in read_journal(folder / "run" / EVENTS) if e["event"] == name]

@@ -124,16 +124,17 @@ def learnt(
     far, until the prediction equals the measured time or changes no more.
     """
     found, plan, tied, last_s = seen, predicted.plan, predicted.tied, math.inf
+    digest = plan_digest(plan)
     for _ in range(_MOST_NEWTON):
         there = found.applied(cluster)
-        costs = costs_on(part_of(there, plan.nodes))
+        used = part_of(there, plan.nodes)
+        costs = costs_on(used)
         now = replace(predicted, simulation=simulated(plan, costs, tied))
         sure = certainty_of(now, there, costs_on, calibration=found)
         beliefs, median_s = sure.beliefs, sure.interval.median
         step = _as_modelled(beliefs, measured_s, median_s, sure.slopes, NOISE_OF_STEP)
-        step = replace(step, plan=plan_digest(plan))
-        work = _work(plan, there, costs_on, beliefs, parts) if parts else ()
-        found = seen.with_step(step, work)
+        work = _work(plan, used, costs, costs_on, beliefs, parts) if parts else ()
+        found = seen.with_step(replace(step, plan=digest), work)
         if min(abs(math.log(s / median_s)) for s in (measured_s, last_s)) < _NEAR:
             break
         last_s = median_s
@@ -148,18 +149,21 @@ def plan_digest(plan: Plan) -> str:
 
 def _work(
     plan: Plan,
-    cluster: Cluster,
+    used: Cluster,
+    costs: Costs,
     costs_on: CostsOn,
     beliefs: Beliefs,
     parts: Mapping[Part, float],
 ) -> list[Observation]:
-    """Return the measured work of each kind of device, by kind of action."""
-    used = part_of(cluster, plan.nodes)
+    """Return the measured work of each kind of device, by kind of action.
+
+    `costs` are the plan's on the nodes that it has `used`.
+    """
 
     def predict(there: Cluster) -> dict[Work, float]:
         return work_of(predicted_parts(parts, plan, costs_on(there)), plan, there)
 
-    found = predicted_parts(parts, plan, costs_on(used))
+    found = predicted_parts(parts, plan, costs)
     measured = work_of({part: parts[part] for part in found}, plan, used)
     predicted, slopes = work_of(found, plan, used), work_elasticities(predict, used)
     return [

@@ -92,6 +92,17 @@ def test_each_plan_is_compared_after_its_fourth_step_and_the_first_does_not_coun
         assert json.loads(json.dumps(found[3].values()))["predicted_s"] is None
 
 
+def learning(found: Any) -> tuple[StepComparison, list[Any]]:
+    """Return a comparison with a prediction, and what it will have learnt."""
+    learnt: list[Any] = []
+    comparison = StepComparison(
+        predict=lambda *_: found,
+        learn=lambda *step: learnt.append(step),
+        is_simulated=False,
+    )
+    return comparison, learnt
+
+
 def timed(step: int, seconds: float) -> StepTimes:
     return StepTimes(step=step, parts={(0, 0, "F"): seconds}, links={})
 
@@ -99,12 +110,7 @@ def timed(step: int, seconds: float) -> StepTimes:
 def test_what_is_learnt_of_parts_is_of_the_warm_steps_of_this_plan(tmp_path: Path):
     preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
     found: Any = predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
-    learnt: list[Any] = []
-    comparison = StepComparison(
-        predict=lambda *_: found,
-        learn=lambda *step: learnt.append(step[3]),
-        is_simulated=False,
-    )
+    comparison, learnt = learning(found)
     journal = Journal(tmp_path / "events.jsonl", last_step=0)
     with closing(journal):
         recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
@@ -114,7 +120,7 @@ def test_what_is_learnt_of_parts_is_of_the_warm_steps_of_this_plan(tmp_path: Pat
             recorder.compare(first + 1, 2.0, timed(first, 77.0))  # of another step
             recorder.compare(first + 2, 2.0, timed(first + 2, 1.0))
             recorder.compare(first + 3, 2.0)  # the run ends: its times never come
-    assert learnt == 2 * [{(0, 0, "F"): 1.0}]
+    assert [parts for *_, parts in learnt] == 2 * [{(0, 0, "F"): 1.0}]
 
 
 def test_a_run_on_a_real_device_learns_how_long_it_works(
@@ -142,18 +148,13 @@ def test_estimates_that_are_far_off_come_with_advice(
     preset = small_preset(tmp_path)
     cluster = hetjax.load_cluster(SIX)
     found: Any = predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
-    learnt: list[float] = []
-    comparison = StepComparison(
-        predict=lambda *_: found,
-        learn=lambda *step: learnt.append(step[2]),
-        is_simulated=False,
-    )
+    comparison, learnt = learning(found)
     comparison.begin(TWO_REPLICAS, cluster)
     step_s = measured_s * found.step_time_s
     told: list[ComparedStep | None] = [comparison.add(step_s) for _ in range(4)]
     percent = f"{measured_s - 1:+.1%}"
     assert percent in str(told[3])
-    assert learnt == [pytest.approx(step_s)]
+    assert [step[2] for step in learnt] == [pytest.approx(step_s)]
     assert ("hetjax profile" in str(told[3])) is advised
 
 

@@ -86,7 +86,7 @@ def staying(here: Cluster, leaving: frozenset[str]) -> tuple[Cluster, frozenset[
 
     If all leave, all stay: the run ends by other means.
     """
-    names = {node.name for node in here.nodes}
+    names = _names(here)
     left = leaving & names
     if not left or left == names:
         return here, left
