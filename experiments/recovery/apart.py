@@ -2,18 +2,20 @@
 """Kills a run without a shared directory in every place, and compares its losses.
 
     python -m experiments.recovery.apart [--kills 20] [--seed 0] [--steps 300]
-        [--folder runs/apart] [--keep copies|store|ceph]
+        [--folder runs/apart] [--keep copies|store|ceph] [--launcher ssh|ray]
 
-Trains preset `tiny` by `ssh` (a stand-in that runs its command here) on two machines.
-Each is a mount namespace that sees neither the run directory nor text, cache and
-weights of the controller (`tests/launchers/apart.py`). At random moments one of these
-is killed, whatever the run is doing:
+Trains preset `tiny` on two machines, by `ssh` (a stand-in that runs its command here)
+or on a real Ray (`experiments/launchers/own_ray.py`). Each machine is a mount namespace
+that sees neither the run directory nor text, cache and weights of the controller
+(`tests/launchers/apart.py`). At random moments one of these is killed, whatever the run
+is doing:
 
     worker      the worker process of a machine
-    machine     all that runs on a machine; its disk goes, too
+    machine     all that runs on a machine; its disk goes, too. It joins Ray again
     ssh         the client that has started a worker
     controller  the run itself; the same command is typed again
-    all         everything at once but for the disks, then the same command again
+    all         everything at once but for the disks and Ray's head, then the same
+                command again
 
 With `--keep copies` both machines hold parts of checkpoints (the default of such a
 run). With `--keep store` a folder that all see acts as the store; with `--keep ceph` it
@@ -41,6 +43,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.launchers.own_ray import OwnRay, own_ray
 from experiments.stores.own_ceph import BUCKET, URL, own_ceph, write_profile
 from hetjax.checkpoint.storage import open_store
 from hetjax.models.hugging_face.known_families import fields_of
@@ -54,7 +57,7 @@ from tests.launchers.apart import Machines, switch_off
 from tests.launchers.fake_programs import processes
 from tests.training.pair import ONE_REPLICA, TWO_NODES
 
-PLACES = ("worker", "machine", "ssh", "controller", "all")
+PLACES = ("worker", "machine", "controller", "all")
 HOSTS = {"left": "127.0.0.2", "right": "127.0.0.3"}
 _WORKER, _PAUSE_S, _LONGEST_S = "hetjax.training.worker", (0.0, 4.0), 900.0
 _TRAINS_AGAIN = 0.97  # share of checks, twice a second
@@ -68,9 +71,11 @@ class _Store(NamedTuple):
 class Site:
     """The folders and programs of one experiment."""
 
-    def __init__(self, folder: Path, steps: int, store: _Store | None) -> None:
-        self.folder, self.run_dir, self.store = folder, folder / "run", store
-        self._steps = steps
+    def __init__(
+        self, folder: Path, steps: int, store: _Store | None, ray: OwnRay | None
+    ) -> None:
+        self.folder, self.store, self.ray, self._steps = folder, store, ray, steps
+        self.run_dir = folder / "own" / "run"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.programs = fake_programs.written(folder)
@@ -93,11 +98,18 @@ class Site:
         (folder / "hosts.toml").write_text("".join(hosts))
         self.machines = Machines(
             folder=folder / "machines",
-            run_dir=self.run_dir,
+            run_dir=self.run_dir.parent,
             cache=folder / "cache",
             hidden=(self.text, self.weights),
         )
         (self.programs / "ssh.apart").write_text(str(self.machines.program))
+        for address in HOSTS.values():
+            self.switch_on(address)
+
+    def switch_on(self, address: str) -> None:
+        """Let Ray have the machine; `ssh` reaches every machine that is on."""
+        if self.ray:
+            self.ray.join(self.machines, address)
 
     def command(self, run_dir: Path, *launcher: str) -> list[str]:
         words = [sys.executable, "-m", "hetjax.train", "tiny", "--simulate", *launcher]
@@ -113,6 +125,8 @@ class Site:
     def start(self, run_dir: Path, *launcher: str) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(self.programs), os.environ["PATH"]])
         own = {"PATH": path, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+        if self.ray:
+            own["RAY_ADDRESS"] = self.ray.address
         if self.store and self.store.endpoint:
             own["HOME"] = str(self.folder / "home")  # all that ssh passes on
         with (self.folder / f"{run_dir.name}.said").open("ab") as said:
@@ -129,10 +143,14 @@ class Site:
             kept += ["--checkpoint.cloud", self.store.url]
         if self.store and self.store.endpoint:
             kept += ["--checkpoint.endpoint", self.store.endpoint]
-        hosts = ["--launcher", "ssh", "--hosts", f"{self.folder}/hosts.toml"]
-        return self.start(self.run_dir, *hosts, *kept)
+        by = ["ssh", "--hosts", f"{self.folder}/hosts.toml"]
+        if self.ray:
+            by = ["ray"]
+        return self.start(self.run_dir, "--launcher", *by, *kept)
 
     def workers(self, address: str) -> list[int]:
+        if self.ray:
+            return self.ray.workers(address)
         told = f"SSH_CONNECTION=127.0.0.1 9 {address}"
         return processes(_WORKER, told, str(self.programs))
 
@@ -149,12 +167,14 @@ def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> 
             found = switched_off(site, address)
             if found:
                 site.machines.lose_disk(address)
+        site.switch_on(address)
         return found
     if place == "all":
         run.kill()
         run.wait()
         for each in HOSTS.values():
             switched_off(site, each)
+            site.switch_on(each)
         return True
     run.kill()
     run.wait()
@@ -163,6 +183,9 @@ def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> 
 
 def switched_off(site: Site, address: str) -> bool:
     """Kill everything on the machine; return whether there was anything."""
+    if site.ray:
+        site.ray.switch_off(address)
+        return True
     found = site.workers(address)
     for pid in found:
         with suppress(FileNotFoundError):  # it has ended meanwhile
@@ -218,15 +241,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--folder", type=Path, default=Path("runs/apart"))
     parser.add_argument("--keep", choices=("copies", "store", "ceph"), default="copies")
+    parser.add_argument("--launcher", choices=("ssh", "ray"), default="ssh")
     asked = parser.parse_args()
     with ExitStack() as stack:
         if asked.keep == "ceph":
             folder = Path(stack.enter_context(TemporaryDirectory()))
             stack.enter_context(own_ceph(folder))
-        sys.exit(_all_runs(asked))
+        by_ray = asked.launcher == "ray"
+        ray = stack.enter_context(own_ray(HOSTS)) if by_ray else None
+        sys.exit(_all_runs(asked, ray))
 
 
-def _all_runs(asked: argparse.Namespace) -> bool:
+def _all_runs(asked: argparse.Namespace, ray: OwnRay | None) -> bool:
     """Run until enough kills were made; return whether a run went wrong."""
     chance, kills, runs = random.Random(asked.seed), Counter[str](), 0
     wrong: list[str] = []
@@ -238,7 +264,7 @@ def _all_runs(asked: argparse.Namespace) -> bool:
             "store": _Store((folder / "store").as_uri(), None),
             "ceph": _Store(f"s3://{BUCKET}/run-{runs}", URL),
         }[asked.keep]
-        site = Site(folder, asked.steps, store)
+        site = Site(folder, asked.steps, store, ray)
         if not whole:
             alone = site.start(site.folder / "whole", "--launcher", "processes")
             assert alone.wait() == 0, "the run without kills"
@@ -253,6 +279,8 @@ def _all_runs(asked: argparse.Namespace) -> bool:
         print(f"run {runs}: code {code}, {dict(told)}", flush=True)
         if wrong:
             break
+        for address in HOSTS.values() if ray else ():
+            switched_off(site, address)
     print(json.dumps({"kills": kills, "runs": runs, "wrong": wrong}))
     return bool(wrong)
 
@@ -271,7 +299,8 @@ def _one_run(site: Site, chance: random.Random, most: int, kills: Counter[str]) 
             time.sleep(0.05)
         if done == most or run.poll() is not None:
             continue
-        place, (name, address) = chance.choice(PLACES), chance.choice([*HOSTS.items()])
+        places = PLACES if site.ray else (*PLACES, "ssh")
+        place, (name, address) = chance.choice(places), chance.choice([*HOSTS.items()])
         if place == "machine" and not may_lose_a_disk(site):
             place = "worker"
         if not kill(site, run, place, address):
