@@ -146,7 +146,8 @@ class Loop:
                 break
             self._train(step, is_traced=tracing.includes(step - first))
             step += 1
-            if self._is_late or _is_due(config.checkpoint.every, step):
+            is_due = self._is_late or _is_due(config.checkpoint.every, step)
+            if is_due and step < config.steps:  # the last step is saved below
                 with self.spent.on("saving"):
                     self._save_unless_skipped(step)
         self._record()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run ends with its last step saved; it waits for each save, despite failures."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ from hetjax.training.loop import Loop
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.recovery.notices import StopRequest
 from hetjax.training.saving import Saving
-from hetjax.training.settings.config import EvaluationConfig, RunConfig
+from hetjax.training.settings.config import CheckpointConfig, EvaluationConfig, RunConfig
 
 
 @dataclass
@@ -28,24 +28,31 @@ class _Driver:
     is_not_finite: bool = False
     num_begun: int = 0
     is_writing: bool = False
+    begun: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def check(self) -> tuple[bool, tuple[()]]:
         return True, ()
 
     def save(self, step: int, best: object) -> bool:
+        if self.is_writing:
+            return False
         self.num_begun += 1
+        self.begun.append(step)
         self.is_writing = True
         return True
 
     def wait_saved(self) -> None:
         if self.is_writing and self.num_begun > self.num_failing:
-            self.saved, self.is_kept = 4, True
+            self.saved, self.is_kept = self.begun[-1], True
         self.is_writing = False
 
 
-def ended(driver: _Driver) -> int:
+def ended(driver: _Driver, first: int = 4) -> int:
+    """Run the loop from step `first` to step 4; checkpoints are due every 2 steps."""
     config = RunConfig(model="tiny", run_dir=Path(), steps=4, seq_len=8, global_batch=1)
-    recorder: Any = SimpleNamespace(saved=lambda step: None)
+    config = replace(config, checkpoint=CheckpointConfig(every=2))
+    recorder: Any = SimpleNamespace(saved=lambda step: None, note=driver.notes.append)
     loop = Loop(
         config=replace(config, evaluation=EvaluationConfig(every=0, sample_tokens=0)),
         driver=cast(Any, driver),
@@ -61,7 +68,7 @@ def ended(driver: _Driver) -> int:
         spent=Spent(after=0),
         evaluated={4},
     )
-    return loop.run(4)
+    return loop.run(first)
 
 
 @pytest.mark.parametrize("num_failing", [0, 1, 2])
@@ -84,3 +91,13 @@ def test_a_last_checkpoint_that_disks_have_lost_is_saved_again_with_a_store_too(
     driver = _Driver(num_failing=0, saved=4, is_kept=False)
     assert ended(driver) == 4
     assert driver.num_begun == 1 and driver.is_kept
+
+
+def test_the_last_checkpoint_is_not_skipped_because_the_one_before_is_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(Loop, "_train", lambda self, step, is_traced: None)
+    driver = _Driver(num_failing=0)
+    assert ended(driver, first=1) == 4
+    assert driver.begun == [2, 4] and driver.saved == 4
+    assert driver.notes == []
