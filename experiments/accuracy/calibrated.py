@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts a plan from a run of another: how far off is what a run has learnt?
 
-    python -m experiments.accuracy.calibrated [--json] [--mixes 6]
+    python -m experiments.accuracy.calibrated [--json] [--mixes 6] [--profile]
 
 Hosts are control groups with shares of a core (as root); hetjax only knows that they
 are different kinds of device. Two plans use all hosts: `samples` gives each the whole
 model and a share of the samples, `layers` is one pipeline over all. Each is trained by
 `hetjax train`, which measures its first steps and writes `calibration.json`: it counts
 these CPUs as the devices themselves, not as stand-ins. With that file both plans are
-predicted as `hetjax simulate --calibration` does. The measured time is the median of
-the steps after those that the run has learnt from; `noise` is the difference between
-the medians of two halves of them. `own` and `other` are predicted over measured times,
-of the plan that was learnt from and of the other.
+predicted as `hetjax simulate --calibration` does. With `--profile` each host's layers
+are measured before, and all predictions, the run's too, use these times. The measured
+time is the median of the steps after those that the run has learnt from; `noise` is the
+difference between the medians of two halves of them. `own` and `other` are predicted
+over measured times, of the plan that was learnt from and of the other.
 """
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,14 +29,17 @@ from unittest.mock import patch
 
 import hetjax
 from experiments.islands.unequal import cluster_of as testbed_of
+from experiments.islands.unequal import profiled
 from experiments.machine import machine
 from experiments.testbed.hosts import Host
 from experiments.testbed.placed_runs import Hosts, hosts, run
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.measured.layer_profile import write_profile
 from hetjax.models.named import TypedName, load_named
 from hetjax.planner.baselines.stage_costs import shared_out
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.training import open_run
+from hetjax.training.directory.rundir import PROFILE
 from hetjax.training.observers.step_comparison import StepComparison
 
 MIXES = (
@@ -47,6 +52,7 @@ MIXES = (
 )
 _MODEL, _SEQ_LEN, _BATCH, _SIZE = "tiny", 128, 48, 4
 _STEPS, _LEARNT = 14, 4
+_COMMAND = "python -m experiments.accuracy.calibrated --json"
 _LAYERS = len(load_named(TypedName(_MODEL)).layers)
 
 
@@ -87,13 +93,24 @@ def _plan(*replicas: Replica) -> Plan:
     return Plan(model=_MODEL, seq_len=_SEQ_LEN, global_batch=_BATCH, replicas=replicas)
 
 
-def of_mix(folder: Path, percents: Sequence[float]) -> dict[str, Any]:
-    """Train with both plans; predict both from each."""
+def of_mix(
+    folder: Path, percents: Sequence[float], with_profile: bool
+) -> dict[str, Any]:
+    """Train with both plans and predict both from each, with a profile if asked."""
     cluster, found = cluster_of(percents), plans(percents)
     names = [node.name for node in cluster.nodes]
     measured: dict[str, list[float]] = {}
+    profile: Path | None = None
     with hosts(dict(zip(names, percents, strict=True))) as on:
+        if with_profile:
+            profile = folder / "profile.json"
+            length = ("--seq-len", str(_SEQ_LEN))
+            layers = profiled(on, cluster, _MODEL, [_SIZE], folder, *length)
+            write_profile(profile, layers)
         for name, plan in found.items():
+            if profile is not None:
+                (folder / name / "run").mkdir(parents=True)
+                shutil.copy(profile, folder / name / "run" / PROFILE)
             times_s = _train(folder / name, cluster, plan, on)
             measured[name] = times_s[_LEARNT:]
 
@@ -104,6 +121,7 @@ def of_mix(folder: Path, percents: Sequence[float]) -> dict[str, Any]:
             model=_MODEL,
             cluster=cluster,
             dtype="float32",
+            profile=profile,
             calibration=file or "none",
             quiet=True,
         )
@@ -136,18 +154,20 @@ def _train(folder: Path, cluster: Cluster, plan: Plan, on: Hosts) -> list[float]
         return run(folder, cluster, plan, on, *options, steps=_STEPS)
 
 
-def measure(mixes: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
+def measure(
+    mixes: Sequence[Sequence[float]], with_profile: bool
+) -> Iterator[dict[str, Any]]:
     """Yield the result so far after each mix."""
     rows: list[dict[str, Any]] = []
     for percents in mixes:
         with TemporaryDirectory() as folder:
-            rows.append(of_mix(Path(folder), percents))
+            rows.append(of_mix(Path(folder), percents, with_profile))
         errors = {
             which: [abs(row[name][which] - 1) for row in rows for name in plans([1])]
             for which in ("without", "own", "other")
         }
         yield {
-            "command": "python -m experiments.accuracy.calibrated --json",
+            "command": " ".join([_COMMAND, *["--profile"] * with_profile]),
             "machine": machine(),
             "median_error": {which: median(found) for which, found in errors.items()},
             "largest_error": {which: max(found) for which, found in errors.items()},
@@ -159,9 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--mixes", type=int, default=len(MIXES))
+    parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     found: dict[str, Any] = {}
-    for found in measure(MIXES[: given.mixes]):
+    for found in measure(MIXES[: given.mixes], given.profile):
         print(json.dumps(found["mixes"][-1]), file=sys.stderr, flush=True)
     print(json.dumps(found, indent=1 if given.json else None))
 

@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from experiments.islands import models
 from experiments.testbed.__main__ import host_of
@@ -82,8 +82,16 @@ def cluster_of(hosts: Sequence[Host]) -> Cluster:
     return Cluster(name="testbed", nodes=nodes)
 
 
+class RunsOnHosts(Protocol):
+    """A testbed: what runs commands on hosts."""
+
+    def prefix(self, host: str) -> list[str]:
+        """Return the words before a command that run it on the host."""
+        ...
+
+
 def profiled(
-    testbed: Testbed,
+    on: RunsOnHosts,
     cluster: Cluster,
     model: str,
     sizes: Sequence[int],
@@ -97,7 +105,7 @@ def profiled(
     """
     words = ["--microbatch-sizes", ",".join(map(str, sizes)), *options]
     with ThreadPoolExecutor(len(cluster.nodes)) as pool:
-        measure = lambda node: _profile(testbed, cluster, node, model, words, folder)  # noqa: E731
+        measure = lambda node: _profile(on, cluster, node, model, words, folder)  # noqa: E731
         found = list(pool.map(measure, cluster.nodes))
     kinds = {n.device: p for n, p in zip(cluster.nodes, found, strict=True)}
     measurements = tuple(m for p in kinds.values() for m in p.measurements)
@@ -107,7 +115,7 @@ def profiled(
 
 
 def _profile(
-    testbed: Testbed,
+    on: RunsOnHosts,
     cluster: Cluster,
     node: Node,
     model: str,
@@ -120,7 +128,7 @@ def _profile(
     words += ["--cluster", str(file), "--simulate", "--output", str(output)]
     words += ["--tensor", "1", "--remat", "none", *options]
     subprocess.run(
-        [*testbed.prefix(node.name), *words],
+        [*on.prefix(node.name), *words],
         check=True,
         stdout=sys.stderr,
         env=os.environ | malloc_environment(),  # as for workers

@@ -31,7 +31,7 @@ _QUOTA_SHARE = 0.9
 _QUOTA_LESS = (
     "pass --quota-less (or quota_less=True) to run all hosts on 127.0.0.1 at full speed"
 )
-_JOIN = 'echo $$ > "$0" && exec "$@"'
+JOIN = 'echo $$ > "$0" && exec "$@"'
 _serial = itertools.count()
 
 
@@ -116,7 +116,7 @@ class Testbed:
         """
         words = self.network_prefix(host)
         group = self.cpu_group(host)
-        return words if group is None else ["sh", "-c", _JOIN, str(group), *words]
+        return words if group is None else ["sh", "-c", JOIN, str(group), *words]
 
     def network_prefix(self, host: str) -> list[str]:
         """Return the words that run a command on a host outside its quota."""

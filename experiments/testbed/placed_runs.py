@@ -19,6 +19,7 @@ from experiments.testbed.cpu_quota import (
     make_group,
     remove_group,
 )
+from experiments.testbed.hosts import JOIN
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.plans.plan import Plan
@@ -49,6 +50,10 @@ class Hosts:
         """Give a host this share of its usual CPU time."""
         for file, text in limits(1, self.percents[host] * share).items():
             (self.groups[host] / file).write_text(text)
+
+    def prefix(self, host: str) -> list[str]:
+        """Return the words before a command that run it on this host."""
+        return ["sh", "-c", JOIN, str(self.groups[host] / "cgroup.procs")]
 
     def take(self, host: str, pid: int) -> None:
         """Put a process, and all that it starts, on this host."""
@@ -82,7 +87,7 @@ def run(
     at: Callable[[int], None] = lambda step: None,
 ) -> list[float]:
     """Train, calling `at` before each step; return the seconds of all steps."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "cluster.toml").write_text(cluster_toml(cluster))
     write_plan(folder / "plan.json", plan)
     step, placed = Driver.step, set[int]()
