@@ -88,8 +88,8 @@ def wait_for_step(run_dir: Path, step: int = AT) -> None:
     wait_for(f"step {step}", lambda: max(losses(run_dir), default=0) >= step)
 
 
-def processes(words: Iterable[str], told: str = "") -> list[int]:
-    """Return the processes with all of these words and `told` in their environment."""
+def processes(words: Iterable[str], *told: str) -> list[int]:
+    """Return the processes with all of these words, and `told` in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -97,7 +97,8 @@ def processes(words: Iterable[str], told: str = "") -> list[int]:
             environment = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if {*map(str.encode, words)} <= {*own} and told.encode() in environment:
+        has_words = {*map(str.encode, words)} <= {*own}
+        if has_words and all(each.encode() in environment for each in told):
             found.append(int(entry.name))
     return found
 

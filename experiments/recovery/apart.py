@@ -44,6 +44,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.launchers.own_ray import OwnRay, own_ray
+from experiments.launchers.trial import processes
 from experiments.stores.own_ceph import BUCKET, URL, own_ceph, write_profile
 from hetjax.checkpoint.storage import open_store
 from hetjax.models.hugging_face.known_families import fields_of
@@ -54,7 +55,6 @@ from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.rundir import EVENTS, METRICS
 from tests.launchers import fake_programs
 from tests.launchers.apart import Machines, switch_off
-from tests.launchers.fake_programs import processes
 from tests.training.pair import ONE_REPLICA, TWO_NODES
 
 PLACES = ("worker", "machine", "controller", "all")
@@ -152,14 +152,14 @@ class Site:
         if self.ray:
             return self.ray.workers(address)
         told = f"SSH_CONNECTION=127.0.0.1 9 {address}"
-        return processes(_WORKER, told, str(self.programs))
+        return processes([_WORKER], told, str(self.programs))
 
 
 def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> bool:
     """Kill in this place; return whether there was a process to kill."""
     there = site.workers(address)
     if place == "ssh":
-        there = processes(str(site.programs / "ssh"), address)
+        there = processes([str(site.programs / "ssh"), address])
     if place in ("worker", "ssh"):
         return [_killed(pid) for pid in there].count(True) > 0
     if place == "machine":
