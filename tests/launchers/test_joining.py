@@ -321,11 +321,21 @@ def test_a_machine_hears_how_the_run_ends(folder: Path, is_done: bool, failure: 
         ending.join()
 
 
-def test_a_machine_whose_run_is_lost_ends_and_says_so(folder: Path):
+def test_a_machine_whose_run_is_lost_ends_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    has_joined = threading.Event()
+    work = _Joined.work
+
+    def begin(machine: _Joined) -> None:
+        has_joined.set()
+        work(machine)
+
+    monkeypatch.setattr(_Joined, "work", begin)
     with door(folder, only_cpu=True) as found:
 
         def cut() -> None:
-            wait_until(lambda: found.desk.machines)
+            assert has_joined.wait(60)
             found.desk.machines["old"].stream.shutdown(socket.SHUT_RDWR)
 
         cutting = threading.Thread(target=cut)
