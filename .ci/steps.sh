@@ -58,15 +58,19 @@ END
 }
 
 # Runs all checks except the tests, with the commands of the environment $1, and with
-# hetjax in the environment $2.
+# hetjax in the environment $2. Types and pages take the longest: each gets a core.
 checks() {
-    local commands=$1/bin venv=$2
+    local commands=$1/bin venv=$2 types
     phase "format" "$commands/ruff" format --check .
     phase "lint" "$commands/ruff" check .
-    phase "types" "$commands/pyright" --pythonpath "$venv/bin/python"
+    phase "types" "$commands/pyright" --pythonpath "$venv/bin/python" \
+        >"$scratch/types" 2>&1 &
+    types=$!
     phase "import contracts" env PYTHONPATH=. "$commands/lint-imports" --no-cache --no-logo
     phase "docs" env PYTHONPATH=. "$commands/mkdocs" build --quiet --strict \
         --site-dir "$scratch/site"
+    wait "$types" || { cat "$scratch/types"; return 1; }
+    cat "$scratch/types"
 }
 
 # Runs pytest, and prints nothing after it: its summary has its time and ends the

@@ -44,8 +44,11 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-# slowest runs: tests/training/ covers the same
-_LATER = [ROOT / f"docs/{name}.md" for name in ("join", "slurm", "survive", "train")]
+# the slowest; other tests run most of their commands
+_LATER = [
+    *(ROOT / f"docs/{name}.md" for name in ("join", "report", "slurm", "sure")),
+    *(ROOT / f"docs/{name}.md" for name in ("survive", "train", "use")),
+]
 REASONS = [
     "installs packages",
     "needs a Ray cluster",

@@ -71,6 +71,7 @@ def planned() -> dict[str, Any]:
     return json.loads((RESULTS / "finetune_plans.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", draws(plans.CASES, short=2))  # others take a minute
 def test_plans_for_fine_tuning_are_those_of_the_result(name: str):
     found, expected = plans.row(name), planned()["cases"][name]

@@ -46,7 +46,7 @@ LINKED = Cluster(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "plan_seed" in metafunc.fixturenames:
         num_plans: Any = metafunc.config.getoption("plans")
-        seeds = range(num_plans) if num_plans else draws(range(24), short=8)
+        seeds = range(num_plans) if num_plans else draws(range(24), short=6)
         metafunc.parametrize("plan_seed", seeds)
 
 

@@ -65,6 +65,7 @@ def test_all_of_tiny_is_at_least_1_2_times_as_fast_as_the_best_kind_alone():
     assert min(map(best_s, KINDS)) >= 1.2 * shipped_s()
 
 
+@pytest.mark.nightly
 def test_tiny_trains_with_what_the_planner_finds():
     narrow = replace(REQUEST, microbatch_sizes=(4, 8), tensor_degrees=(1,))
     # the shipped plan splits no backward pass: fewer programs to compile

@@ -15,7 +15,11 @@ from hetjax.training.loop import Loop
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.recovery.notices import StopRequest
 from hetjax.training.saving import Saving
-from hetjax.training.settings.config import CheckpointConfig, EvaluationConfig, RunConfig
+from hetjax.training.settings.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    RunConfig,
+)
 
 
 @dataclass

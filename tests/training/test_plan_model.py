@@ -152,14 +152,16 @@ def by_simulate(name: str, folder: Path) -> Path:
     return path
 
 
-# Short test runs take the first three: both ways to search, three of the namings.
+# Short test runs take the first two: both ways to search, two of the namings.
 SEARCHES = [("folder", by_command), ("function", by_find_plan), ("toml", by_find_plan)]
 _ALL = product(NAMINGS, (by_command, by_find_plan))
 SEARCHES += [pair for pair in _ALL if pair not in SEARCHES]
 OTHERS = [*product(NAMINGS, (of_a_run, by_simulate))]
 
 
-@pytest.mark.parametrize("naming, make", [*rows_drawn(SEARCHES, short=3), *OTHERS])
+@pytest.mark.parametrize(
+    "naming, make", [*rows_drawn(SEARCHES, short=2), *rows_drawn(OTHERS, short=6)]
+)
 def test_a_plan_fits_its_model_however_that_is_named(
     naming: str,
     make: Callable[[str, Path], Path],
@@ -175,7 +177,7 @@ def test_a_plan_fits_its_model_however_that_is_named(
         chosen(names["other"], tmp_path, path)
 
 
-@pytest.mark.parametrize("naming", draws(reversed(NAMINGS), short=2))
+@pytest.mark.parametrize("naming", draws(reversed(NAMINGS), short=1))
 def test_later_plans_start_from_a_plan_however_its_model_is_named(
     naming: str, names: dict[str, str], tmp_path: Path
 ):

@@ -39,7 +39,7 @@ def found_wrong(seed: int, num_plans: int = NUM_PLANS) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("bound_request", draws(SEEDS, short=3))
+@pytest.mark.parametrize("bound_request", draws(SEEDS, short=2))
 def test_no_plan_contradicts_the_proof_of_the_bound(bound_request: int) -> None:
     assert not found_wrong(bound_request)
 

@@ -13,6 +13,7 @@ from hetjax.planner.model.network_cuts import WorkLimit
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.terms.split_terms import split_bound_problem
 from tests.planner.wide_space import wide_request
+from tests.short_runs import draws
 
 SEEDS = range(12)
 
@@ -54,13 +55,13 @@ def least_s(
     return float(found.fun) if found.status == 0 else inf
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", draws(SEEDS, short=4))
 def test_devices_that_never_wait_take_so_long(seed: int) -> None:
     p = problem_of(seed)
     assert busy_bound_s(p) == pytest.approx(least_s(p), rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", draws(SEEDS, short=4))
 def test_a_limit_on_the_work_of_one_side_is_kept_to(seed: int) -> None:
     """Just below the bound, the step needs more work than the one side may do."""
     p = problem_of(seed)

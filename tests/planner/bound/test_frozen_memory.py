@@ -110,7 +110,7 @@ def left_out(seed: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", draws(SEEDS, short=8))
+@pytest.mark.parametrize("seed", draws(SEEDS, short=4))
 def test_no_replica_that_fits_is_left_out_of_the_bound(seed: int) -> None:
     assert not left_out(seed)
 
@@ -121,7 +121,7 @@ def test_what_layers_before_the_first_trained_one_keep_shows() -> None:
         assert any(left_out(seed) for seed in SEEDS)
 
 
-@pytest.mark.parametrize("seed", draws(SEEDS, short=4))
+@pytest.mark.parametrize("seed", draws(SEEDS, short=2))
 def test_a_search_finds_a_plan_where_another_fits_easily(seed: int) -> None:
     """The search's templates ask for up to a third more memory than some plans need."""
     plan = random_plan(Random(f"{seed} 0"), request_of(seed, 1.0))
