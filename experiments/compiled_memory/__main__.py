@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.compile.targets import TARGETS
+from experiments.compiled_memory import shares
 from experiments.compiled_memory.cells import HOST, backend_of, cells_of, drawn
 from experiments.compiled_memory.compiling import available, rows_of, run
 from experiments.compiled_memory.judging import markdown, report
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, nargs="+", help="rows of these files")
     parser.add_argument("--report", type=Path, help="what was judged goes here")
     parser.add_argument("--table", type=Path, help="print this report as Markdown")
+    parser.add_argument("--shares", type=Path, nargs="+", help="rows of these files")
     given = parser.parse_args()
     if given.table:
         print(markdown(json.loads(given.table.read_text(encoding="utf-8"))))
@@ -48,13 +50,16 @@ def main() -> None:
         files = {path.stem: rows_of(path) for path in given.judge}
         text = json.dumps(report(files), indent=1)
         given.report.write_text(text + "\n", encoding="utf-8")
+    elif given.shares:
+        files = {path.stem: rows_of(path) for path in given.shares}
+        print(json.dumps(shares.report(files), indent=1))
     elif given.output:
         own = [t for t in given.targets if backend_of(t) == given.backend]
         here = list(filter(available, own))
         cells = cells_of if given.draw is None else partial(drawn, seed=given.draw)
         run(given.output, cells(given.backend)[: given.limit], here)
     else:
-        parser.error("give --output, --judge or --table")
+        parser.error("give --output, --judge, --shares or --table")
 
 
 if __name__ == "__main__":

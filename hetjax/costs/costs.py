@@ -80,7 +80,8 @@ class Costs:
 
     `trunks` gives bytes per second by trunk. `routes` and `message_bytes` are keyed by
     (from stage, to stage). `memory_bytes` is the memory of one device of the stage.
-    For stages in `compiled`, the compiler reported the workspace.
+    For stages in `compiled`, the compiler reported the workspace. `devices` names the
+    stages' kinds of device, if they are known.
     """
 
     times: Mapping[StageKey, StageTimes]
@@ -93,4 +94,5 @@ class Costs:
     memory: Mapping[StageKey, StageMemory] = field(default_factory=dict)
     memory_bytes: Mapping[StageKey, float] = field(default_factory=dict)
     compiled: frozenset[StageKey] = frozenset()
+    devices: Mapping[StageKey, str] = field(default_factory=dict)
     norm_s: float = 0.0

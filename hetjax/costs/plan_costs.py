@@ -123,6 +123,7 @@ def costs_of(
             for r, s, stage in plan.stages()
         },
         compiled=frozenset(known),
+        devices=programs.devices,
         norm_s=2 * max((way.latency_s for way in routes.values()), default=0.0),
     )
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says how sure a prediction is, in words and as values.
 
-Owns the lines "how sure", of a step and of a profile, and "calibration", and the keys
-of JSON. Does not own the interval (`schedule/certainty.py`).
+Owns the lines "how sure", of a step, of memory and of a profile, and "calibration",
+and the keys of JSON. Does not own the intervals (`schedule/certainty.py`,
+`costs/certainty/memory.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,11 @@ from typing import Any
 
 from hetjax.costs.certainty.beliefs import CredibleInterval
 from hetjax.costs.certainty.calibration import StepCalibration
+from hetjax.costs.certainty.memory import LEVEL, NUM_STAGES
 from hetjax.costs.certainty.priors import RUN
 from hetjax.report.metrics import ms
 from hetjax.schedule.certainty import Certainty
+from hetjax.schedule.predicted import Predicted
 
 SAME = "not distinguishable"  # of two plans whose ratio may be 1
 
@@ -29,6 +32,41 @@ def how_sure_lines(certainty: Certainty) -> Iterator[str]:
     )
     if certainty.calibration.observations:
         yield calibration_line(certainty.calibration)
+
+
+def memory_line(predicted: Predicted) -> str | None:
+    """Return how sure the memory of the device is that is least likely to have enough.
+
+    None if no kind of device is known.
+    """
+    certainties = predicted.memory_certainty
+    if not certainties:
+        return None
+
+    def margin(device: str) -> tuple[float, float]:
+        fits, has_bytes = certainties[device].fits, predicted.capacity_bytes[device]
+        used_bytes = predicted.memory[device].total_bytes
+        return (1.0 if fits is None else fits), -used_bytes / has_bytes
+
+    device = min(certainties, key=margin)
+    sure = certainties[device]
+    if sure.backend is None:
+        return f"how sure is memory: the compiler reported the workspace of {device}"
+    unit, size = ("GiB", 2**30) if sure.high_bytes > 0.1 * 2**30 else ("MiB", 2**20)
+    low, high = sure.low_bytes / size, sure.high_bytes / size
+    fits = ""
+    if sure.fits is not None:
+        fits = f" and fits with a probability of {_percent(sure.fits)}"
+    return (
+        f"how sure is memory: {device} uses {low:.4g} to {high:.4g} {unit} "
+        f"({LEVEL:.0%}){fits}; {NUM_STAGES[sure.backend]} stages compiled for "
+        f"{sure.backend.upper()}s"
+    )
+
+
+def _percent(probability: float) -> str:
+    """Return a probability in whole per cent, never rounded to certainty."""
+    return f"{min(max(probability, 0.01), 0.99):.0%}"
 
 
 def narrowing_line(

@@ -18,7 +18,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
-from hetjax.report.certainty import certainty_values, how_sure_lines
+from hetjax.report.certainty import certainty_values, how_sure_lines, memory_line
 from hetjax.report.metrics import ms
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.timeline import timeline_picture
@@ -150,7 +150,9 @@ class SimulatedStep:
 
     def _second_lines(self) -> list[str]:
         sure = self.certainty
-        lines = [] if sure is None else how_sure_lines(sure)
+        lines = [] if sure is None else [*how_sure_lines(sure)]
+        if (line := memory_line(self.predicted)) is not None:
+            lines.append(line)
         return [*_second_line(self.predicted), *lines]
 
 
@@ -321,8 +323,17 @@ def _device_values(predicted: Predicted) -> dict[str, dict[str, Any]]:
                 "idle_s": shares.idle_s,
                 "peak_memory_bytes": predicted.memory[device].total_bytes,
                 "memory_bytes": has_bytes if math.isfinite(has_bytes) else None,
+                **_memory_certainty_values(predicted, device),
             }
     return found
+
+
+def _memory_certainty_values(predicted: Predicted, device: str) -> dict[str, Any]:
+    sure = predicted.memory_certainty.get(device)
+    if sure is None:
+        return {"peak_memory_interval_bytes": None, "fits": None}
+    interval = [sure.low_bytes, sure.high_bytes]
+    return {"peak_memory_interval_bytes": interval, "fits": sure.fits}
 
 
 def _stage_header(plan: Plan) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
-from hetjax.report.certainty import how_sure_lines
+from hetjax.report.certainty import how_sure_lines, memory_line
 from hetjax.report.colours import TIME
 from hetjax.report.journals import move_line, slow_line
 from hetjax.report.metrics import HEADLINES, Metric
@@ -62,10 +62,11 @@ class RunRecord:
 
     @property
     def how_sure(self) -> list[str]:
-        """How sure the predicted step is, in lines; none if it is only a guess."""
+        """Lines on how sure the prediction is; none if it is only a guess."""
         if self.certainty is None or not (self.is_simulated or self.is_comparable):
             return []
-        return [*how_sure_lines(self.certainty)]
+        memory = self.predicted and memory_line(self.predicted)
+        return [*how_sure_lines(self.certainty), *([memory] if memory else ())]
 
     @cached_property
     def steps(self) -> list[Line]:

@@ -6,10 +6,13 @@ price of tokens. Does not own the simulation (`simulation/simulator.py`), nor th
 display and the files of predictions.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hetjax.cluster.catalogue import backend_of
+from hetjax.costs.certainty.memory import MemoryCertainty, memory_certainty
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
@@ -46,6 +49,23 @@ class Predicted:
     def memory(self) -> Mapping[str, MemoryUse]:
         """Each device's memory use at its peak, by "node/device"."""
         return memory_uses(lower(self.plan, self.tied), self.plan, self.costs)
+
+    @cached_property
+    def memory_certainty(self) -> Mapping[str, MemoryCertainty]:
+        """How sure each device's memory use is; none without kinds of device."""
+        found: dict[str, MemoryCertainty] = {}
+        for (r, s), kind in self.costs.devices.items():
+            stage = self.plan.replicas[r].stages[s]
+            is_compiled = (r, s) in self.costs.compiled
+            for device in (f"{stage.node}/{index}" for index in stage.devices):
+                use, has_bytes = self.memory[device], self.capacity_bytes[device]
+                found[device] = memory_certainty(
+                    use.total_bytes - use.workspace_bytes,
+                    use.workspace_bytes,
+                    has_bytes if math.isfinite(has_bytes) else None,
+                    None if is_compiled else backend_of(kind),
+                )
+        return found
 
     @cached_property
     def tokens_per_s(self) -> float:

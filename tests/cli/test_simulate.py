@@ -151,11 +151,36 @@ def test_the_tables_tell_stages_devices_and_step(
     assert "GiB" in row
     [shares] = [line for line in lines if line.startswith("west-0/0")]
     assert shares.split()[1:3] == ["r0.s1", "89.1%"]
-    assert lines[-3] == "step time 27,500.2 ms, 5 tokens/s, bubble 10.9%"
+    assert lines[-4] == "step time 27,500.2 ms, 5 tokens/s, bubble 10.9%"
     # all but the update; no provider's price of an H20 is known
-    assert lines[-2] == "lower bound 27,000.0 ms (gap 1.9%)"
-    assert lines[-1].startswith("how sure: 90% of such steps take ")
-    assert "a profile" in lines[-1]
+    assert lines[-3] == "lower bound 27,000.0 ms (gap 1.9%)"
+    assert lines[-2].startswith("how sure: 90% of such steps take ")
+    assert "a profile" in lines[-2]
+    assert lines[-1].startswith("how sure is memory: ")
+
+
+def test_the_memory_that_is_printed_with_its_interval_is_that_of_the_least_sure_device(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    devices = simulated(capsys, *GIVEN)["devices"]
+    for device in devices.values():
+        low, high = device["peak_memory_interval_bytes"]
+        assert 0 < low < high
+        assert low < device["peak_memory_bytes"]
+        assert device["fits"] > 0.99  # a 244th: no device is nearly full
+    fullest = max(
+        devices,
+        key=lambda name: (
+            devices[name]["peak_memory_bytes"] / devices[name]["memory_bytes"]
+        ),
+    )
+    assert main(GIVEN) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    low, high = devices[fullest]["peak_memory_interval_bytes"]
+    assert line == (
+        f"how sure is memory: {fullest} uses {low / 2**20:.4g} to {high / 2**20:.4g} "
+        "MiB (90%) and fits with a probability of 99%; 244 stages compiled for GPUs"
+    )
 
 
 def test_another_schedule_is_simulated_and_kept_as_a_plan(

@@ -23,7 +23,7 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.plans.plan import Plan
-from hetjax.report.certainty import SAME, distinguishable, how_sure_lines
+from hetjax.report.certainty import SAME, distinguishable, how_sure_lines, memory_line
 from hetjax.report.metrics import ms
 from hetjax.report.plans.assumed_links import guess_lines, link_lines
 from hetjax.report.plans.binding import binding, binding_line
@@ -60,6 +60,8 @@ _WORTH_HALVING = 0.01  # of a step: a smaller gain is not worth rounding gradien
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield lines on the step besides its time."""
     yield from how_sure_lines(planned.certainty)
+    if (line := memory_line(planned.best)) is not None:
+        yield line
     yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))

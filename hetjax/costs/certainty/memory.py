@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes how sure an estimate of a device's memory is, and whether it fits.
+
+Of a device's bytes, weights, gradients, optimizer state, residuals and messages are
+exact. What the compiler needs besides, the workspace, is estimated
+(`costs/workspace.py`). Owns the comparison of these estimates with what compilers
+needed. Does not own the estimates, nor the rest of a device's memory, which no plan
+fills (`cluster/catalogue.py`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetjax.cluster.catalogue import Backend
+
+LEVEL = 0.90  # of an interval
+_LOW, _HIGH = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+
+# What compilers needed as a share of the estimate: its 0th, 5th, 10th... percentile
+# over stages of four models that were compiled for the devices of a backend.
+# `experiments.compiled_memory --shares` prints them.
+SHARES: Mapping[Backend, tuple[float, ...]] = {
+    "cpu": (
+        *(0.831, 0.897, 0.904, 0.910, 0.926, 0.928, 0.934, 0.940, 0.943, 0.944, 0.946),
+        *(0.947, 0.949, 0.951, 0.952, 0.953, 0.954, 0.955, 0.961, 0.974, 1.000),
+    ),
+    "gpu": (
+        *(0.369, 0.626, 0.658, 0.714, 0.743, 0.766, 0.785, 0.796, 0.803, 0.810, 0.824),
+        *(0.833, 0.840, 0.840, 0.841, 0.845, 0.865, 0.889, 0.918, 0.978, 1.178),
+    ),
+    "tpu": (
+        *(0.032, 0.533, 0.583, 0.671, 0.707, 0.739, 0.775, 0.786, 0.797, 0.802, 0.817),
+        *(0.824, 0.834, 0.835, 0.837, 0.852, 0.868, 0.888, 0.911, 0.930, 1.043),
+    ),
+}
+NUM_STAGES: Mapping[Backend, int] = {"cpu": 86, "gpu": 244, "tpu": 177}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCertainty:
+    """A device's bytes: the interval, and the probability that they fit.
+
+    `fits` is None if the device's memory is unknown. With a workspace that the compiler
+    itself reported, `backend` is None, and nothing is uncertain.
+    """
+
+    backend: Backend | None
+    low_bytes: float
+    high_bytes: float
+    fits: float | None
+
+
+def memory_certainty(
+    exact_bytes: float,
+    workspace_bytes: float,
+    has_bytes: float | None,
+    backend: Backend | None,
+) -> MemoryCertainty:
+    """Return how sure `exact_bytes` and an estimated workspace are.
+
+    `has_bytes` is what plans may use of the device; None if unknown. `backend` is that
+    of the estimate; None if the compiler reported the workspace.
+    """
+    if backend is None:
+        total = exact_bytes + workspace_bytes
+        fits = None if has_bytes is None else float(total <= has_bytes)
+        return MemoryCertainty(
+            backend=None, low_bytes=total, high_bytes=total, fits=fits
+        )
+    shares = SHARES[backend]
+    low, high = (exact_bytes + _at(shares, q) * workspace_bytes for q in (_LOW, _HIGH))
+    fits = None
+    if has_bytes is not None:
+        room_bytes = has_bytes - exact_bytes
+        fits = float(room_bytes >= 0)
+        if workspace_bytes:
+            fits = _below(room_bytes / workspace_bytes, backend)
+    return MemoryCertainty(backend=backend, low_bytes=low, high_bytes=high, fits=fits)
+
+
+def _at(shares: tuple[float, ...], quantile: float) -> float:
+    """Return a quantile, linear between the percentiles."""
+    place = quantile * (len(shares) - 1)
+    index = min(int(place), len(shares) - 2)
+    return shares[index] + (place - index) * (shares[index + 1] - shares[index])
+
+
+def _below(share: float, backend: Backend) -> float:
+    """Return the probability that a compiler needs at most this share.
+
+    It is never closer to 0 or 1 than one stage of those that were compiled.
+    """
+    shares, one = SHARES[backend], 1 / (NUM_STAGES[backend] + 1)
+    after = bisect_right(shares, share)
+    if after == 0:
+        return one
+    if after == len(shares):
+        return 1 - one
+    left, right = shares[after - 1], shares[after]
+    place = after - 1 + (share - left) / (right - left)
+    return min(max(place / (len(shares) - 1), one), 1 - one)
