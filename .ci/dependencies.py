@@ -25,6 +25,8 @@ from pathlib import Path
 
 UNUSED_DAYS = 14
 CONTENTS = "contents"  # a digest of the files; touched with each use
+# to this file machines add certificates of their organisation
+CERTIFICATES = os.path.join("certifi", "cacert.pem")
 
 
 def main(folder: Path, requirement: str, over: Path | None) -> Path:
@@ -123,12 +125,13 @@ def is_whole(environment: Path) -> bool:
 
 
 def contents(environment: Path) -> str:
-    """Return a digest of the names and sizes of all files that Python did not write."""
+    """Return a digest of the names and sizes of all files that only pip writes."""
     sizes = []
     for parent, _, names in os.walk(environment):
         if not parent.endswith("__pycache__"):
             paths = (os.path.join(parent, name) for name in names)
-            sizes += [f"{path} {os.lstat(path).st_size}" for path in paths]
+            kept = (path for path in paths if not path.endswith(CERTIFICATES))
+            sizes += [f"{path} {os.lstat(path).st_size}" for path in kept]
     told = (line for line in sorted(sizes) if f"{os.sep}{CONTENTS} " not in line)
     return digest(list(told))
 

@@ -2,10 +2,12 @@
 """Environments that `.ci/run` keeps: made once, and made again when necessary."""
 
 import os
+import runpy
 import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,31 @@ def test_an_environment_is_made_once_and_again_where_it_must_be(index: Index):
     newer = index.environment()
     assert newer != first and index.versions(newer, "lower") == ["2.0"]
     assert first.exists() and not above.exists()
+
+
+@pytest.mark.nightly
+def test_of_two_that_need_an_environment_at_once_one_makes_it(index: Index):
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: index.environment(), range(2)))
+    assert found[0] == found[1]
+    assert index.versions(found[0], "lower") == ["1.0"]
+    made = (found[0] / "pyvenv.cfg").stat().st_mtime_ns
+    assert index.environment() == found[0]
+    assert (found[0] / "pyvenv.cfg").stat().st_mtime_ns == made
+
+
+def test_certificates_of_an_organisation_damage_nothing_and_other_changes_do(
+    tmp_path: Path,
+):
+    dependencies = runpy.run_path(str(SCRIPT))
+    contents, is_whole = dependencies["contents"], dependencies["is_whole"]
+    library = tmp_path / "lib" / "certifi"
+    library.mkdir(parents=True)
+    files = {name: library / name for name in ("cacert.pem", "core.py")}
+    for file in files.values():
+        file.write_text("as installed")
+    (tmp_path / "contents").write_text(contents(tmp_path))
+    files["cacert.pem"].write_text("as installed, and one more certificate")
+    assert is_whole(tmp_path)
+    files["core.py"].write_text("")
+    assert not is_whole(tmp_path)
