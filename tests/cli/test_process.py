@@ -77,8 +77,21 @@ def test_a_reader_may_leave_any_command(name: str, tmp_path: Path):
     assert ended_unread([*words(name), "--help"], tmp_path) == (0, "")
 
 
-def test_files_are_written_though_nobody_reads_the_result(tmp_path: Path):
-    command = [*words("simulate"), "tiny", "-q", "--output", "plan.json"]
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*words("simulate"), "tiny"],
+        pytest.param(
+            [*words("plan"), "tiny", "--compare", "none", "--search-s", "1"],
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["simulate", "plan"],
+)
+def test_files_are_written_though_nobody_reads_the_result(
+    command: list[str], tmp_path: Path
+):
+    command = [*command, "-q", "--output", "plan.json"]
     assert ended_unread(command, tmp_path) == (0, "")
     assert json.loads((tmp_path / "plan.json").read_text())["predicted"]
 
