@@ -73,7 +73,7 @@ NOTICED_AT = {
     "all go on after a round, though something was damaged": 109,
     "a loss while the run starts ends it": 3,
     "a run begins anew though something was saved": 78,
-    "what a run has gone back from is there for the next start": 414,
+    "what a run has gone back from is there for the next start": 533,
     "a save begins while another is being written": 19,
     "a state of another step is saved": 0,
     "a step is saved once one worker has its part": 13,
