@@ -25,7 +25,7 @@ from pathlib import Path
 
 UNUSED_DAYS = 14
 CONTENTS = "contents"  # a digest of the files; touched with each use
-# to this file machines add certificates of their organisation
+# organisations add certificates of their own to this file
 CERTIFICATES = os.path.join("certifi", "cacert.pem")
 
 

@@ -58,6 +58,8 @@ class Predicted:
             stage = self.plan.replicas[r].stages[s]
             is_compiled = (r, s) in self.costs.compiled
             for device in (f"{stage.node}/{index}" for index in stage.devices):
+                if device in found and is_compiled:
+                    continue  # one estimated stage makes the sum uncertain
                 use, has_bytes = self.memory[device], self.capacity_bytes[device]
                 found[device] = memory_certainty(
                     use.total_bytes - use.workspace_bytes,

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import (
+    UNTIED,
     Action,
     Op,
     Programs,
@@ -24,8 +26,10 @@ from hetjax.schedule.programs.action import (
 from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.memory import check_memory, memory_uses
+from hetjax.schedule.simulation.result import Simulation
 
 GIB = 2**30
+NOTHING = Simulation(step_time_s=1.0, lanes={}, shares={}, reductions=(), messages={})
 FLOWS = {"input_bytes": 3, "output_bytes": 7}
 
 
@@ -347,6 +351,30 @@ def test_stages_that_share_a_device_are_summed_with_the_larger_workspace():
     programs = {"a": parse_program(text.replace(" ", "\n"))}
     peaks = peak_memory_bytes(programs, plan, Costs(times={}, memory=memory))
     assert peaks == {"a/0": 300 + 10 + 4 + 4 + 9}  # residuals of s0, x and dx of s1
+
+
+@pytest.mark.parametrize(
+    ("compiled", "is_certain"),
+    [((), False), ((0,), False), ((1,), False), ((0, 1), True)],
+)
+def test_memory_is_certain_if_the_compiler_reported_all_stages_of_a_device(
+    compiled: tuple[int, ...], is_certain: bool
+):
+    plan = plan_of(2, 2, schedule="interleaved", node="a")
+    costs = replace(
+        costs_of(plan, 1e4, static_bytes=100, workspace_bytes=50, **FLOWS),
+        devices={(0, 0): "H20", (0, 1): "H20"},
+        compiled=frozenset((0, stage) for stage in compiled),
+    )
+    found = Predicted(
+        plan=plan, costs=costs, simulation=NOTHING, tied=UNTIED, times_from=""
+    ).memory_certainty["a/0"]
+    assert (found.backend is None) == is_certain
+    assert (found.low_bytes == found.high_bytes) == is_certain
+    if is_certain:
+        use = memory_uses(lower(plan), plan, costs)["a/0"]
+        assert found.low_bytes == use.total_bytes
+        assert use.workspace_bytes == 50
 
 
 def test_a_cut_backward_keeps_its_half_until_the_weight_gradient():
