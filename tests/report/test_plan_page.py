@@ -65,6 +65,8 @@ def test_the_page_has_the_figures_of_the_result_and_needs_nothing_else(
         f"{slower:.2f}x as fast",
     ]
     assert any("not worth using" in word for word in page.words) == bool(told.idle)
+    sure = [word for word in str(found).splitlines() if word.startswith("how sure")]
+    assert len(sure) >= 1 and {*sure} <= {*page.words}
 
 
 def test_every_device_has_a_row_and_every_span_is_drawn_once():

@@ -27,6 +27,7 @@ from hetjax.report.plans.plan_rows import (
     planner_row,
     planners,
     search_lines,
+    sure_lines,
     warning_lines,
     wish_rows,
 )
@@ -50,6 +51,7 @@ def plan_page(planned: Planned, command: str = "") -> str:
         figures=list(_figures(planned)),
         warnings=list(warning_lines(planned)),
         sentences=[
+            *sure_lines(planned),
             hours_line(planned),
             *search_lines(planned),
             binding_line(binding(best)),

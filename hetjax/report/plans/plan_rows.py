@@ -59,15 +59,20 @@ _WORTH_HALVING = 0.01  # of a step: a smaller gain is not worth rounding gradien
 
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield lines on the step besides its time."""
-    yield from how_sure_lines(planned.certainty)
-    if (line := memory_line(planned.best)) is not None:
-        yield line
+    yield from sure_lines(planned)
     yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
     yield from idle_lines(planned)
     yield from dtype_lines(planned)
     yield from link_lines(planned.request.cluster)
+
+
+def sure_lines(planned: Planned) -> Iterator[str]:
+    """Yield lines on how sure the step time and the memory are."""
+    yield from how_sure_lines(planned.certainty)
+    if (line := memory_line(planned.best)) is not None:
+        yield line
 
 
 def warning_lines(planned: Planned) -> Iterator[str]:
