@@ -125,15 +125,18 @@ def is_whole(environment: Path) -> bool:
 
 
 def contents(environment: Path) -> str:
-    """Return a digest of the names and sizes of all files that only pip writes."""
+    """Return a digest of the names and sizes of all files that Python did not write."""
     sizes = []
     for parent, _, names in os.walk(environment):
         if not parent.endswith("__pycache__"):
             paths = (os.path.join(parent, name) for name in names)
-            kept = (path for path in paths if not path.endswith(CERTIFICATES))
-            sizes += [f"{path} {os.lstat(path).st_size}" for path in kept]
+            sizes += [f"{path} {size(path)}" for path in paths]
     told = (line for line in sorted(sizes) if f"{os.sep}{CONTENTS} " not in line)
     return digest(list(told))
+
+
+def size(path: str) -> int | None:
+    return None if path.endswith(CERTIFICATES) else os.lstat(path).st_size
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 set -euo pipefail
 unset PYTHONPATH
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || :; rm -rf "$scratch"' EXIT
 
 # Prints a Python 3.$1 that can make virtual environments.
 find_python() {

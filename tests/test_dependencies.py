@@ -128,7 +128,7 @@ def test_an_environment_is_made_once_and_again_where_it_must_be(index: Index):
 
 
 @pytest.mark.nightly
-def test_of_two_that_need_an_environment_at_once_one_makes_it(index: Index):
+def test_two_that_need_an_environment_at_once_get_one_that_is_whole(index: Index):
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: index.environment(), range(2)))
     assert found[0] == found[1]
@@ -152,4 +152,8 @@ def test_certificates_of_an_organisation_damage_nothing_and_other_changes_do(
     files["cacert.pem"].write_text("as installed, and one more certificate")
     assert is_whole(tmp_path)
     files["core.py"].write_text("")
+    assert not is_whole(tmp_path)
+    files["core.py"].write_text("as installed")
+    assert is_whole(tmp_path)
+    files["cacert.pem"].unlink()
     assert not is_whole(tmp_path)

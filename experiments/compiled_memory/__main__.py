@@ -4,6 +4,7 @@
     python -m experiments.compiled_memory --output FILE --backend gpu [--limit N]
     python -m experiments.compiled_memory --output FILE --backend gpu --draw SEED
     python -m experiments.compiled_memory --judge FILE [FILE ...] --report REPORT
+    python -m experiments.compiled_memory --shares FILE [FILE ...]
     python -m experiments.compiled_memory --table REPORT
 
 The first command compiles stages for devices that need not be here (as
@@ -12,7 +13,8 @@ file has. The stages are a pairwise covering of all choices. With a seed they ar
 at random, so that a model can be compared with stages that were not used to make it.
 The third command evaluates the model anew for every line and fits one margin per
 backend, leaving out one kind of device at a time. It writes a report, for each file
-too. The last command prints the report as Markdown.
+too. The fourth prints what compilers needed as shares of the estimated workspaces
+(`shares.py`), as JSON. The last command prints the report as Markdown.
 
 A total is what lives through the step, as many microbatches in flight as 1F1B has, and
 the workspace; only the workspace is estimated. Fitted margins are copied into

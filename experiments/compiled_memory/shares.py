@@ -20,12 +20,14 @@ _STEPS = 20  # from the least share to the greatest
 
 
 def shares_of(files: Mapping[str, Rows]) -> dict[Backend, list[tuple[str, float]]]:
-    """Return kind of device and share of each stage that compiled, by backend."""
+    """Return kind of device and share of each stage that compiled, by backend.
+
+    A stage that is in several files counts once.
+    """
     found: dict[Backend, list[tuple[str, float]]] = {}
-    for rows in files.values():
-        for cell, row in rows.items():
-            if row["failures"]:
-                continue
+    all_rows = {cell: row for rows in files.values() for cell, row in rows.items()}
+    for cell, row in all_rows.items():
+        if not row["failures"]:
             stage, backend = compared(cell, row), backend_of(cell.target)
             estimate = MARGINS[backend] * max(stage.predicted_bytes.values())
             share = max(stage.compiled_bytes.values()) / estimate

@@ -42,13 +42,17 @@ class OwnRay:
 
     def workers(self, address: str) -> list[int]:
         """Return the workers of runs on this machine: Ray's actors."""
-        machine = os.readlink(f"/proc/{self._joined[address].pid}/ns/mnt")
+        joined = self._joined[address]
+        if joined.poll() is not None:  # Ray has ended there
+            return []
+        machine = os.readlink(f"/proc/{joined.pid}/ns/mnt")
         return [pid for pid in running_on(machine) if _is_actor(pid)]
 
     def switch_off(self, address: str) -> None:
         """Kill all processes of a machine that has joined."""
         joined = self._joined.pop(address)
-        switch_off(joined.pid)
+        if joined.poll() is None:
+            switch_off(joined.pid)
         joined.wait()
 
     def end(self) -> None:

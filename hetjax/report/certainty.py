@@ -35,20 +35,14 @@ def how_sure_lines(certainty: Certainty) -> Iterator[str]:
 
 
 def memory_line(predicted: Predicted) -> str | None:
-    """Return how sure the memory of the device is that is least likely to have enough.
+    """Return how sure the memory of the fullest device is, by the end of its interval.
 
     None if no kind of device is known.
     """
-    certainties = predicted.memory_certainty
+    certainties, has_bytes = predicted.memory_certainty, predicted.capacity_bytes
     if not certainties:
         return None
-
-    def margin(device: str) -> tuple[float, float]:
-        fits, has_bytes = certainties[device].fits, predicted.capacity_bytes[device]
-        used_bytes = predicted.memory[device].total_bytes
-        return (1.0 if fits is None else fits), -used_bytes / has_bytes
-
-    device = min(certainties, key=margin)
+    device = max(certainties, key=lambda d: certainties[d].high_bytes / has_bytes[d])
     sure = certainties[device]
     if sure.backend is None:
         return f"how sure is memory: the compiler reported the workspace of {device}"

@@ -62,11 +62,13 @@ class RunRecord:
 
     @property
     def how_sure(self) -> list[str]:
-        """Lines on how sure the prediction is; none if it is only a guess."""
-        if self.certainty is None or not (self.is_simulated or self.is_comparable):
-            return []
-        memory = self.predicted and memory_line(self.predicted)
-        return [*how_sure_lines(self.certainty), *([memory] if memory else ())]
+        """Lines on how sure the prediction is; none on a step that is only a guess."""
+        lines = list[str]()
+        if self.certainty is not None and (self.is_simulated or self.is_comparable):
+            lines += how_sure_lines(self.certainty)
+        if self.predicted and (memory := memory_line(self.predicted)):
+            lines.append(memory)
+        return lines
 
     @cached_property
     def steps(self) -> list[Line]:

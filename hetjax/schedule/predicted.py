@@ -63,9 +63,10 @@ class Predicted:
                 use, has_bytes = self.memory[device], self.capacity_bytes[device]
                 found[device] = memory_certainty(
                     use.total_bytes - use.workspace_bytes,
-                    use.workspace_bytes,
+                    use.pass_bytes,
                     has_bytes if math.isfinite(has_bytes) else None,
                     None if is_compiled else backend_of(kind),
+                    updating_bytes=use.updating_bytes,
                 )
         return found
 

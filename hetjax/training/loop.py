@@ -147,7 +147,7 @@ class Loop:
             self._train(step, is_traced=tracing.includes(step - first))
             step += 1
             is_due = self._is_late or _is_due(config.checkpoint.every, step)
-            if is_due and step < config.steps:  # the last step is saved below
+            if is_due and not self._ends_at(step, first):  # it is saved below
                 with self.spent.on("saving"):
                     self._save_unless_skipped(step)
         self._record()
@@ -170,6 +170,11 @@ class Loop:
         self.evaluated = {at for at in self.evaluated if at <= step}
         self.saving.best.forget_after(step)
         self.saving.record_best()
+
+    def _ends_at(self, step: int, first: int) -> bool:
+        """Return whether the run ends with this step, as far as is known."""
+        is_last = step in (self.config.steps, first + (self.config.stop_after or 0))
+        return is_last or self.stop.reason is not None
 
     def _must_stop(self, num_trained: int) -> bool:
         if num_trained == self.config.stop_after:

@@ -168,7 +168,6 @@ def test_without_a_terminal_each_planner_has_a_line_best_first(
     assert Path("demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.nightly
 def test_without_matplotlib_it_says_how_to_get_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -167,7 +167,7 @@ def test_the_memory_that_is_printed_with_its_interval_is_that_of_the_least_sure_
         low, high = device["peak_memory_interval_bytes"]
         assert 0 < low < high
         assert low < device["peak_memory_bytes"]
-        assert device["fits"] > 0.99  # a 244th: no device is nearly full
+        assert device["fits"] > 0.99  # a 226th: no device is nearly full
     fullest = max(
         devices,
         key=lambda name: (
@@ -179,7 +179,7 @@ def test_the_memory_that_is_printed_with_its_interval_is_that_of_the_least_sure_
     low, high = devices[fullest]["peak_memory_interval_bytes"]
     assert line == (
         f"how sure is memory: {fullest} uses {low / 2**20:.4g} to {high / 2**20:.4g} "
-        "MiB (90%) and fits with a probability of 99%; 244 stages compiled for GPUs"
+        "MiB (90%) and fits with a probability of 99%; 226 stages compiled for GPUs"
     )
 
 

@@ -182,7 +182,6 @@ def test_loops_of_stages_with_other_numbers_of_units_share_their_bodies():
     assert first[0] is second[0]
 
 
-@pytest.mark.nightly
 def test_a_size_that_stands_for_no_units_stays():
     """The sequence length equals the first prime that stands for units in traces."""
     stage = stage_stacks(family("llama"), [(1, 5)])

@@ -29,7 +29,6 @@ def tell(bootstrap: WorkerBootstrap) -> None:
     )
 
 
-@pytest.mark.nightly
 def test_the_cards_of_a_machine_are_two_nodes_whose_workers_see_one_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -285,7 +285,7 @@ def test_a_bar_is_as_wide_as_asked_and_every_part_as_its_share(
         static_bytes=static,
         residual_bytes=residual,
         activation_bytes=activation,
-        workspace_bytes=workspace,
+        pass_bytes=workspace,
         in_flight=1,
     )
     capacity = max(use.total_bytes * room, 1.0)
@@ -303,7 +303,7 @@ def test_memory_that_nobody_knows_is_told_without_a_limit():
         static_bytes=2**30,
         residual_bytes=0,
         activation_bytes=0,
-        workspace_bytes=0,
+        pass_bytes=0,
         in_flight=1,
     )
     bar = MemoryBar(kind="k", lanes=(("n", (0, 1)),), use=use, capacity_bytes=math.inf)

@@ -178,7 +178,6 @@ def test_a_given_plan_that_does_not_fit_once_compiled_is_refused(
     assert not (preset.config.run_dir / "metrics.jsonl").exists()
 
 
-@pytest.mark.nightly
 def test_the_planner_plans_once_more_where_its_plan_does_not_fit(
     preset: Preset, monkeypatch: pytest.MonkeyPatch
 ):

@@ -150,7 +150,6 @@ def test_a_bit_of_what_a_stage_gives_to_a_sum_is_not_seen(
     assert losses(preset.config.run_dir) != unharmed["three"]
 
 
-@pytest.mark.nightly
 def test_without_digests_a_flipped_bit_is_not_seen(
     tmp_path: Path,
     unharmed: dict[str, dict[int, Any]],
@@ -163,7 +162,6 @@ def test_without_digests_a_flipped_bit_is_not_seen(
     assert losses(preset.config.run_dir) != unharmed["three"]
 
 
-@pytest.mark.nightly
 def test_a_node_that_is_named_twice_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

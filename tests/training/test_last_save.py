@@ -52,10 +52,10 @@ class _Driver:
         self.is_writing = False
 
 
-def ended(driver: _Driver, first: int = 4) -> int:
+def ended(driver: _Driver, first: int = 4, **changes: int) -> int:
     """Run the loop from step `first` to step 4; checkpoints are due every 2 steps."""
     config = RunConfig(model="tiny", run_dir=Path(), steps=4, seq_len=8, global_batch=1)
-    config = replace(config, checkpoint=CheckpointConfig(every=2))
+    config = replace(config, checkpoint=CheckpointConfig(every=2), **changes)
     recorder: Any = SimpleNamespace(saved=lambda step: None, note=driver.notes.append)
     loop = Loop(
         config=replace(config, evaluation=EvaluationConfig(every=0, sample_tokens=0)),
@@ -97,11 +97,20 @@ def test_a_last_checkpoint_that_disks_have_lost_is_saved_again_with_a_store_too(
     assert driver.num_begun == 1 and driver.is_kept
 
 
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [({}, False), ({"steps": 9, "stop_after": 3}, False), ({"steps": 9}, True)],
+    ids=["complete", "--stop-after", "a notice"],
+)
 def test_the_last_checkpoint_is_not_skipped_because_the_one_before_is_being_written(
-    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, int], stops: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Loop, "_train", lambda self, step, is_traced: None)
+    def train(loop: Loop, step: int, is_traced: bool) -> None:
+        if stops and step == 3:
+            loop.stop.reason = "SIGTERM"
+
+    monkeypatch.setattr(Loop, "_train", train)
     driver = _Driver(num_failing=0)
-    assert ended(driver, first=1) == 4
+    assert ended(driver, first=1, **changes) == 4
     assert driver.begun == [2, 4] and driver.saved == 4
     assert driver.notes == []

@@ -53,7 +53,6 @@ def processes_of(run_dir: Path) -> list[int]:
     return found
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("environment")
 def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(tmp_path: Path):
     cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))

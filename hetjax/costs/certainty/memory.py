@@ -18,31 +18,32 @@ LEVEL = 0.90  # of an interval
 _LOW, _HIGH = (1 - LEVEL) / 2, (1 + LEVEL) / 2
 
 # What compilers needed as a share of the estimate: its 0th, 5th, 10th... percentile
-# over stages of four models that were compiled for the devices of a backend.
-# `experiments.compiled_memory --shares` prints them.
+# over stages of four models that were compiled for the devices of a backend
+# (`experiments/results/memory_shares.json`). Where packing 16-bit weights takes more
+# than any pass, no compiler was asked.
 SHARES: Mapping[Backend, tuple[float, ...]] = {
     "cpu": (
         *(0.831, 0.897, 0.904, 0.910, 0.926, 0.928, 0.934, 0.940, 0.943, 0.944, 0.946),
         *(0.947, 0.949, 0.951, 0.952, 0.953, 0.954, 0.955, 0.961, 0.974, 1.000),
     ),
     "gpu": (
-        *(0.369, 0.626, 0.658, 0.714, 0.743, 0.766, 0.785, 0.796, 0.803, 0.810, 0.824),
-        *(0.833, 0.840, 0.840, 0.841, 0.845, 0.865, 0.889, 0.918, 0.978, 1.178),
+        *(0.369, 0.631, 0.665, 0.727, 0.746, 0.770, 0.789, 0.796, 0.804, 0.810, 0.824),
+        *(0.833, 0.840, 0.840, 0.841, 0.844, 0.865, 0.887, 0.917, 0.972, 1.157),
     ),
     "tpu": (
-        *(0.032, 0.533, 0.583, 0.671, 0.707, 0.739, 0.775, 0.786, 0.797, 0.802, 0.817),
-        *(0.824, 0.834, 0.835, 0.837, 0.852, 0.868, 0.888, 0.911, 0.930, 1.043),
+        *(0.032, 0.530, 0.582, 0.670, 0.706, 0.738, 0.775, 0.785, 0.797, 0.802, 0.817),
+        *(0.823, 0.834, 0.835, 0.837, 0.852, 0.868, 0.888, 0.911, 0.931, 1.043),
     ),
 }
-NUM_STAGES: Mapping[Backend, int] = {"cpu": 86, "gpu": 244, "tpu": 177}
+NUM_STAGES: Mapping[Backend, int] = {"cpu": 86, "gpu": 226, "tpu": 176}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCertainty:
     """A device's bytes: the interval, and the probability that they fit.
 
-    `fits` is None if the device's memory is unknown. With a workspace that the compiler
-    itself reported, `backend` is None, and nothing is uncertain.
+    `fits` is None if the device's memory is unknown. `backend` is None, and the bytes
+    are certain, if the compiler itself reported the workspace.
     """
 
     backend: Backend | None
@@ -56,25 +57,31 @@ def memory_certainty(
     workspace_bytes: float,
     has_bytes: float | None,
     backend: Backend | None,
+    *,
+    updating_bytes: float = 0.0,
 ) -> MemoryCertainty:
     """Return how sure `exact_bytes` and an estimated workspace are.
 
     `has_bytes` is what plans may use of the device; None if unknown. `backend` is that
-    of the estimate; None if the compiler reported the workspace.
+    of the estimate; None if the compiler reported the workspace. The update takes
+    `updating_bytes` in place of the workspace, if that is more.
     """
     if backend is None:
-        total = exact_bytes + workspace_bytes
+        total = exact_bytes + max(workspace_bytes, updating_bytes)
         fits = None if has_bytes is None else float(total <= has_bytes)
         return MemoryCertainty(
             backend=None, low_bytes=total, high_bytes=total, fits=fits
         )
     shares = SHARES[backend]
-    low, high = (exact_bytes + _at(shares, q) * workspace_bytes for q in (_LOW, _HIGH))
+    low, high = (
+        exact_bytes + max(_at(shares, quantile) * workspace_bytes, updating_bytes)
+        for quantile in (_LOW, _HIGH)
+    )
     fits = None
     if has_bytes is not None:
         room_bytes = has_bytes - exact_bytes
-        fits = float(room_bytes >= 0)
-        if workspace_bytes:
+        fits = float(room_bytes >= updating_bytes)
+        if fits and workspace_bytes:
             fits = _below(room_bytes / workspace_bytes, backend)
     return MemoryCertainty(backend=backend, low_bytes=low, high_bytes=high, fits=fits)
 

@@ -52,14 +52,21 @@ class MemoryUse:
     """Bytes on one device at its peak, by purpose.
 
     `in_flight` counts the forwards whose residuals exist at the peak. If stages of an
-    interleaved schedule share the device, their bytes are summed.
+    interleaved schedule share the device, their bytes are summed. `pass_bytes` is the
+    workspace of the passes, `updating_bytes` what the update needs beyond the peak.
     """
 
     static_bytes: int
     residual_bytes: int
     activation_bytes: int
-    workspace_bytes: int
+    pass_bytes: int
+    updating_bytes: int = 0
     in_flight: int
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What a program needs while it runs: a pass, or the update."""
+        return max(self.pass_bytes, self.updating_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -134,13 +141,14 @@ class _Ledger:
         residual_bytes, activation_bytes, in_flight = self.peak
         # an update starts when nothing is in flight on any stage
         free_bytes = residual_bytes + activation_bytes
-        updating_bytes = max(m.update_bytes for m in memory) - free_bytes
+        updating_bytes = max(0, max(m.update_bytes for m in memory) - free_bytes)
         return MemoryUse(
             static_bytes=sum(m.static_bytes for m in memory),
             residual_bytes=residual_bytes,
             activation_bytes=activation_bytes,
             # programs of one device run one at a time
-            workspace_bytes=max(updating_bytes, *(m.workspace_bytes for m in memory)),
+            pass_bytes=max(m.workspace_bytes for m in memory),
+            updating_bytes=updating_bytes,
             in_flight=in_flight,
         )
 

@@ -91,7 +91,6 @@ def test_the_fastest_of_all_plans_is_above_the_bound_by_less_than_a_twentieth(
     assert bound_s <= optimum_s * (1 + ROUNDING) < 1.05 * bound_s
 
 
-@pytest.mark.nightly
 def test_known_columns_that_come_again_prove_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,7 +46,6 @@ def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
     assert step_s == pytest.approx(found.lower_bound_s * (1 + found.gap))
 
 
-@pytest.mark.nightly
 def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() -> None:
     drawn, precisions = random_request(0), ("bfloat16", "float32", "float16")
     nodes = tuple(
