@@ -14,14 +14,15 @@ from hetjax.schedule.programs.action import UNTIED
 from hetjax.schedule.simulation.result import Simulation
 
 GIB = 2**30
+SMALL = StageMemory(workspace_bytes=GIB)
 STEP = Simulation(step_time_s=1.0, lanes={}, shares={}, reductions=(), messages={})
 
 
 def predicted(
     kinds: Mapping[str, str],
+    memory: StageMemory,
     has_gib: float = 20.0,
     compiled: frozenset[tuple[int, int]] = frozenset(),
-    **memory: int,
 ) -> Predicted:
     """Return a plan with a replica of one stage on each node; `kinds` by node."""
     replicas = tuple(
@@ -36,7 +37,7 @@ def predicted(
     keys = [(r, 0) for r in range(len(kinds))]
     costs = Costs(
         times={},
-        memory={key: StageMemory(**memory) for key in keys},
+        memory=dict.fromkeys(keys, memory),
         memory_bytes={key: has_gib * GIB * (1 + key[0]) for key in keys},
         compiled=compiled,
         devices=dict(zip(keys, kinds.values(), strict=True)),
@@ -47,8 +48,8 @@ def predicted(
 
 
 def test_the_fullest_device_is_named_though_fewer_stages_were_compiled_for_another():
-    sizes = {"static_bytes": 8 * GIB, "workspace_bytes": 8 * GIB}
-    line = memory_line(predicted({"gpu-0": "H20", "cpu-0": "cpu"}, **sizes))
+    sizes = StageMemory(static_bytes=8 * GIB, workspace_bytes=8 * GIB)
+    line = memory_line(predicted({"gpu-0": "H20", "cpu-0": "cpu"}, sizes))
     # 8 GiB, and 0.626 to 0.978 times 8 GiB: `test_memory_certainty.py` has the shares
     assert line is not None and line.startswith("how sure is memory: gpu-0/0 uses 13.")
     assert " GiB (90%) and fits with a probability of 99%; " in line
@@ -57,29 +58,29 @@ def test_the_fullest_device_is_named_though_fewer_stages_were_compiled_for_anoth
 
 def test_what_the_compiler_reported_is_said_to_be_so():
     compiled = frozenset({(0, 0)})
-    line = memory_line(predicted({"a": "H20"}, compiled=compiled, workspace_bytes=GIB))
+    line = memory_line(predicted({"a": "H20"}, SMALL, compiled=compiled))
     assert line == "how sure is memory: the compiler reported the workspace of a/0"
 
 
 def test_nothing_is_said_of_fitting_into_unknown_memory_nor_of_unknown_kinds():
-    line = memory_line(predicted({"a": "H20"}, has_gib=inf, workspace_bytes=GIB))
+    line = memory_line(predicted({"a": "H20"}, SMALL, has_gib=inf))
     assert line is not None and "fits" not in line
-    assert memory_line(predicted({}, workspace_bytes=GIB)) is None
+    assert memory_line(predicted({}, SMALL)) is None
 
 
 @pytest.mark.parametrize(
     ("has_gib", "chance"), [(10.5, "99%"), (9.7, "7"), (8.7, "1%")]
 )
 def test_a_device_that_may_be_too_small_has_its_chance(has_gib: float, chance: str):
-    sizes = {"static_bytes": 8 * GIB, "workspace_bytes": 2 * GIB}
-    line = memory_line(predicted({"a": "H20"}, has_gib=has_gib, **sizes))
+    sizes = StageMemory(static_bytes=8 * GIB, workspace_bytes=2 * GIB)
+    line = memory_line(predicted({"a": "H20"}, sizes, has_gib=has_gib))
     assert line is not None and f"a probability of {chance}" in line
 
 
 def test_an_update_that_takes_more_than_any_pass_is_exact():
-    sizes = {"static_bytes": 8 * GIB, "workspace_bytes": GIB, "update_bytes": 4 * GIB}
-    found = predicted({"a": "H20"}, **sizes).memory_certainty["a/0"]
+    sizes = StageMemory(static_bytes=8 * GIB, workspace_bytes=GIB, update_bytes=4 * GIB)
+    found = predicted({"a": "H20"}, sizes).memory_certainty["a/0"]
     assert found.low_bytes == found.high_bytes == 12 * GIB
     assert found.fits is not None and found.fits > 0.99
-    small = predicted({"a": "H20"}, has_gib=11.9, **sizes).memory_certainty["a/0"]
+    small = predicted({"a": "H20"}, sizes, has_gib=11.9).memory_certainty["a/0"]
     assert small.fits == 0
