@@ -136,7 +136,11 @@ def _step_on(node: str, programs: Path) -> int:
     while time.monotonic() < end_s:
         told = f"SLURMD_NODENAME={node}\0", str(programs)
         for pid in fake_programs.processes(LISTENS[-1], *told):
-            caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1]
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended meanwhile
+            caught = status.split("SigCgt:")[1]
             if int(caught.split()[0], 16) & 1 << (signal.SIGTERM - 1):
                 return pid
         time.sleep(0.02)
