@@ -46,7 +46,7 @@ class OwnRay:
         if joined.poll() is not None:  # Ray has ended there
             return []
         machine = os.readlink(f"/proc/{joined.pid}/ns/mnt")
-        return [pid for pid in running_on(machine) if _is_actor(pid)]
+        return [pid for pid in running_on(machine) if is_actor(pid)]
 
     def switch_off(self, address: str) -> None:
         """Kill all processes of a machine that has joined."""
@@ -97,7 +97,8 @@ def _wait_until_started(log: Path) -> None:
         time.sleep(_LOOK_S)
 
 
-def _is_actor(pid: int) -> bool:
+def is_actor(pid: int) -> bool:
+    """Return whether a process is a worker of a run, as an actor of Ray."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_ACTOR)
     except OSError:

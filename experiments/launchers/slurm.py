@@ -22,13 +22,13 @@ from experiments.launchers.trial import (
     events,
     kill,
     losses,
-    processes,
     report,
     settings,
     wait_for,
     wait_for_step,
     written,
 )
+from tests.launchers.fake_programs import processes
 
 _REVOKED_S = 3.0  # sooner, a node refuses the credential of a start that has just ended
 

@@ -18,13 +18,13 @@ from experiments.launchers.trial import (
     WORKER,
     kill,
     losses,
-    processes,
     report,
     settings,
     wait_for,
     wait_for_step,
     written,
 )
+from tests.launchers.fake_programs import processes
 
 
 def started(folder: Path, run_dir: Path, hosts: Path) -> subprocess.Popen[bytes]:

@@ -10,11 +10,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
+from tests.launchers.fake_programs import processes
 
 WORKER = "hetjax.training.worker"
 STEPS, AT = 400, 10  # steps of a run, and the step at which it is disturbed
@@ -86,21 +87,6 @@ def wait_for(what: str, is_so: Callable[[], object]) -> None:
 
 def wait_for_step(run_dir: Path, step: int = AT) -> None:
     wait_for(f"step {step}", lambda: max(losses(run_dir), default=0) >= step)
-
-
-def processes(words: Iterable[str], *told: str) -> list[int]:
-    """Return the processes with all of these words, and `told` in their environment."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            own = (entry / "cmdline").read_bytes().split(b"\0")
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        has_words = {*map(str.encode, words)} <= {*own}
-        if has_words and all(each.encode() in environment for each in told):
-            found.append(int(entry.name))
-    return found
 
 
 def kill(pids: Sequence[int]) -> int:

@@ -44,7 +44,6 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.launchers.own_ray import OwnRay, own_ray
-from experiments.launchers.trial import processes
 from experiments.stores.own_ceph import BUCKET, URL, own_ceph, write_profile
 from hetjax.checkpoint.storage import open_store
 from hetjax.models.hugging_face.known_families import fields_of
@@ -55,6 +54,7 @@ from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.rundir import EVENTS, METRICS
 from tests.launchers import fake_programs
 from tests.launchers.apart import Machines, switch_off
+from tests.launchers.fake_programs import processes
 from tests.training.pair import ONE_REPLICA, TWO_NODES
 
 PLACES = ("worker", "machine", "controller", "all")

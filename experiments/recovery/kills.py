@@ -40,6 +40,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from experiments.launchers.own_ray import is_actor
 from hetjax.files.writing import write_whole
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS
@@ -142,9 +143,9 @@ def actors(run_dir: Path) -> dict[str, int]:
     mark, found = f"{_MARK}={run_dir.parent}\0".encode(), dict[str, int]()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            is_actor = (entry / "cmdline").read_bytes().startswith(b"ray::_Worker")
-            if is_actor and mark in (entry / "environ").read_bytes():
-                found[entry.name] = int(entry.name)
+            pid = int(entry.name)
+            if is_actor(pid) and mark in (entry / "environ").read_bytes():
+                found[entry.name] = pid
     return found
 
 

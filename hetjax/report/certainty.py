@@ -34,24 +34,25 @@ def how_sure_lines(certainty: Certainty) -> Iterator[str]:
         yield calibration_line(certainty.calibration)
 
 
-def memory_line(predicted: Predicted) -> str | None:
-    """Return how sure the memory of the fullest device is, by the end of its interval.
+def memory_lines(predicted: Predicted) -> Iterator[str]:
+    """Yield a line on the memory of the fullest device, by the end of its interval.
 
-    None if no kind of device is known.
+    Yields nothing if no kind of device is known.
     """
     certainties, has_bytes = predicted.memory_certainty, predicted.capacity_bytes
     if not certainties:
-        return None
+        return
     device = max(certainties, key=lambda d: certainties[d].high_bytes / has_bytes[d])
     sure = certainties[device]
     if sure.backend is None:
-        return f"how sure is memory: the compiler reported the workspace of {device}"
+        yield f"how sure is memory: the compiler reported the workspace of {device}"
+        return
     unit, size = ("GiB", 2**30) if sure.high_bytes > 0.1 * 2**30 else ("MiB", 2**20)
     low, high = sure.low_bytes / size, sure.high_bytes / size
     fits = ""
     if sure.fits is not None:
         fits = f" and fits with a probability of {_percent(sure.fits)}"
-    return (
+    yield (
         f"how sure is memory: {device} uses {low:.4g} to {high:.4g} {unit} "
         f"({LEVEL:.0%}){fits}; {NUM_STAGES[sure.backend]} stages compiled for "
         f"{sure.backend.upper()}s"

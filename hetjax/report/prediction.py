@@ -18,7 +18,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
-from hetjax.report.certainty import certainty_values, how_sure_lines, memory_line
+from hetjax.report.certainty import certainty_values, how_sure_lines, memory_lines
 from hetjax.report.metrics import ms
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.timeline import timeline_picture
@@ -150,10 +150,12 @@ class SimulatedStep:
 
     def _second_lines(self) -> list[str]:
         sure = self.certainty
-        lines = [] if sure is None else [*how_sure_lines(sure)]
-        if (line := memory_line(self.predicted)) is not None:
-            lines.append(line)
-        return [*_second_line(self.predicted), *lines]
+        lines = [] if sure is None else how_sure_lines(sure)
+        return [
+            *_second_line(self.predicted),
+            *lines,
+            *memory_lines(self.predicted),
+        ]
 
 
 def check_finite(predicted: Predicted) -> None:

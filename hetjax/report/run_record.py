@@ -15,7 +15,7 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
-from hetjax.report.certainty import how_sure_lines, memory_line
+from hetjax.report.certainty import how_sure_lines, memory_lines
 from hetjax.report.colours import TIME
 from hetjax.report.journals import move_line, slow_line
 from hetjax.report.metrics import HEADLINES, Metric
@@ -66,8 +66,8 @@ class RunRecord:
         lines = list[str]()
         if self.certainty is not None and (self.is_simulated or self.is_comparable):
             lines += how_sure_lines(self.certainty)
-        if self.predicted and (memory := memory_line(self.predicted)):
-            lines.append(memory)
+        if self.predicted is not None:
+            lines += memory_lines(self.predicted)
         return lines
 
     @cached_property

@@ -8,7 +8,7 @@ none of our variables.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -123,12 +123,12 @@ def heard(programs: Path, name: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def processes(word: str, *told: str) -> list[int]:
-    """Return the processes with this word, whose environment has all of `told`."""
+def processes(words: Iterable[str], *told: str) -> list[int]:
+    """Return the processes with all of these words, and `told` in their environment."""
     return [
         pid
-        for pid, words, environment in _all()
-        if word in words and all(each.encode() in environment for each in told)
+        for pid, found, environment in _all()
+        if {*words} <= {*found} and all(each.encode() in environment for each in told)
     ]
 
 

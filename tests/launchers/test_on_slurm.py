@@ -135,7 +135,7 @@ def _step_on(node: str, programs: Path) -> int:
     end_s = time.monotonic() + 10
     while time.monotonic() < end_s:
         told = f"SLURMD_NODENAME={node}\0", str(programs)
-        for pid in fake_programs.processes(LISTENS[-1], *told):
+        for pid in fake_programs.processes(LISTENS[-1:], *told):
             try:
                 status = Path(f"/proc/{pid}/status").read_text()
             except (FileNotFoundError, ProcessLookupError):

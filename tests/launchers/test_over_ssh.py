@@ -135,13 +135,13 @@ def test_the_end_of_a_client_is_not_the_end_of_what_it_started(
         stdin=subprocess.PIPE,
     )
     assert client.stdin is not None
-    while not (far := fake_programs.processes("-c", f"MARK={tmp_path}\0")):
+    while not (far := fake_programs.processes(["-c"], f"MARK={tmp_path}\0")):
         assert client.poll() is None
     client.kill()
     client.wait()
-    assert fake_programs.processes("-c", f"MARK={tmp_path}\0") == far
+    assert fake_programs.processes(["-c"], f"MARK={tmp_path}\0") == far
     client.stdin.close()
-    while fake_programs.processes("-c", f"MARK={tmp_path}\0"):
+    while fake_programs.processes(["-c"], f"MARK={tmp_path}\0"):
         pass
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.report.certainty import memory_line
+from hetjax.report.certainty import memory_lines
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import UNTIED
 from hetjax.schedule.simulation.result import Simulation
@@ -16,6 +16,10 @@ from hetjax.schedule.simulation.result import Simulation
 GIB = 2**30
 SMALL = StageMemory(workspace_bytes=GIB)
 STEP = Simulation(step_time_s=1.0, lanes={}, shares={}, reductions=(), messages={})
+
+
+def line_of(predicted: Predicted) -> str | None:
+    return next(memory_lines(predicted), None)
 
 
 def predicted(
@@ -49,7 +53,7 @@ def predicted(
 
 def test_the_fullest_device_is_named_though_fewer_stages_were_compiled_for_another():
     sizes = StageMemory(static_bytes=8 * GIB, workspace_bytes=8 * GIB)
-    line = memory_line(predicted({"gpu-0": "H20", "cpu-0": "cpu"}, sizes))
+    line = line_of(predicted({"gpu-0": "H20", "cpu-0": "cpu"}, sizes))
     # 8 GiB, and 0.626 to 0.978 times 8 GiB: `test_memory_certainty.py` has the shares
     assert line is not None and line.startswith("how sure is memory: gpu-0/0 uses 13.")
     assert " GiB (90%) and fits with a probability of 99%; " in line
@@ -58,14 +62,14 @@ def test_the_fullest_device_is_named_though_fewer_stages_were_compiled_for_anoth
 
 def test_what_the_compiler_reported_is_said_to_be_so():
     compiled = frozenset({(0, 0)})
-    line = memory_line(predicted({"a": "H20"}, SMALL, compiled=compiled))
+    line = line_of(predicted({"a": "H20"}, SMALL, compiled=compiled))
     assert line == "how sure is memory: the compiler reported the workspace of a/0"
 
 
 def test_nothing_is_said_of_fitting_into_unknown_memory_nor_of_unknown_kinds():
-    line = memory_line(predicted({"a": "H20"}, SMALL, has_gib=inf))
+    line = line_of(predicted({"a": "H20"}, SMALL, has_gib=inf))
     assert line is not None and "fits" not in line
-    assert memory_line(predicted({}, SMALL)) is None
+    assert line_of(predicted({}, SMALL)) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_nothing_is_said_of_fitting_into_unknown_memory_nor_of_unknown_kinds():
 )
 def test_a_device_that_may_be_too_small_has_its_chance(has_gib: float, chance: str):
     sizes = StageMemory(static_bytes=8 * GIB, workspace_bytes=2 * GIB)
-    line = memory_line(predicted({"a": "H20"}, sizes, has_gib=has_gib))
+    line = line_of(predicted({"a": "H20"}, sizes, has_gib=has_gib))
     assert line is not None and f"a probability of {chance}" in line
 
 

@@ -80,7 +80,7 @@ def on_cpus(run_dir: Path) -> None:
 
 def workers(programs: Path, *told: str) -> list[int]:
     """Return the workers that these programs started, with these variables."""
-    return [pid for each in told for pid in processes(WORKER, each, str(programs))]
+    return [pid for each in told for pid in processes([WORKER], each, str(programs))]
 
 
 @pytest.mark.parametrize("launcher", draws(WORKERS, short=1))
@@ -120,7 +120,7 @@ def test_an_srun_that_is_killed_takes_its_worker_along_which_is_recovered(
 
     def kill() -> None:
         (worker,) = workers(programs, told)
-        client = min(processes("--nodelist=old", str(programs)))
+        client = min(processes(["--nodelist=old"], str(programs)))
         os.kill(client, signal.SIGKILL)
         wait_until(lambda: worker not in workers(programs, told))
 
@@ -141,7 +141,7 @@ def test_an_ssh_that_is_killed_changes_nothing_and_leaves_nothing(
 
     def kill() -> None:
         before = workers(programs, *WORKERS["ssh"])
-        clients = processes(str(programs / "ssh"))
+        clients = processes([str(programs / "ssh")])
         assert len(before) == len(clients) == 2
         for client in clients:
             os.kill(client, signal.SIGKILL)

@@ -8,9 +8,10 @@ needed. Does not own the estimates, nor the rest of a device's memory, which no 
 fills (`cluster/catalogue.py`).
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from hetjax.cluster.catalogue import Backend
 
@@ -73,37 +74,17 @@ def memory_certainty(
             backend=None, low_bytes=total, high_bytes=total, fits=fits
         )
     shares = SHARES[backend]
+    quantiles = np.linspace(0, 1, len(shares))
     low, high = (
-        exact_bytes + max(_at(shares, quantile) * workspace_bytes, updating_bytes)
-        for quantile in (_LOW, _HIGH)
+        exact_bytes + max(float(share) * workspace_bytes, updating_bytes)
+        for share in np.interp((_LOW, _HIGH), quantiles, shares)
     )
     fits = None
     if has_bytes is not None:
         room_bytes = has_bytes - exact_bytes
         fits = float(room_bytes >= updating_bytes)
         if fits and workspace_bytes:
-            fits = _below(room_bytes / workspace_bytes, backend)
+            one = 1 / (NUM_STAGES[backend] + 1)  # as close to certain as a count comes
+            fits = np.interp(room_bytes / workspace_bytes, shares, quantiles)
+            fits = float(np.clip(fits, one, 1 - one))
     return MemoryCertainty(backend=backend, low_bytes=low, high_bytes=high, fits=fits)
-
-
-def _at(shares: tuple[float, ...], quantile: float) -> float:
-    """Return a quantile, linear between the percentiles."""
-    place = quantile * (len(shares) - 1)
-    index = min(int(place), len(shares) - 2)
-    return shares[index] + (place - index) * (shares[index + 1] - shares[index])
-
-
-def _below(share: float, backend: Backend) -> float:
-    """Return the probability that a compiler needs at most this share.
-
-    It is never closer to 0 or 1 than one stage of those that were compiled.
-    """
-    shares, one = SHARES[backend], 1 / (NUM_STAGES[backend] + 1)
-    after = bisect_right(shares, share)
-    if after == 0:
-        return one
-    if after == len(shares):
-        return 1 - one
-    left, right = shares[after - 1], shares[after]
-    place = after - 1 + (share - left) / (right - left)
-    return min(max(place / (len(shares) - 1), one), 1 - one)

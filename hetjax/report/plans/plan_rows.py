@@ -23,7 +23,7 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.plans.plan import Plan
-from hetjax.report.certainty import SAME, distinguishable, how_sure_lines, memory_line
+from hetjax.report.certainty import SAME, distinguishable, how_sure_lines, memory_lines
 from hetjax.report.metrics import ms
 from hetjax.report.plans.assumed_links import guess_lines, link_lines
 from hetjax.report.plans.binding import binding, binding_line
@@ -71,8 +71,7 @@ def sentences(planned: Planned) -> Iterator[str]:
 def sure_lines(planned: Planned) -> Iterator[str]:
     """Yield lines on how sure the step time and the memory are."""
     yield from how_sure_lines(planned.certainty)
-    if (line := memory_line(planned.best)) is not None:
-        yield line
+    yield from memory_lines(planned.best)
 
 
 def warning_lines(planned: Planned) -> Iterator[str]:
