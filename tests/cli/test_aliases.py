@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from hetjax.cli.options import aliases
-from hetjax.cli.options.options import _names
+from hetjax.cli.options.invalid import options_of
 from hetjax.cli.plan import PlanOptions
 from hetjax.cli.train import parse
 from hetjax.errors import BadInput
-from hetjax.training.settings.checks import option
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import preset
 from hetjax.training.settings.values import FORMER_NAMES
@@ -83,7 +82,7 @@ def test_every_advice_can_be_typed():
 
 
 def test_no_name_is_ours_or_has_two_meanings():
-    options = {option(name) for name in _names(TINY)}
+    options = {option.name for option in options_of(TINY)}
     theirs = [*aliases._OURS, *aliases._FLAGS, *aliases._UNLIKE]
     assert len(theirs) == len(set(theirs))
     assert len(aliases._OURS) == sum(len(x.split()) for x in aliases._SAME.values())
@@ -94,7 +93,7 @@ def test_no_name_is_ours_or_has_two_meanings():
 
 
 def test_a_command_keeps_its_own_names():
-    options = [option(name) for name in _names(PlanOptions())]
+    options = [option.name for option in options_of(PlanOptions())]
     words = ["--output", "--lr", "--wandb", "plan.json"]
     with pytest.raises(BadInput, match="metrics.jsonl"):
         aliases.in_our_words(words, options)

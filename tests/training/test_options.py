@@ -1,11 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unknown options: every command names the nearest ones, and only those."""
+"""Unknown options, wrong and missing values: what the errors of commands say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
 
 import pytest
 
-from hetjax import plan, preempt, profile, simulate, train
+from hetjax.cli import (
+    demo,
+    devices,
+    doctor,
+    eval,
+    export,
+    launch,
+    plan,
+    preempt,
+    profile,
+    sample,
+    simulate,
+    train,
+    worker,
+)
+from hetjax.cli.options.invalid import allowed_values
 
 Main = Callable[[Sequence[str] | None], int]
 COMMANDS = [
@@ -56,3 +73,78 @@ def test_a_value_of_no_option_is_told_apart(capsys: pytest.CaptureFixture[str]):
     said = refusal(train.main, ["tiny", "3"], capsys)
     assert said["got"] == "'3', which belongs to no option"
     assert "leave '3' out" in said["fix"]
+
+
+WRONG = [
+    (["--steps", "ten"], "--steps ten", "--steps with a whole number"),
+    (["--steps=1.5"], "--steps 1.5", "--steps with a whole number"),
+    (
+        ["--optimizer.beta1", "x"],
+        "--optimizer.beta1 x",
+        "--optimizer.beta1 with a ",
+    ),
+    (["--replan", "yes"], "--replan yes", "--replan with say, auto or never"),
+    (["--data.pack", "maybe"], "--data.pack maybe", "--data.pack with True or False"),
+    (["--plan"], "--plan without a value", "--plan with a path"),
+]
+
+
+@pytest.mark.parametrize(("typed", "got", "allowed"), WRONG)
+def test_a_wrong_or_missing_value_says_what_its_type_allows(
+    typed: list[str], got: str, allowed: str, capsys: pytest.CaptureFixture[str]
+):
+    said = refusal(train.main, ["tiny", *typed], capsys)
+    assert said["got"] == got and said["allowed"].startswith(allowed)
+
+
+@pytest.mark.parametrize("name", ["--tokens", "--max-tokens", "--max-new-tokens"])
+def test_a_wrong_value_is_shown_after_the_name_that_was_typed(
+    name: str, capsys: pytest.CaptureFixture[str]
+):
+    said = refusal(sample.main, ["runs/tiny", name, "many"], capsys)
+    assert said["got"] == f"{name} many"
+    assert said["allowed"] == "--tokens with a whole number"
+
+
+@pytest.mark.parametrize(
+    ("main", "typed", "fix"),
+    [
+        (train.main, ["--simulate", "False"], "--no-simulate"),
+        (train.main, ["--simulate=no"], "--no-simulate"),
+        (train.main, ["--no-simulate", "true"], "--no-simulate"),
+        (train.main, ["--no_simulate=0"], "--simulate"),
+        (train.main, ["--trace", "off"], "leave --trace out"),
+        (train.main, ["--trace", "on"], "--trace"),
+        (plan.main, ["--pareto", "yes"], "--pareto"),
+        (plan.main, ["--pareto", "no"], "leave --pareto out"),
+    ],
+)
+def test_a_switch_with_a_value_says_how_to_type_it(
+    main: Main, typed: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+):
+    said = refusal(main, ["tiny", *typed], capsys)
+    assert said["allowed"].endswith(" without a value")
+    assert said["fix"] == fix
+
+
+def kinds_of(settings: type) -> Iterator[tuple[str, Any]]:
+    """Yield the names and types of all fields, including those of groups."""
+    for name, kind in get_type_hints(settings).items():
+        is_group = isinstance(kind, type) and is_dataclass(kind)
+        yield from kinds_of(kind) if is_group else [(name, kind)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(demo.DemoOptions, devices.DevicesOptions, doctor.DoctorOptions),
+        *(eval.EvalOptions, export.ExportOptions, launch.SlurmOptions),
+        *(plan.PlanOptions, preempt.PreemptOptions, profile.ProfileOptions),
+        *(sample.SampleOptions, simulate.SimulateOptions, train.TrainOptions),
+        worker.WorkerOptions,
+    ],
+)
+def test_every_option_has_words_for_its_values(options: type):
+    kinds = dict(kinds_of(options))
+    assert kinds
+    assert not {n: k for n, k in kinds.items() if allowed_values(k) is None}

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses options into the fields of a dataclass, with errors in three parts.
 
-Owns the spelling of lists and of errors, and the short help with only the common
-options. Does not own the options, the choice of common ones, nor the other help texts
-(the commands' own files).
+Owns the spelling of lists, and the short help with only the common options. Does not
+own the options, the choice of common ones, nor the other help texts (the commands' own
+files), nor the words of errors (`invalid.py`).
 """
 
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stderr
 from dataclasses import field, fields, is_dataclass, make_dataclass
-from difflib import get_close_matches
 from io import StringIO
-from itertools import dropwhile, takewhile
 from typing import (
     Annotated,
     Any,
@@ -31,17 +28,20 @@ from tyro.constructors import (
 )
 
 from hetjax.cli.options.aliases import in_our_words
+from hetjax.cli.options.invalid import (
+    HELP_ALL,
+    options_of,
+    unknown_argument,
+    wrong_value,
+)
 from hetjax.errors import BadInput
-from hetjax.training.settings.checks import option
 from hetjax.training.settings.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")
 _LISTS = ConstructorRegistry()
 _IS_REPEATED = tyro.conf.UseAppendAction
-_NUM_NEAREST = 3  # suggestions for an unknown option
-_LIKENESS = 0.7  # least similarity of a suggestion; 1: equal
-_SHORT, _ALL = ("-h", "--help"), "--help-all"
-HELP = (*_SHORT, _ALL)
+_SHORT = ("-h", "--help")
+HELP = (*_SHORT, HELP_ALL)
 
 
 def parse_options(
@@ -62,10 +62,10 @@ def parse_options(
     if common and any(word in arguments for word in _SHORT):
         default = _with_help_of(default, frozenset(common))
         description += "\n\nThese are the usual options; --help-all lists them all."
-    elif _ALL in arguments:
+    elif HELP_ALL in arguments:
         arguments = ["--help"]
-    options = [option(name) for name in _names(default)]
-    arguments = in_our_words(arguments, options)
+    options = [*options_of(default)]
+    arguments = in_our_words(arguments, [option.name for option in options])
     printed = StringIO()
     try:
         with redirect_stderr(printed):
@@ -82,9 +82,11 @@ def parse_options(
     except SystemExit as ended:
         if not ended.code:
             raise
-        raise _wrong_value(printed.getvalue(), program, arguments) from ended
+        box = printed.getvalue()
+        raise wrong_value(box, options, program, arguments) from ended
     if unknown:
-        raise _unknown(unknown[0], options, program)
+        others = (*HELP, "--quiet")
+        raise unknown_argument(unknown[0], options, others, program, arguments)
     return config
 
 
@@ -140,68 +142,6 @@ def preset_lines() -> str:
     width = max(map(len, PRESETS))
     lines = (f"  {name:<{width}}  {p.summary}" for name, p in PRESETS.items())
     return "\n".join(lines)
-
-
-def _names(default: Any) -> Iterator[str]:
-    """Yield the dotted names of all fields, including those of groups."""
-    for each in fields(default):
-        value = getattr(default, each.name)
-        if is_dataclass(value):
-            yield from (f"{each.name}.{name}" for name in _names(value))
-        else:
-            yield each.name.removesuffix("_")  # appended to Python's keywords
-
-
-def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
-    """Turn Tyro's box (a title, the problem, a rule, help texts) into a BadInput."""
-    lines = [line.strip("\u2502|+ ") for line in box.splitlines()[1:]]
-    rows = dropwhile(_is_rule, lines)
-    problem = " ".join(" ".join(takewhile(lambda row: not _is_rule(row), rows)).split())
-    named = re.search(r"--[\w.-]*\w", problem)
-    return BadInput(
-        got=_typed(named.group(), arguments) if named else " ".join(arguments),
-        allowed=problem,
-        fix=f"{program} --help",
-    )
-
-
-def _is_rule(row: str) -> bool:
-    """Return whether a row is a line across the box. Tyro draws it in ASCII if UTF-8 is
-    in doubt."""
-    return not row.strip("-\u2500\u256d\u256e\u2570\u256f ")
-
-
-def _typed(name: str, arguments: Sequence[str]) -> str:
-    """Return the option with its values as last typed, which is what counts."""
-    for i, argument in reversed(list(enumerate(arguments))):
-        if argument.partition("=")[0].replace("_", "-") == name:
-            rest = [] if "=" in argument else arguments[i + 1 :]
-            values = takewhile(lambda word: not word.startswith("--"), rest)
-            return " ".join([argument, *values])
-    return name
-
-
-def _unknown(argument: str, options: list[str], program: str) -> BadInput:
-    """Return the error for an unknown option, with the nearest known ones."""
-    every = f"{program} {_ALL} lists them all"
-    typed = argument.partition("=")[0]
-    if not typed.startswith("-"):
-        return BadInput(
-            got=f"{typed!r}, which belongs to no option",
-            allowed=f"options and their values, as {program} --help lists them",
-            fix=f"leave {typed!r} out, or write the option that it belongs to before "
-            "it",
-        )
-    spelled = typed.replace("_", "-")
-    names = [name.removeprefix("--") for name in (*options, *HELP, "--quiet")]
-    word = spelled.removeprefix("--")
-    alike = get_close_matches(word, names, n=_NUM_NEAREST, cutoff=_LIKENESS)
-    near = [f"--{name}" for name in alike]
-    return BadInput(
-        got=f"unknown option {typed!r}",
-        allowed=f"{', '.join(near)}, ...: {every}" if near else f"options: {every}",
-        fix=f"did you mean {near[0]!r}?" if near else f"{program} {_ALL}",
-    )
 
 
 @_LISTS.primitive_rule

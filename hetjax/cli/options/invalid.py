@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explains options that cannot be parsed: unknown names, wrong and missing values.
+
+Owns the words for each type of option. Does not own the parsing (`options.py`), nor
+which values of a type a command allows (the commands and `training/settings/`).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.training.settings.checks import option
+
+HELP_ALL = "--help-all"
+_NUM_NEAREST = 3  # suggestions for an unknown option
+_LIKENESS = 0.7  # least similarity of a suggestion; 1: equal
+_SIMPLE = {int: "a whole number", float: "a number", Path: "a path", str: "a text"}
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """An option as typed (`name`), the type of its value and its default."""
+
+    name: str
+    kind: Any
+    default: Any
+
+
+def options_of(default: Any, group: str = "") -> Iterator[Option]:
+    """Yield the options that set the fields of a dataclass, including its groups."""
+    kinds = get_type_hints(type(default))
+    for each in fields(default):
+        value = getattr(default, each.name)
+        name = group + each.name.removesuffix("_")  # appended to Python's keywords
+        if is_dataclass(value):
+            yield from options_of(value, f"{name}.")
+        else:
+            yield Option(name=option(name), kind=kinds[each.name], default=value)
+
+
+def allowed_values(kind: Any) -> str | None:
+    """Return what a value of this type may be, in words; None for other types."""
+    choices = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    words = [_words(choice) for choice in choices if choice is not NoneType]
+    known = [word for word in words if word is not None]
+    return " or ".join(known) if known and len(known) == len(words) else None
+
+
+def _words(kind: Any) -> str | None:
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if kind is bool:
+        return "True or False"
+    if get_origin(kind) is Literal:
+        *first, last = map(str, get_args(kind))
+        return f"{', '.join(first)} or {last}" if first else last
+    if get_origin(kind) is tuple:
+        each = allowed_values(get_args(kind)[0])
+        return each and f"a list of values, each {each}"
+    return None
+
+
+def wrong_value(
+    box: str, options: Sequence[Option], program: str, arguments: Sequence[str]
+) -> BadInput:
+    """Return the error for a value that Tyro refuses or misses.
+
+    `box` is what Tyro has printed: a title, the problem, a rule, help texts.
+    """
+    lines = [line.strip("\u2502|+ ") for line in box.splitlines()[1:]]
+    rows = dropwhile(_is_rule, lines)
+    problem = " ".join(" ".join(takewhile(lambda row: not _is_rule(row), rows)).split())
+    named = re.search(r"--[\w.-]*\w(?:/--[\w.-]*\w)*", problem)
+    names = named.group().split("/") if named else []
+    typed = _typed(names, arguments)
+    meant = next((each for each in options if each.name in names), None)
+    allowed = None if meant is None else allowed_values(meant.kind)
+    if meant is None or allowed is None:
+        fix = f"{program} {HELP_ALL}"
+        return BadInput(got=" ".join(typed), allowed=problem, fix=fix)
+    return BadInput(
+        got=" ".join(typed) if len(typed) > 1 else f"{typed[0]} without a value",
+        allowed=f"{meant.name} with {allowed}",
+        fix=_fix(meant, typed[1:], program),
+    )
+
+
+def _fix(meant: Option, values: Sequence[str], program: str) -> str:
+    """Return the value that was probably meant, or an example, or where to read."""
+    if get_origin(meant.kind) is Literal and values:
+        return did_you_mean(values[0], [str(word) for word in get_args(meant.kind)])
+    if isinstance(meant.default, int | float | str) and meant.default != "":
+        return f"{meant.name} {meant.default}, for example"
+    return f"{program} {HELP_ALL} describes {meant.name}"
+
+
+def _is_rule(row: str) -> bool:
+    """Return whether a row is a line across the box. Tyro draws it in ASCII if UTF-8 is
+    in doubt."""
+    return not row.strip("-\u2500\u256d\u256e\u2570\u256f ")
+
+
+def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Return the option, by any of its names, with its values as last typed, which is
+    what counts; all arguments if it has no name."""
+    for i, argument in reversed(list(enumerate(arguments))):
+        name, has_value, value = argument.partition("=")
+        if name.replace("_", "-") in names:
+            rest = [value] if has_value else arguments[i + 1 :]
+            return [name, *takewhile(lambda word: not word.startswith("--"), rest)]
+    return [*names[:1]] or [*arguments]
+
+
+def unknown_argument(
+    argument: str,
+    options: Sequence[Option],
+    others: Sequence[str],
+    program: str,
+    arguments: Sequence[str],
+) -> BadInput:
+    """Return the error for an argument that no option takes.
+
+    `others` are the names of options beside `options`.
+    """
+    typed = argument.partition("=")[0]
+    if typed.startswith("-"):
+        return _unknown_name(typed, [*(o.name for o in options), *others], program)
+    return _value_of_switch(argument, options, arguments) or BadInput(
+        got=f"{typed!r}, which belongs to no option",
+        allowed=f"options and their values, as {program} {HELP_ALL} lists them",
+        fix=f"leave {typed!r} out, or write the option that it belongs to before it",
+    )
+
+
+def _value_of_switch(
+    word: str, options: Sequence[Option], arguments: Sequence[str]
+) -> BadInput | None:
+    """Return the error for a value after an option that has none; else None."""
+    if word.lower() not in (*_YES, *_NO):
+        return None
+    for switch in (each for each in options if each.kind is bool):
+        group, dot, name = switch.name.rpartition(".")
+        off = f"{group}.no-{name}" if dot else f"--no-{name.removeprefix('--')}"
+        for typed in (switch.name, off):
+            if not _follows(word, typed, arguments):
+                continue
+            wants = (word.lower() in _YES) == (typed == switch.name)
+            leave_out = off if switch.default else f"leave {switch.name} out"
+            return BadInput(
+                got=f"{typed} {word}",
+                allowed=f"{typed} without a value",
+                fix=switch.name if wants else leave_out,
+            )
+    return None
+
+
+def _follows(word: str, name: str, arguments: Sequence[str]) -> bool:
+    """Return whether the word is written after the option's name, or after `=`."""
+    spelled = [argument.replace("_", "-") for argument in arguments]
+    pairs = zip(spelled, arguments[1:], strict=False)
+    return f"{name}={word}" in spelled or (name, word) in pairs
+
+
+def _unknown_name(typed: str, names: Sequence[str], program: str) -> BadInput:
+    """Return the error for an unknown option, with the nearest known ones."""
+    every = f"{program} {HELP_ALL} lists them all"
+    word = typed.replace("_", "-").removeprefix("--")
+    known = [name.removeprefix("--") for name in names]
+    alike = get_close_matches(word, known, n=_NUM_NEAREST, cutoff=_LIKENESS)
+    near = [f"--{name}" for name in alike]
+    return BadInput(
+        got=f"unknown option {typed!r}",
+        allowed=f"{', '.join(near)}, ...: {every}" if near else f"options: {every}",
+        fix=f"did you mean {near[0]!r}?" if near else f"{program} {HELP_ALL}",
+    )
