@@ -2,10 +2,10 @@
 """Enumerates candidate orders of a plan's actions: the first ones, and neighbours.
 
 Owns the forms that the search tries first (all named schedules that the devices allow,
-and greedy lists with the real times, `programs/list_schedule.py`) and the neighbours of
-a candidate. Equal numbers mean the same form for all plans with equally many stages.
-Does not own the scoring (`search.py`) nor the choice of launch-aheads
-(`launch_ahead.py`).
+launch-aheads for memory caps, and greedy lists with the real times,
+`programs/list_schedule.py`) and the neighbours of a candidate. Equal numbers mean the
+same form for all plans with equally many stages. Does not own the scoring (`search.py`)
+nor the choice of launch-aheads (`launch_ahead.py`).
 """
 
 from collections import Counter
@@ -19,9 +19,11 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES, default_launch_ahead
 from hetjax.schedule.launch_ahead import (
     RULES,
+    SLACKS,
     Rule,
     exact_delta,
     hop_s,
+    spread,
     with_launch_ahead,
     with_rule,
 )
@@ -76,15 +78,21 @@ class OrderForm:
 
 
 def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
-    """Yield forms without split backwards: the named schedules, and greedy lists."""
+    """Yield forms without split backwards: the named schedules, greedy lists, and both
+    for the launch-aheads that `spread` gives to stages under memory caps."""
     shares = shares_devices(plan)
     rules = () if shares else RULES.values()
     for n, rule in enumerate(rules):
         yield OrderForm(partial(_ruled, plan, costs, rule, limits), usual=n < 2)
+    whole = _cut(plan, lambda _: 0)
     named = _named(plan, limits, splits=False)
-    lists = _lists(plan, costs, limits, _cut(plan, lambda _: 0))
+    lists = _lists(plan, costs, limits, whole)
     for n, form in enumerate((*named, *lists)):
         yield replace(form, usual=shares and n < 2)
+    for slack in () if shares else SLACKS:
+        capped = spread(plan, costs, limits, slack=slack)
+        yield OrderForm(partial(_generated, capped))
+        yield OrderForm(partial(_listed, capped, costs, limits, whole))
 
 
 def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:

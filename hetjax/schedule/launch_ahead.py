@@ -64,7 +64,7 @@ def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
 
 
 _MOST_DELTA = 2**20
-_SLACKS = (1.0, 1.3)  # of `spread`; compared with all launch-aheads of small plans
+SLACKS = (1.0, 1.3)  # of `spread`; compared with all launch-aheads of small plans
 _MOST_FORWARDS = 5_000  # of a plan under every rule
 RULES: Mapping[str, Rule] = {
     "1f1b": plain_delta,
@@ -153,7 +153,7 @@ def fitted(
     others = (plain_delta, harp_delta)
     plans = [exact, *(with_rule(plan, costs, rule, limits) for rule in others)]
     if capped:
-        plans += [spread(plan, costs, limits, slack=slack) for slack in _SLACKS]
+        plans += [spread(plan, costs, limits, slack=slack) for slack in SLACKS]
     plans = list(dict.fromkeys(plans))
     if len(plans) == 1:
         return plans[0]

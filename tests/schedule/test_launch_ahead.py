@@ -4,6 +4,7 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -27,7 +28,7 @@ from hetjax.schedule.launch_ahead import (
     with_launch_ahead,
     with_rule,
 )
-from hetjax.schedule.programs.action import Op
+from hetjax.schedule.programs.action import Op, StageKey
 from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.search import (
@@ -278,13 +279,23 @@ def test_stages_that_memory_caps_alike_do_not_all_take_turns():
     assert max(Counter(aheads).values()) == 2
 
 
+def capped_instance(seed: int) -> tuple[Plan, Costs, Mapping[StageKey, int]]:
+    """Return one pipeline of unlike stages, and caps for their forwards in flight."""
+    assert seed % 3, "others have two pipelines"
+    plan, costs = random_instance(seed)
+    rng = random.Random(seed // 3)
+    cap = rng.randint(1, 5)
+    limits = {
+        (0, s): cap if rng.random() < 0.6 else rng.randint(1, 6)
+        for s in range(len(plan.replicas[0].stages))
+    }
+    return plan, costs, limits
+
+
 @pytest.mark.parametrize("seed", draws(range(1, 120, 3), short=12))
 def test_under_caps_no_launch_aheads_are_much_faster_than_the_fitted(seed: int):
-    plan, costs = random_instance(seed)
-    rng = random.Random(seed)
-    keys = [(0, s) for s in range(len(plan.replicas[0].stages))]
-    cap = rng.randint(1, 5)
-    limits = {key: cap if rng.random() < 0.6 else rng.randint(1, 6) for key in keys}
+    plan, costs, limits = capped_instance(seed)
+    keys = [*limits]
     best_s = math.inf
     for aheads in product(*(range(1, limits[key] + 1) for key in keys)):
         if all(a >= b for a, b in pairwise(aheads)):
@@ -293,3 +304,26 @@ def test_under_caps_no_launch_aheads_are_much_faster_than_the_fitted(seed: int):
             best_s = min(best_s, simulated(other, costs).step_time_s)
     found = fitted(plan, costs, limits)
     assert simulated(found, costs).step_time_s <= 1.2 * best_s
+
+
+def with_memory_for(costs: Costs, limits: Mapping[StageKey, int]) -> Costs:
+    """Return costs of devices that can keep so many forwards, and nothing else."""
+    memory = dict.fromkeys(limits, StageMemory(saved_bytes=10))
+    there = {key: 10.0 * most for key, most in limits.items()}
+    return replace(costs, memory=memory, memory_bytes=there)
+
+
+# 1018, 1252: without lists for the launch-aheads of `spread`, steps are slower
+@pytest.mark.parametrize("seed", draws([1018, 1252, *range(1, 180, 3)], short=6))
+def test_no_cap_that_is_raised_makes_the_searched_slower(seed: int):
+    plan, costs, limits = capped_instance(seed)
+
+    def searched_s(limits: Mapping[StageKey, int]) -> float:
+        capped = with_memory_for(costs, limits)
+        return step_s(searched(plan, capped, limits), capped)
+
+    before_s = searched_s(limits)
+    fitted_s = step_s(fitted(plan, costs, limits), with_memory_for(costs, limits))
+    assert before_s <= fitted_s + 1e-9
+    for key, most in limits.items():
+        assert searched_s({**limits, key: most + 1}) <= 1.005 * before_s
