@@ -24,9 +24,9 @@ from hetjax.errors import BadInput
 from hetjax.training.directory.identity import OtherRun
 from hetjax.training.directory.leases import IsCopy
 from hetjax.training.directory.progress import checkpoint_storage
-from hetjax.training.directory.rundir import CONFIG, LEASE, read_identity
+from hetjax.training.directory.rundir import CONFIG, JOINS, LEASE, read_identity
 from hetjax.training.session import run
-from hetjax.training.settings.config import OptimizerConfig
+from hetjax.training.settings.config import JoinConfig, OptimizerConfig
 from hetjax.training.settings.presets import Preset
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
@@ -121,6 +121,19 @@ def test_another_run_is_refused_and_touches_nothing(folder: Path, place: str):
             shutil.rmtree(step)
     assert begin(but(second, stop_after=1)) == 4
     assert identity(folder, "second") != identity(folder)
+
+
+def test_the_store_of_another_run_is_refused_before_machines_are_asked_to_join(
+    folder: Path,
+):
+    second = but(
+        trains(folder, "second", places=("store",), seed=7),
+        launcher="join",
+        join=JoinConfig(address="127.0.0.1:0", wait_s=1.0),
+    )
+    with pytest.raises(OtherRun, match=f"resume run {identity(folder)}"):
+        begin(second)
+    assert not (second.config.run_dir / JOINS).exists()
 
 
 @pytest.mark.parametrize("places", [("local",), ("store",), ("local", "store")])

@@ -122,7 +122,6 @@ def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         held = partial_checkpoints(storage.at(worker), storage.key())
-        stored = in_store(storage.store(), storage.key())
     others = untrusted_on_disk(storage.at(worker), storage.key())
     on_disk = [
         PartialSnapshot(
@@ -137,7 +136,14 @@ def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]
         for is_trusted, some in ((True, held), (False, others))
         for one in some
     ]
-    return on_disk + stored
+    return on_disk + saved_in_store(storage)
+
+
+def saved_in_store(storage: CheckpointStorage) -> list[PartialSnapshot]:
+    """Return the saves in the store; unreadable ones cause no warning, as above."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return in_store(storage.store(), storage.key())
 
 
 def check_is_of_run(
