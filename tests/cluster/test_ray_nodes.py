@@ -52,7 +52,7 @@ def test_unlike_machines_make_a_cluster_and_those_without_accelerators_are_left_
     ]
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_machines_of_one_address_are_one_cluster_in_whatever_order_ray_tells_of_them(
     order: tuple[int, ...],
 ):
