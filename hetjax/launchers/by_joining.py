@@ -25,6 +25,7 @@ from hetjax.launchers.joining.desk import Desk
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.joining.tokens import JoinTokens
 from hetjax.launchers.launcher import Launcher, LaunchRequest, RunOnNode
+from hetjax.launchers.reprovisioning import nothing_missing
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 
@@ -82,6 +83,8 @@ class ByJoining:
         self._begun_s: dict[str, float] = {}
         self._waiting = set[str]()  # workers to start once a machine joins
         _tell(terms, self._desk.address, own, tokens, request.cluster)
+        stack.callback(terms.on_waiting, nothing_missing)
+        terms.on_waiting(self._missing)
         self._wait(terms.wait_s)
 
     def start(self, workers: Sequence[str]) -> None:
@@ -125,6 +128,10 @@ class ByJoining:
         machines = self._desk.machines
         names = {n.name for n in cluster.nodes if {*n.workers} <= {*machines}}
         return part_of(cluster, names) if names else None
+
+    def _missing(self) -> Sequence[Node]:
+        there = self._there(self._cluster)
+        return [n for n in self._cluster.nodes if not there or n not in there.nodes]
 
     def _wait(self, most_s: float) -> None:
         """Wait up to `most_s` for all nodes; raise BadInput if none is there then."""

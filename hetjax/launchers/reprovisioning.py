@@ -27,9 +27,16 @@ from hetjax.cluster.cluster import Node
 from hetjax.errors import BadInput
 from hetjax.launchers.table import LAUNCHERS
 
+Missing = Callable[[], Sequence[Node]]
+
 LOG = "reprovision.log"
 _LOOK_S = 1.0
 _KEYS = ("name", "device", "count", "hosts", "zone", "spot")
+
+
+def nothing_missing() -> Sequence[Node]:
+    """Return no nodes, for a time in which none are to be asked for."""
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +96,15 @@ def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
 class Reprovisioning:
     """Within `with`, runs the command while `missing` returns nodes.
 
-    `on_end` is called for each command that has ended, from another thread. Output of
-    commands is appended to LOG in `logs`. A command that still runs at the end is
-    killed, with all that it has started.
+    `on_end` is called for each command that has ended. Another thread calls both.
+    Output of commands is appended to LOG in `logs`. A command that still runs at the
+    end is killed, with all that it has started.
     """
 
     def __init__(
         self,
         command: Sequence[str],
-        missing: Callable[[], Sequence[Node]],
+        missing: Missing,
         on_end: Callable[[CommandEnded], None],
         run_dir: Path,
         logs: Path,
@@ -116,6 +123,16 @@ class Reprovisioning:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def follow(
+        self, missing: Missing, on_end: Callable[[CommandEnded], None] | None = None
+    ) -> None:
+        """Ask for what `missing` returns from now on, and report to `on_end`."""
+        self._missing, self._on_end = missing, on_end or self._on_end
+
+    def close(self) -> None:
+        """Ask no more; may be called again."""
         self._over.set()
         self._thread.join()
 

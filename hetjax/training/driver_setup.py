@@ -23,6 +23,7 @@ from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.launchers.launcher import Launcher
+from hetjax.launchers.reprovisioning import Missing
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
@@ -77,12 +78,17 @@ ModelFiles = Sequence[tuple[ModelSource, Mapping[str, Path]]]
 
 
 def start_driver(
-    start: Start, dataset: Dataset, shown: Display, on_notice: Callable[[Notice], None]
+    start: Start,
+    dataset: Dataset,
+    shown: Display,
+    on_notice: Callable[[Notice], None],
+    on_waiting: Callable[[Missing], None],
 ) -> Driver:
     """Start workers, compile the plan's programs and fill in the state to start from.
 
     Raises NoFeasiblePlan if the compiled programs need more memory than there is. Other
     threads call `on_notice` with the notices that workers receive about their machines.
+    For `on_waiting` see `launcher_of`.
     """
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
     validation, is_far = held_out(config, dataset), _may_be_far(config)
@@ -97,6 +103,7 @@ def start_driver(
             stack,
             shown.note,
             _files_given(dataset, models) if is_far else {},
+            on_waiting,
         )
         launcher.connections.noticed = lambda worker, notice: on_notice(
             Notice(source=notice.source, grace_s=notice.grace_s, node=node_of(worker))

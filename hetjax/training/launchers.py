@@ -13,6 +13,7 @@ from hetjax.files.user_cache import expanded
 from hetjax.launchers.bootstraps import StartTerms
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
+from hetjax.launchers.reprovisioning import Missing
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.named import is_function
 from hetjax.report.progress import say_aside
@@ -32,12 +33,15 @@ def launcher_of(
     stack: ExitStack,
     note: Callable[[str], None] = say_aside,
     files: Mapping[str, Path] | None = None,
+    on_waiting: Callable[[Missing], None] = lambda missing: None,
 ) -> Launcher:
     """Return the launcher that the settings name; `stack` ends its workers.
 
     `number` grows with each start of the run. `work` builds the work of a worker in
     this process. `note` tells users what they have to do. Workers that may not see the
-    `files` of this machine get them by name. Raises BadInput if it cannot be opened.
+    `files` of this machine get them by name. A launcher that waits for machines gives
+    `on_waiting` a function that returns the missing nodes. Raises BadInput if the
+    launcher cannot be opened.
     """
     request = LaunchRequest(
         cluster=hardware.cluster,
@@ -46,7 +50,7 @@ def launcher_of(
         only_cpu=is_virtual(config),
         simulate=config.simulate,
         hosts=config.hosts,
-        joins=_join_terms(config, note),
+        joins=_join_terms(config, note, on_waiting),
         logs=config.run_dir / LOGS,
         cache_dir=expanded(config.data.cache_dir),
         work=work,
@@ -58,7 +62,11 @@ def launcher_of(
     return launcher_file(config.launcher).open_launcher(request, stack)
 
 
-def _join_terms(config: RunConfig, note: Callable[[str], None]) -> JoinTerms | None:
+def _join_terms(
+    config: RunConfig,
+    note: Callable[[str], None],
+    on_waiting: Callable[[Missing], None],
+) -> JoinTerms | None:
     if config.join.address is None:
         return None
     return JoinTerms(
@@ -69,6 +77,7 @@ def _join_terms(config: RunConfig, note: Callable[[str], None]) -> JoinTerms | N
         model_code=config.model if is_function(config.model) else "",
         note=note,
         is_done=lambda: config.steps in evaluated(config.run_dir),
+        on_waiting=on_waiting,
     )
 
 

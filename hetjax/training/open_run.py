@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
+from hetjax.launchers.reprovisioning import Missing
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
@@ -101,10 +102,12 @@ def open_run(
     observers: Dispatcher,
     shown: Display,
     stack: ExitStack,
+    on_waiting: Callable[[Missing], None],
 ) -> OpenRun:
     """Prepare the state, and write the files of this start.
 
-    `stack` releases what the run holds; `spent` gets the time that this took.
+    `stack` releases what the run holds; `spent` gets the time that this took. For
+    `on_waiting` see `launcher_of`.
     """
     storage, run_dir = checkpoint_storage(start.config), start.config.run_dir
     adopts = start.config.adopt is not None
@@ -116,7 +119,14 @@ def open_run(
     shown.doing("preparing the programs")
     notices = SimpleQueue[Notice]()
     with spent.on("compiling"):
-        start, driver = _driver(start, preset, dataset, shown, notices, stack)
+        begin = partial(
+            start_driver,
+            dataset=dataset,
+            shown=shown,
+            on_notice=notices.put,
+            on_waiting=on_waiting,
+        )
+        start, driver = _driver(start, preset, dataset, shown, begin, stack)
     check_reached(driver.at, start.config)
     metrics, events = _begin(start, dataset, driver)
     observers.begin(_start_record(start, driver), shown.note)
@@ -162,24 +172,22 @@ def _driver(
     preset: Preset,
     dataset: Dataset,
     shown: Display,
-    notices: SimpleQueue[Notice],
+    begin: Callable[[Start], Driver],
     stack: ExitStack,
 ) -> tuple[Start, Driver]:
-    """Start a driver that has compiled the plan; return it with its start.
+    """Begin a driver that has compiled the plan; return it with its start.
 
     If the planner's plan does not fit by the compiler's figures, plan again with these.
     """
     try:
-        driver = start_driver(start, dataset, shown, notices.put)
-        return start, stack.enter_context(driver)
+        return start, stack.enter_context(begin(start))
     except NoFeasiblePlan as none:
         if not start.choice.is_searched:
             raise
         shown.note(f"{none.got}; planning again with these figures")
     start = with_other_plan(start, preset, shown)
     describe(start, dataset, shown)
-    driver = start_driver(start, dataset, shown, notices.put)
-    return start, stack.enter_context(driver)
+    return start, stack.enter_context(begin(start))
 
 
 def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning:

@@ -129,9 +129,13 @@ class Recorder:
                 f"{then}"
             )
 
-    def reprovisioned(self, asked: CommandEnded, step: int) -> None:
-        """Record that a command which asks for machines has ended."""
-        how = asked.error or f"exit code {asked.code}"
+    def reprovisioned(
+        self, asked: CommandEnded, step: int, *, is_noted: bool = False
+    ) -> None:
+        """Record that a command which asks for machines has ended.
+
+        `is_noted`: users have read it already.
+        """
         self.event(
             "reprovisioned",
             step,
@@ -140,10 +144,8 @@ class Recorder:
             seconds=round(asked.took_s, 1),
             **({"error": asked.error} if asked.error else {}),
         )
-        self.note(
-            f"asked for {', '.join(asked.nodes)} by --reprovision: {how} after "
-            f"{asked.took_s:.0f} s (output in {rundir.LOGS}/{LOG})"
-        )
+        if not is_noted:
+            self.note(reprovisioned_line(asked))
 
     def recovery(self, recovered: Recovered) -> None:
         """Record what a recovery has cost; write the plan that follows from it."""
@@ -225,4 +227,13 @@ def moved_bytes(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> s
     return ", ".join(
         f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
         for tier, n in num_bytes.items()
+    )
+
+
+def reprovisioned_line(asked: CommandEnded) -> str:
+    """Return what users read of a command that asks for machines."""
+    how = asked.error or f"exit code {asked.code}"
+    return (
+        f"asked for {', '.join(asked.nodes)} by --reprovision: {how} after "
+        f"{asked.took_s:.0f} s (output in {rundir.LOGS}/{LOG})"
     )

@@ -20,7 +20,11 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import DeviceUse, device_use
 from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
-from hetjax.launchers.reprovisioning import Reprovisioning
+from hetjax.launchers.reprovisioning import (
+    CommandEnded,
+    Reprovisioning,
+    nothing_missing,
+)
 from hetjax.models.model import Model
 from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.plans.plan import Plan
@@ -41,7 +45,7 @@ from hetjax.training.observers.loading import ObserverSource
 from hetjax.training.observers.run_reports import write_report
 from hetjax.training.observers.step_comparison import predict_step
 from hetjax.training.open_run import OpenRun, open_run
-from hetjax.training.recorder import Recorder
+from hetjax.training.recorder import Recorder, reprovisioned_line
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notice_sources import Notice, notices_of_workers
 from hetjax.training.recovery.notices import StopRequest, Watch
@@ -122,6 +126,8 @@ class Session(ExitStack):
         self._prepared = Spent(after=0)
         self._settled: Start | None = None
         self._opened: OpenRun | None = None
+        self._asks: Reprovisioning | None = None
+        self._asked_early: list[CommandEnded] = []  # before there was a recorder
 
     def fit(self, shown: Display, num_steps: int | None = None) -> int:
         """Train to the last step, or for `num_steps`; return the exit code."""
@@ -199,17 +205,36 @@ class Session(ExitStack):
     def _open(self, shown: Display) -> OpenRun:
         """Prepare the state, once, and write the files of this start."""
         if self._opened is None:
+            start, asking = self._settle(shown), self._asking(shown)
             self._opened = open_run(
-                self._settle(shown),
+                start,
                 self._preset,
                 self._predict,
                 self._prepared,
                 self._observers,
                 shown,
                 stack=self,
+                on_waiting=asking.follow if asking else lambda missing: None,
             )
         shown.begun()
         return self._opened
+
+    def _asking(self, shown: Display) -> Reprovisioning | None:
+        """Return what runs the command that asks for machines, if there is one."""
+        if self._reprovision and self._asks is None:
+
+            def on_end(asked: CommandEnded) -> None:
+                self._asked_early.append(asked)
+                shown.note(reprovisioned_line(asked))
+
+            run_dir = self._config.run_dir
+            logs = run_dir / rundir.LOGS
+            self._asks = self.enter_context(
+                Reprovisioning(
+                    self._reprovision, nothing_missing, on_end, run_dir, logs
+                )
+            )
+        return self._asks
 
     def _fit(self, found: OpenRun, config: RunConfig, shown: Display) -> int:
         run_dir, driver = config.run_dir, found.driver
@@ -226,16 +251,9 @@ class Session(ExitStack):
             workers = notices_of_workers(found.worker_notices)
             every_s = {workers: _WORKERS_NOTICES_EVERY_S}
             stack.enter_context(Watch(on_notice, None, every_s))
-            if self._reprovision:
-                stack.enter_context(
-                    Reprovisioning(
-                        self._reprovision,
-                        driver.missing,
-                        lambda asked: recorder.reprovisioned(asked, driver.at),
-                        run_dir,
-                        run_dir / rundir.LOGS,
-                    )
-                )
+            if asking := self._asking(shown):
+                stack.callback(asking.close)
+                self._follow(asking, driver, recorder)
             driver.must_give_up = lambda: stop.leaves_no_time
             shown.doing("the first step")
             step = loop.run(driver.at)
@@ -247,6 +265,18 @@ class Session(ExitStack):
             if not stop.leaves_no_time:
                 write_report(run_dir, self._predict, shown)
             return code
+
+    def _follow(
+        self, asking: Reprovisioning, driver: Driver, recorder: Recorder
+    ) -> None:
+        """Let it ask for the driver's missing nodes until the end of training."""
+        asking.follow(
+            driver.missing, lambda asked: recorder.reprovisioned(asked, driver.at)
+        )
+        self._asks = None  # the next call to train asks anew
+        for asked in self._asked_early:
+            recorder.reprovisioned(asked, driver.at, is_noted=True)
+        self._asked_early.clear()
 
     def _loop(
         self, found: OpenRun, config: RunConfig, recorder: Recorder, stop: StopRequest

@@ -46,8 +46,8 @@ PAGES = [
 ]
 # the slowest; other tests run most of their commands
 _LATER = [
-    *(ROOT / f"docs/{name}.md" for name in ("join", "report", "slurm", "sure")),
-    *(ROOT / f"docs/{name}.md" for name in ("survive", "train", "use")),
+    *(ROOT / f"docs/{name}.md" for name in ("join", "observe", "report", "slurm")),
+    *(ROOT / f"docs/{name}.md" for name in ("ssh", "sure", "survive", "train", "use")),
 ]
 REASONS = [
     "installs packages",

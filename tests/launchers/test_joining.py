@@ -41,6 +41,7 @@ from hetjax.launchers.joining.joiner import Joining, _introduce, _Joined, join
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.joining.tokens import JoinTokens, read_token
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
+from hetjax.launchers.reprovisioning import Missing
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from tests.training.pair import wait_until
 
@@ -345,7 +346,13 @@ def test_a_machine_whose_run_is_lost_ends_and_says_so(
         cutting.join()
 
 
-def opened(folder: Path, stack: ExitStack, wait_s: float, told: list[str]) -> Launcher:
+def opened(
+    folder: Path,
+    stack: ExitStack,
+    wait_s: float,
+    told: list[str],
+    missing: list[Missing],
+) -> Launcher:
     terms = JoinTerms(
         address="127.0.0.1:0",
         folder=folder,
@@ -353,6 +360,7 @@ def opened(folder: Path, stack: ExitStack, wait_s: float, told: list[str]) -> La
         wait_s=wait_s,
         note=told.append,
         is_done=lambda: True,
+        on_waiting=missing.append,
     )
     request = LaunchRequest(
         cluster=CLUSTER,
@@ -367,6 +375,10 @@ def opened(folder: Path, stack: ExitStack, wait_s: float, told: list[str]) -> La
 
 def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: Path):
     told: list[str] = []
+    missing: list[Missing] = []
+
+    def names() -> list[str]:
+        return [node.name for node in missing[-1]()]
 
     def join_as_old() -> None:
         wait_until(lambda: told)
@@ -380,7 +392,9 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         ExitStack() as stack,
         pytest.raises(BadInput, match="no machine .* within 0.2 s"),
     ):
-        opened(folder, stack, 0.2, told)
+        opened(folder, stack, 0.2, told, missing)
+    assert (len(missing), names()) == (2, [])
+    assert [node.name for node in missing[0]()] == ["old", "slice"]
     told.clear()
     with pytest.MonkeyPatch.context() as patched:
         signals = NoSignals()
@@ -393,7 +407,8 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         joining.start()
         with ExitStack() as stack:
             with pytest.warns(UserWarning, match="no machine joined as slice within"):
-                launcher = opened(folder, stack, 5.0, told)
+                launcher = opened(folder, stack, 5.0, told, missing)
+            assert names() == ["slice"]
             there = launcher.present(CLUSTER, False)
             assert there is not None and [n.name for n in there.nodes] == ["old"]
             with pytest.raises(WorkerLost, match="'slice/0' has left"):

@@ -100,7 +100,8 @@ def test_command_line_settings_and_help_know_exactly_the_launchers_of_the_table(
         assert changed_config(config, {"launcher": name}).launcher == name
     with pytest.raises(BadInput) as told:
         parse(["tiny", "--launcher", "elsewhere"])
-    assert re.findall(r"'(\w+)'", told.value.allowed) == ["elsewhere", *LAUNCHERS]
+    *first, last = LAUNCHERS
+    assert told.value.allowed == f"--launcher with {', '.join(first)} or {last}"
     with pytest.raises(BadInput, match=f"one of {', '.join(LAUNCHERS)}"):
         changed_config(config, {"launcher": "elsewhere"})
     with pytest.raises(SystemExit):

@@ -79,14 +79,14 @@ def chosen(preset: Preset, cluster: Cluster = TINY) -> Choice:
 
 def test_the_planner_is_asked_and_plans_alike_each_time(planning: Preset):
     told: list[str] = []
-    choice = choose_plan(planning.config, MODEL, TINY, planning, None, told.append)
+    choice = choose_plan(planning.config, MODEL, TWO, planning, None, told.append)
     assert choice.source.startswith("planner 'hetjax', step time ")
     predicted = choice.plan.predicted
     assert predicted is not None and predicted.step_time_s is not None
     assert predicted.lower_bound_s is not None
     assert 0 < predicted.lower_bound_s <= predicted.step_time_s
-    assert told == ["planning for 6 devices"]
-    assert chosen(planning).plan == choice.plan
+    assert told == ["planning for 2 devices"]
+    assert chosen(planning, TWO).plan == choice.plan
 
 
 def test_the_even_planner_splits_evenly(planning: Preset):

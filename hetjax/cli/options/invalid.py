@@ -20,6 +20,7 @@ from hetjax.training.settings.checks import option
 HELP_ALL = "--help-all"
 _NUM_NEAREST = 3  # suggestions for an unknown option
 _LIKENESS = 0.7  # least similarity of a suggestion; 1: equal
+_LONGEST = 60  # characters of a wrong value that are shown
 _SIMPLE = {int: "a whole number", float: "a number", Path: "a path", str: "a text"}
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -114,8 +115,13 @@ def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
         name, has_value, value = argument.partition("=")
         if name.replace("_", "-") in names:
             rest = [value] if has_value else arguments[i + 1 :]
-            return [name, *takewhile(lambda word: not word.startswith("--"), rest)]
+            values = takewhile(lambda word: not word.startswith("--"), rest)
+            return [name, *map(_short, values)]
     return [*names[:1]] or [*arguments]
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= _LONGEST else f"{word[: _LONGEST - 3]}..."
 
 
 def unknown_argument(

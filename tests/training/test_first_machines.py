@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that begins without any machine: its command starts all of them."""
+
+import os
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hetjax.train import main
+from tests.training.pair import STEPS, trained, training
+from tests.training.small import events
+from tests.training.test_workers import set_environment
+
+# starts a machine for each missing node, by the command that the run has written for it
+ASK = """
+import json, os, pathlib, shlex, subprocess, sys
+asked = json.load(sys.stdin)
+names = [node["name"] for node in asked["missing"]]
+commands = pathlib.Path(asked["run_dir"], "join", "commands.txt").read_text()
+for line in commands.splitlines():
+    _, *words, _, token = shlex.split(line)
+    if words[words.index("--node") + 1] in names:
+        machine = subprocess.Popen(
+            [sys.executable, "-m", "hetjax", *words, "--address", "127.0.0.1"],
+            stdin=open(token), stdout=subprocess.DEVNULL, start_new_session=True,
+        )
+        with open(sys.argv[1], "a") as pids:
+            print(machine.pid, file=pids)
+print("started", *names)
+"""
+
+
+def test_the_first_machines_are_asked_for_while_the_run_waits_for_them(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    set_environment(monkeypatch)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    script, pids, run_dir = tmp_path / "ask.py", tmp_path / "pids", tmp_path / "run"
+    script.write_text(ASK)
+    command = shlex.join([sys.executable, str(script), str(pids)])
+    options = "--launcher join --join.address 127.0.0.1:0 --join.wait-s 60".split()
+    try:
+        words = training(run_dir, cache, *options, "--reprovision", command)
+        assert main(words) == 0
+    finally:
+        for pid in pids.read_text().split() if pids.exists() else ():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    assert trained(run_dir) == [*STEPS]
+    (asked,) = events(run_dir, "reprovisioned")
+    assert (asked["nodes"], asked["code"]) == (["left", "right"], 0)
+    assert (run_dir / "logs/reprovision.log").read_text() == "started left right\n"
+    log = (run_dir / "log.txt").read_text()
+    assert log.count("asked for left, right by --reprovision: exit code 0") == 1
