@@ -32,6 +32,7 @@ from hetjax.runtime.rpc.worker_connections import WorkerLost
 COMMANDS, FINGERPRINT = "commands.txt", "fingerprint"  # in `JoinTerms.folder`
 _LOOK_S = 0.1
 _MOST_GRACE_S = 600.0
+_ASKS_AFTER_S = 60.0  # for the machines of an earlier start, which join again
 _KILLED = 128  # plus the signal's number: a killed process's exit code in a shell
 
 
@@ -80,11 +81,13 @@ class ByJoining:
         self._desk.noticed = self._noticed
         self._lock = threading.Lock()
         self._cluster = request.cluster
+        self._opened_s = time.monotonic()
         self._begun_s: dict[str, float] = {}
         self._waiting = set[str]()  # workers to start once a machine joins
         _tell(terms, self._desk.address, own, tokens, request.cluster)
-        stack.callback(terms.on_waiting, nothing_missing)
-        terms.on_waiting(self._missing)
+        if terms.on_waiting is not None:
+            stack.callback(terms.on_waiting, nothing_missing)
+            terms.on_waiting(self._missing)
         self._wait(terms.wait_s)
 
     def start(self, workers: Sequence[str]) -> None:
@@ -130,8 +133,13 @@ class ByJoining:
         return part_of(cluster, names) if names else None
 
     def _missing(self) -> Sequence[Node]:
-        there = self._there(self._cluster)
-        return [n for n in self._cluster.nodes if not there or n not in there.nodes]
+        """Return the nodes to ask for: machines may also come by themselves."""
+        if time.monotonic() < self._opened_s + _ASKS_AFTER_S:
+            return ()
+        with self._lock:
+            cluster = self._cluster
+        there = self._there(cluster)
+        return [n for n in cluster.nodes if there is None or n not in there.nodes]
 
     def _wait(self, most_s: float) -> None:
         """Wait up to `most_s` for all nodes; raise BadInput if none is there then."""

@@ -5,8 +5,8 @@ The command is typed, never read from a file, and runs without a shell. It gets 
 missing nodes as one line of JSON on standard input. One command runs at a time, each
 within a timeout. While nodes stay missing it runs again, after a pause that doubles, up
 to a limit per hour. Owns when it runs. Does not own which nodes are missing
-(`training/recovery/membership.py`), nor how a machine becomes a node again (the
-launchers).
+(`by_joining.py` at first, then `training/recovery/membership.py`), nor how a machine
+becomes a node (the launchers).
 """
 
 import json
@@ -28,6 +28,7 @@ from hetjax.errors import BadInput
 from hetjax.launchers.table import LAUNCHERS
 
 Missing = Callable[[], Sequence[Node]]
+Follow = Callable[[Missing], None]
 
 LOG = "reprovision.log"
 _LOOK_S = 1.0
@@ -113,7 +114,7 @@ class Reprovisioning:
         self._command, self._missing, self._on_end = tuple(command), missing, on_end
         self._run_dir, self._logs = run_dir, logs
         self._limits = limits or Limits()
-        self._over = threading.Event()
+        self._over, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(
             target=self._run, name="reprovisioning", daemon=True
         )
@@ -128,8 +129,12 @@ class Reprovisioning:
     def follow(
         self, missing: Missing, on_end: Callable[[CommandEnded], None] | None = None
     ) -> None:
-        """Ask for what `missing` returns from now on, and report to `on_end`."""
-        self._missing, self._on_end = missing, on_end or self._on_end
+        """Ask for what `missing` returns from now on, and report to `on_end`.
+
+        The end of a command that runs at present is reported there, too.
+        """
+        with self._lock:
+            self._missing, self._on_end = missing, on_end or self._on_end
 
     def close(self) -> None:
         """Ask no more; may be called again."""
@@ -145,7 +150,9 @@ class Reprovisioning:
                 pause_s, due_s = self._limits.first_pause_s, 0.0
             elif now_s >= due_s and not _is_used_up(starts_s, now_s):
                 starts_s.append(now_s)
-                self._on_end(self._asked(nodes, len(starts_s)))
+                asked = self._asked(nodes, len(starts_s))
+                with self._lock:
+                    self._on_end(asked)
                 due_s = time.monotonic() + pause_s
                 pause_s = min(2 * pause_s, self._limits.longest_pause_s)
 

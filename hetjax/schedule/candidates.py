@@ -78,8 +78,9 @@ class OrderForm:
 
 
 def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
-    """Yield forms without split backwards: the named schedules, greedy lists, and both
-    for the launch-aheads that `spread` gives to stages under memory caps."""
+    """Yield forms without split backwards: named schedules, greedy lists, and both
+    with the launch-aheads of `spread`, whether or not memory caps stages: the numbers
+    of forms do not depend on that."""
     shares = shares_devices(plan)
     rules = () if shares else RULES.values()
     for n, rule in enumerate(rules):
@@ -90,9 +91,8 @@ def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]
     for n, form in enumerate((*named, *lists)):
         yield replace(form, usual=shares and n < 2)
     for slack in () if shares else SLACKS:
-        capped = spread(plan, costs, limits, slack=slack)
-        yield OrderForm(partial(_generated, capped))
-        yield OrderForm(partial(_listed, capped, costs, limits, whole))
+        yield OrderForm(partial(_spread, plan, costs, limits, slack))
+        yield OrderForm(partial(_spread_list, plan, costs, limits, slack, whole))
 
 
 def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
@@ -105,6 +105,16 @@ def halved_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm
 
 def _ruled(plan: Plan, costs: Costs, rule: Rule, limits: Limits) -> OrderedPlan:
     return _generated(with_rule(plan, costs, rule, limits))
+
+
+def _spread(plan: Plan, costs: Costs, limits: Limits, slack: float) -> OrderedPlan:
+    return _generated(spread(plan, costs, limits, slack=slack))
+
+
+def _spread_list(
+    plan: Plan, costs: Costs, limits: Limits, slack: float, num_cut: Cuts
+) -> OrderedPlan:
+    return _listed(spread(plan, costs, limits, slack=slack), costs, limits, num_cut)
 
 
 def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[OrderForm]:

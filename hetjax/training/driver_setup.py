@@ -23,7 +23,7 @@ from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.launchers.launcher import Launcher
-from hetjax.launchers.reprovisioning import Missing
+from hetjax.launchers.reprovisioning import Follow
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.optimizers.optimizer import optimizer
 from hetjax.plans.plan import Plan
@@ -82,7 +82,7 @@ def start_driver(
     dataset: Dataset,
     shown: Display,
     on_notice: Callable[[Notice], None],
-    on_waiting: Callable[[Missing], None],
+    on_waiting: Follow | None,
 ) -> Driver:
     """Start workers, compile the plan's programs and fill in the state to start from.
 

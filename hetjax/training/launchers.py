@@ -13,7 +13,7 @@ from hetjax.files.user_cache import expanded
 from hetjax.launchers.bootstraps import StartTerms
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
-from hetjax.launchers.reprovisioning import Missing
+from hetjax.launchers.reprovisioning import Follow
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.named import is_function
 from hetjax.report.progress import say_aside
@@ -33,14 +33,14 @@ def launcher_of(
     stack: ExitStack,
     note: Callable[[str], None] = say_aside,
     files: Mapping[str, Path] | None = None,
-    on_waiting: Callable[[Missing], None] = lambda missing: None,
+    on_waiting: Follow | None = None,
 ) -> Launcher:
     """Return the launcher that the settings name; `stack` ends its workers.
 
     `number` grows with each start of the run. `work` builds the work of a worker in
     this process. `note` tells users what they have to do. Workers that may not see the
     `files` of this machine get them by name. A launcher that waits for machines gives
-    `on_waiting` a function that returns the missing nodes. Raises BadInput if the
+    `on_waiting` a function that returns the nodes to ask for. Raises BadInput if the
     launcher cannot be opened.
     """
     request = LaunchRequest(
@@ -65,7 +65,7 @@ def launcher_of(
 def _join_terms(
     config: RunConfig,
     note: Callable[[str], None],
-    on_waiting: Callable[[Missing], None],
+    on_waiting: Follow | None,
 ) -> JoinTerms | None:
     if config.join.address is None:
         return None

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
-from hetjax.launchers.reprovisioning import Missing
+from hetjax.launchers.reprovisioning import Follow
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
@@ -25,6 +25,7 @@ from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import Journal
 from hetjax.training.directory.leases import Leases
+from hetjax.training.directory.leftover_checkpoints import check_store
 from hetjax.training.directory.progress import check_reached, checkpoint_storage
 from hetjax.training.directory.removed import rewriting, was_removed
 from hetjax.training.driver_setup import start_driver
@@ -102,7 +103,7 @@ def open_run(
     observers: Dispatcher,
     shown: Display,
     stack: ExitStack,
-    on_waiting: Callable[[Missing], None],
+    on_waiting: Follow | None = None,
 ) -> OpenRun:
     """Prepare the state, and write the files of this start.
 
@@ -115,6 +116,8 @@ def open_run(
     start = replace(start, leases=leases)
     with spent.on("data"):
         dataset = run_dataset(start.config, start.model, start.previous, shown)
+    if LAUNCHERS[start.config.launcher].has_worker_processes:
+        check_store(replace(start.claim, hashes=dict(dataset.hashes)), storage)
     describe(start, dataset, shown)
     shown.doing("preparing the programs")
     notices = SimpleQueue[Notice]()

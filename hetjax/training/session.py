@@ -206,16 +206,20 @@ class Session(ExitStack):
         """Prepare the state, once, and write the files of this start."""
         if self._opened is None:
             start, asking = self._settle(shown), self._asking(shown)
-            self._opened = open_run(
-                start,
-                self._preset,
-                self._predict,
-                self._prepared,
-                self._observers,
-                shown,
-                stack=self,
-                on_waiting=asking.follow if asking else lambda missing: None,
-            )
+            try:
+                self._opened = open_run(
+                    start,
+                    self._preset,
+                    self._predict,
+                    self._prepared,
+                    self._observers,
+                    shown,
+                    stack=self,
+                    on_waiting=asking and asking.follow,
+                )
+            finally:  # no machine is asked for while nothing trains
+                if asking is not None:
+                    asking.follow(nothing_missing)
         shown.begun()
         return self._opened
 

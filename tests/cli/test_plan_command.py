@@ -296,9 +296,9 @@ def _without_prices(folder: Path) -> None:
         (
             _nothing,
             [*GIVEN, "--tensor", "1,x"],
-            ["--tensor 1,x", "each a whole number"],
+            ["--tensor 1,x", "a whole number from 0, or"],
         ),
-        (_nothing, [*GIVEN, "--tensor"], ["--tensor without a value", "each a whole"]),
+        (_nothing, [*GIVEN, "--tensor"], ["--tensor without a value", "a whole"]),
         (_nothing, [*GIVEN, "--remat", "some"], ["--remat some", "selective"]),
         (_nothing, [*GIVEN, "--objective", "speed"], ["--objective speed", "goodput"]),
         (_nothing, [*GIVEN, "--compare", "megatrom"], ["'megatron'?", "or none"]),

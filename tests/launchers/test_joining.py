@@ -34,6 +34,7 @@ from hetjax.comm.pinned import (
 )
 from hetjax.comm.tls import TlsStream
 from hetjax.errors import BadInput, RunFailed
+from hetjax.launchers import by_joining
 from hetjax.launchers.joining import hello as words
 from hetjax.launchers.joining.desk import Desk
 from hetjax.launchers.joining.hello import Hello
@@ -41,7 +42,7 @@ from hetjax.launchers.joining.joiner import Joining, _introduce, _Joined, join
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.joining.tokens import JoinTokens, read_token
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
-from hetjax.launchers.reprovisioning import Missing
+from hetjax.launchers.reprovisioning import Follow, Missing
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from tests.training.pair import wait_until
 
@@ -351,7 +352,7 @@ def opened(
     stack: ExitStack,
     wait_s: float,
     told: list[str],
-    missing: list[Missing],
+    on_waiting: Follow,
 ) -> Launcher:
     terms = JoinTerms(
         address="127.0.0.1:0",
@@ -360,7 +361,7 @@ def opened(
         wait_s=wait_s,
         note=told.append,
         is_done=lambda: True,
-        on_waiting=missing.append,
+        on_waiting=on_waiting,
     )
     request = LaunchRequest(
         cluster=CLUSTER,
@@ -376,6 +377,11 @@ def opened(
 def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: Path):
     told: list[str] = []
     missing: list[Missing] = []
+    asked: list[list[str]] = []
+
+    def on_waiting(now: Missing) -> None:
+        missing.append(now)
+        asked.append(names())
 
     def names() -> list[str]:
         return [node.name for node in missing[-1]()]
@@ -389,12 +395,13 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         join(Joining(address=address, worker="old", fingerprint=pinned, token=key))
 
     with (
+        pytest.MonkeyPatch.context() as patched,
         ExitStack() as stack,
         pytest.raises(BadInput, match="no machine .* within 0.2 s"),
     ):
-        opened(folder, stack, 0.2, told, missing)
-    assert (len(missing), names()) == (2, [])
-    assert [node.name for node in missing[0]()] == ["old", "slice"]
+        patched.setattr(by_joining, "_ASKS_AFTER_S", 0.0)
+        opened(folder, stack, 0.2, told, on_waiting)
+    assert asked == [["old", "slice"], []]
     told.clear()
     with pytest.MonkeyPatch.context() as patched:
         signals = NoSignals()
@@ -407,8 +414,8 @@ def test_a_run_waits_for_its_nodes_and_begins_with_those_that_are_there(folder: 
         joining.start()
         with ExitStack() as stack:
             with pytest.warns(UserWarning, match="no machine joined as slice within"):
-                launcher = opened(folder, stack, 5.0, told, missing)
-            assert names() == ["slice"]
+                launcher = opened(folder, stack, 5.0, told, on_waiting)
+            assert (asked[2], names()) == ([], ["slice"])  # not within a minute
             there = launcher.present(CLUSTER, False)
             assert there is not None and [n.name for n in there.nodes] == ["old"]
             with pytest.raises(WorkerLost, match="'slice/0' has left"):

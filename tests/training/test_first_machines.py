@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.launchers import by_joining, reprovisioning
 from hetjax.train import main
-from tests.training.pair import STEPS, trained, training
+from tests.training.pair import STEPS, after_steps, trained, training, wait_until
 from tests.training.small import events
 from tests.training.test_workers import set_environment
 
-# starts a machine for each missing node, by the command that the run has written for it
+# Starts a machine for each missing node, by the command that the run has written for
+# it, and ends after the first step, as the commands of clouds may.
 ASK = """
-import json, os, pathlib, shlex, subprocess, sys
+import json, os, pathlib, shlex, subprocess, sys, time
 asked = json.load(sys.stdin)
 names = [node["name"] for node in asked["missing"]]
 commands = pathlib.Path(asked["run_dir"], "join", "commands.txt").read_text()
@@ -30,7 +32,10 @@ for line in commands.splitlines():
         )
         with open(sys.argv[1], "a") as pids:
             print(machine.pid, file=pids)
-print("started", *names)
+print("started", *names, flush=True)
+metrics = pathlib.Path(asked["run_dir"], "metrics.jsonl")
+while not metrics.exists() or not metrics.read_text():
+    time.sleep(0.05)
 """
 
 
@@ -38,11 +43,18 @@ def test_the_first_machines_are_asked_for_while_the_run_waits_for_them(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     set_environment(monkeypatch)
+    monkeypatch.setattr(by_joining, "_ASKS_AFTER_S", 0.0)
+    monkeypatch.setattr(reprovisioning, "_LOOK_S", 0.05)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     script, pids, run_dir = tmp_path / "ask.py", tmp_path / "pids", tmp_path / "run"
     script.write_text(ASK)
+
+    def has_ended() -> bool:
+        return bool(events(run_dir, "reprovisioned"))
+
     command = shlex.join([sys.executable, str(script), str(pids)])
     options = "--launcher join --join.address 127.0.0.1:0 --join.wait-s 60".split()
+    after_steps(monkeypatch, lambda done: done < 2 or wait_until(has_ended))
     try:
         words = training(run_dir, cache, *options, "--reprovision", command)
         assert main(words) == 0

@@ -86,6 +86,7 @@ WRONG = [
     (["--replan", "yes"], "--replan yes", "--replan with say, auto or never"),
     (["--data.pack", "maybe"], "--data.pack maybe", "--data.pack with True or False"),
     (["--plan"], "--plan without a value", "--plan with a path"),
+    (["--observer"], "--observer without a value", "--observer with text; repeat"),
 ]
 
 
@@ -95,6 +96,23 @@ def test_a_wrong_or_missing_value_says_what_its_type_allows(
 ):
     said = refusal(train.main, ["tiny", *typed], capsys)
     assert said["got"] == got and said["allowed"].startswith(allowed)
+
+
+@pytest.mark.parametrize(
+    ("main", "typed", "fix"),
+    [
+        (train.main, ["tiny", "--steps", "ten"], "--steps 160, for example"),
+        (train.main, ["tiny", "--evaluation.prompt"], "'Return the', for example"),
+        (train.main, ["tiny", "--recovery", "local"], "did you mean 'local-first'?"),
+        (plan.main, ["tiny", "--remat", "none,ful"], "did you mean 'full'?"),
+        (plan.main, ["tiny", "--lora.frozen", "nf5"], "did you mean 'nf4'?"),
+        (eval.main, ["runs/tiny", "--step", "x"], "--help-all describes --step"),
+    ],
+)
+def test_what_to_type_is_meant_or_an_example(
+    main: Main, typed: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+):
+    assert refusal(main, typed, capsys)["fix"].endswith(fix)
 
 
 @pytest.mark.parametrize("name", ["--tokens", "--max-tokens", "--max-new-tokens"])
@@ -113,8 +131,8 @@ def test_a_wrong_value_is_shown_after_the_name_that_was_typed(
         (train.main, ["--simulate=no"], "--no-simulate"),
         (train.main, ["--no-simulate", "true"], "--no-simulate"),
         (train.main, ["--no_simulate=0"], "--simulate"),
-        (train.main, ["--trace", "off"], "leave --trace out"),
-        (train.main, ["--trace", "on"], "--trace"),
+        (train.main, ["--trace", "no"], "leave --trace out"),
+        (train.main, ["--trace", "yes"], "--trace"),
         (plan.main, ["--pareto", "yes"], "--pareto"),
         (plan.main, ["--pareto", "no"], "leave --pareto out"),
     ],

@@ -180,7 +180,7 @@ _FORMER = {
     former.replace("_", "-"): name.replace("_", "-")
     for former, name in FORMER_NAMES.items()
 }
-_YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
+YES, NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
 def in_our_words(arguments: Sequence[str], options: Collection[str]) -> list[str]:
@@ -205,9 +205,9 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
         elif (ours := f"--{_OURS.get(name)}") in options:
             yield f"{ours}{equals}{value}"
         elif name in _FLAGS and _FLAGS[name][0] in options:
-            if not equals and rest and rest[0].lower() in (*_YES, *_NO):
+            if not equals and rest and rest[0].lower() in (*YES, *NO):
                 value = rest.pop(0)
-            if value.lower() not in ("", *_YES):
+            if value.lower() not in ("", *YES):
                 raise _unlike(f"{typed} {value}", "it is off by default", "")
             yield from _FLAGS[name]
         elif name in _UNLIKE and "--global-batch" in options:  # `train` or `plan`

@@ -6,14 +6,26 @@ which values of a type a command allows (the commands and `training/settings/`).
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+import tyro
+
+from hetjax.cli.options.aliases import NO, YES
 from hetjax.errors import BadInput, did_you_mean
 from hetjax.training.settings.checks import option
 
@@ -21,37 +33,56 @@ HELP_ALL = "--help-all"
 _NUM_NEAREST = 3  # suggestions for an unknown option
 _LIKENESS = 0.7  # least similarity of a suggestion; 1: equal
 _LONGEST = 60  # characters of a wrong value that are shown
-_SIMPLE = {int: "a whole number", float: "a number", Path: "a path", str: "a text"}
-_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_SIMPLE = {int: "a whole number", float: "a number", Path: "a path", str: "text"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """An option as typed (`name`), the type of its value and its default."""
+    """An option as typed (`name`), the type of its value and its default.
+
+    `is_repeated`: it may be typed several times, which makes a list.
+    """
 
     name: str
     kind: Any
     default: Any
+    is_repeated: bool = False
 
 
 def options_of(default: Any, group: str = "") -> Iterator[Option]:
     """Yield the options that set the fields of a dataclass, including its groups."""
-    kinds = get_type_hints(type(default))
+    kinds = get_type_hints(type(default), include_extras=True)
     for each in fields(default):
         value = getattr(default, each.name)
         name = group + each.name.removesuffix("_")  # appended to Python's keywords
         if is_dataclass(value):
             yield from options_of(value, f"{name}.")
         else:
-            yield Option(name=option(name), kind=kinds[each.name], default=value)
+            kind, is_repeated = _plain(kinds[each.name])
+            yield Option(
+                name=option(name), kind=kind, default=value, is_repeated=is_repeated
+            )
+
+
+def _plain(kind: Any) -> tuple[Any, bool]:
+    """Return the type of an option's value, and whether the option is repeated."""
+    if get_origin(kind) is not Annotated:
+        return kind, False
+    plain, *notes = get_args(kind)
+    if tyro.conf.UseAppendAction in notes:
+        return get_args(plain)[0], True
+    return plain, False
 
 
 def allowed_values(kind: Any) -> str | None:
     """Return what a value of this type may be, in words; None for other types."""
-    choices = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    words = [_words(choice) for choice in choices if choice is not NoneType]
+    words = [_words(choice) for choice in _choices(kind) if choice is not NoneType]
     known = [word for word in words if word is not None]
-    return " or ".join(known) if known and len(known) == len(words) else None
+    return " or ".join(known) if len(known) == len(words) else None
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _words(kind: Any) -> str | None:
@@ -63,9 +94,24 @@ def _words(kind: Any) -> str | None:
         *first, last = map(str, get_args(kind))
         return f"{', '.join(first)} or {last}" if first else last
     if get_origin(kind) is tuple:
-        each = allowed_values(get_args(kind)[0])
-        return each and f"a list of values, each {each}"
+        (each, *_) = get_args(kind)
+        word = "a whole number from 0" if each is int else _words(each)
+        return word and f"{word}, or several with commas between"
     return None
+
+
+def _literals(kind: Any) -> list[str]:
+    """Return the words that a value of this type, or each of a list, may be; none if
+    it may be something else."""
+    found: list[str] = []
+    for choice in _choices(kind):
+        if get_origin(choice) is Literal:
+            found += map(str, get_args(choice))
+        elif get_origin(choice) is tuple:
+            found += _literals(get_args(choice)[0])
+        elif choice is not NoneType:
+            return []
+    return found
 
 
 def wrong_value(
@@ -86,19 +132,23 @@ def wrong_value(
     if meant is None or allowed is None:
         fix = f"{program} {HELP_ALL}"
         return BadInput(got=" ".join(typed), allowed=problem, fix=fix)
+    again = "; repeat the option for more" if meant.is_repeated else ""
     return BadInput(
         got=" ".join(typed) if len(typed) > 1 else f"{typed[0]} without a value",
-        allowed=f"{meant.name} with {allowed}",
+        allowed=f"{meant.name} with {allowed}{again}",
         fix=_fix(meant, typed[1:], program),
     )
 
 
 def _fix(meant: Option, values: Sequence[str], program: str) -> str:
     """Return the value that was probably meant, or an example, or where to read."""
-    if get_origin(meant.kind) is Literal and values:
-        return did_you_mean(values[0], [str(word) for word in get_args(meant.kind)])
+    literals = _literals(meant.kind)
+    words = (word for value in values for word in value.split(","))
+    wrong = next((word for word in words if word not in literals), None)
+    if literals and wrong is not None:
+        return did_you_mean(wrong, literals)
     if isinstance(meant.default, int | float | str) and meant.default != "":
-        return f"{meant.name} {meant.default}, for example"
+        return f"{meant.name} {shlex.quote(str(meant.default))}, for example"
     return f"{program} {HELP_ALL} describes {meant.name}"
 
 
@@ -149,7 +199,7 @@ def _value_of_switch(
     word: str, options: Sequence[Option], arguments: Sequence[str]
 ) -> BadInput | None:
     """Return the error for a value after an option that has none; else None."""
-    if word.lower() not in (*_YES, *_NO):
+    if word.lower() not in (*YES, *NO):
         return None
     for switch in (each for each in options if each.kind is bool):
         group, dot, name = switch.name.rpartition(".")
@@ -157,7 +207,7 @@ def _value_of_switch(
         for typed in (switch.name, off):
             if not _follows(word, typed, arguments):
                 continue
-            wants = (word.lower() in _YES) == (typed == switch.name)
+            wants = (word.lower() in YES) == (typed == switch.name)
             leave_out = off if switch.default else f"leave {switch.name} out"
             return BadInput(
                 got=f"{typed} {word}",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.launchers.reprovisioning import Missing
+from hetjax.launchers.reprovisioning import Follow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +20,8 @@ class JoinTerms:
     seconds. A run waits up to `wait_s` seconds for its nodes at its beginning.
     `model_code` is the function that workers will call as the model (empty: none).
     `note` informs users; `is_done` returns whether the run has nothing more to do.
-    `on_waiting` gets a function that returns the nodes whose machines have not joined,
-    which any thread may call until `on_waiting` gets another.
+    `on_waiting` gets a function, for any thread, that returns the nodes to ask for; it
+    holds until the next one.
     """
 
     address: str
@@ -31,4 +31,4 @@ class JoinTerms:
     model_code: str = ""
     note: Callable[[str], None]
     is_done: Callable[[], bool]
-    on_waiting: Callable[[Missing], None] = lambda missing: None
+    on_waiting: Follow | None = None

@@ -192,6 +192,16 @@ def decide(claim: Claim, found: Sequence[SavedRun]) -> Decision:
     return Decision(run=replace(own, after=newest.start), adopted=adopted)
 
 
+def check_may_adopt(claim: Claim, found: Sequence[SavedRun]) -> None:
+    """Raise OtherRun if a saved run differs in what an adopted run keeps.
+
+    Other settings may be those of an earlier start of the run.
+    """
+    for saved in found:
+        if not claim.may_adopt(saved):
+            raise _other_settings(claim, saved)
+
+
 def _first_identity(claim: Claim, adopted: SavedRun | None = None) -> RunIdentity:
     """Return the identity for a directory without one.
 

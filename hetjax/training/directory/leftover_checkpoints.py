@@ -24,6 +24,7 @@ from hetjax.training.directory.identity import (
     Claim,
     OtherRun,
     SavePlace,
+    check_may_adopt,
     decide,
     saved_runs,
 )
@@ -136,14 +137,24 @@ def saved_here(storage: CheckpointStorage, worker: str) -> list[PartialSnapshot]
         for is_trusted, some in ((True, held), (False, others))
         for one in some
     ]
-    return on_disk + saved_in_store(storage)
+    return on_disk + _saved_in_store(storage)
 
 
-def saved_in_store(storage: CheckpointStorage) -> list[PartialSnapshot]:
-    """Return the saves in the store; unreadable ones cause no warning, as above."""
+def _saved_in_store(storage: CheckpointStorage) -> list[PartialSnapshot]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return in_store(storage.store(), storage.key())
+
+
+def check_store(claim: Claim, storage: CheckpointStorage) -> None:
+    """Raise OtherRun if a new directory's store has a run that cannot be its own.
+
+    Machines, which may take long to start, are not needed for that. A later save on
+    their disks may still show more.
+    """
+    if claim.is_new and claim.adopt is None:
+        saves = _saved_in_store(storage)
+        check_may_adopt(claim, saved_runs(saves, partial(_place_of, storage)))
 
 
 def check_is_of_run(

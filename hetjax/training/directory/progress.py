@@ -22,11 +22,7 @@ from hetjax.training.directory import rundir
 from hetjax.training.directory.best import BestCheckpoint
 from hetjax.training.directory.identity import Claim, settled
 from hetjax.training.directory.journal import read_journal
-from hetjax.training.directory.leftover_checkpoints import (
-    identify,
-    saved_here,
-    saved_in_store,
-)
+from hetjax.training.directory.leftover_checkpoints import identify, saved_here
 from hetjax.training.settings.config import RunConfig
 
 
@@ -51,19 +47,12 @@ def checkpoint_storage(
 
 
 def identified_here(config: RunConfig, claim: Claim, shown: Display) -> Claim:
-    """Return the claim, with the run's identity if this process sees all saves.
-
-    Worker processes report what they have saved once they have started. As machines may
-    take long to start, a new run's store is tried before that, and refused if it is
-    another run's.
-    """
+    """Return the claim, with the run's identity if this process sees all saves."""
+    if LAUNCHERS[config.launcher].has_worker_processes:
+        return claim
     storage = checkpoint_storage(config)
-    if not LAUNCHERS[config.launcher].has_worker_processes:
-        found = saved_here(storage, EMBEDDED)
-        return settled(claim, identify(claim, storage, found, shown.note))
-    if claim.is_new and claim.adopt is None:
-        identify(claim, storage, saved_in_store(storage), lambda line: None)
-    return claim
+    found = saved_here(storage, EMBEDDED)
+    return settled(claim, identify(claim, storage, found, shown.note))
 
 
 def read_progress(
