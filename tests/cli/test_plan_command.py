@@ -244,6 +244,7 @@ def test_pictures_of_the_layout_are_drawn_when_asked(
     assert "east-0" in Path("layout.svg").read_text()
 
 
+@pytest.mark.nightly  # `tests/planner/search/test_find.py` has such a limit, too
 def test_a_limit_on_the_price_is_kept_to(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):

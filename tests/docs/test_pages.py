@@ -46,8 +46,9 @@ PAGES = [
 ]
 # the slowest; other tests run most of their commands
 _LATER = [
-    *(ROOT / f"docs/{name}.md" for name in ("join", "observe", "report", "slurm")),
-    *(ROOT / f"docs/{name}.md" for name in ("ssh", "sure", "survive", "train", "use")),
+    *(ROOT / f"docs/{name}.md" for name in ("join", "observe", "plan", "report")),
+    *(ROOT / f"docs/{name}.md" for name in ("slurm", "ssh", "sure", "survive")),
+    *(ROOT / f"docs/{name}.md" for name in ("train", "use")),
 ]
 REASONS = [
     "installs packages",

@@ -22,7 +22,6 @@ from experiments.accuracy.referee import (
 )
 from experiments.finetune import plans
 from hetjax.plans.attention import Attention
-from tests.short_runs import draws
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
@@ -71,9 +70,8 @@ def planned() -> dict[str, Any]:
     return json.loads((RESULTS / "finetune_plans.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "name", draws(sorted(plans.CASES, key="rtx3090_3060".__ne__), short=1)
-)  # others take longer
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(plans.CASES))
 def test_plans_for_fine_tuning_are_those_of_the_result(name: str):
     found, expected = plans.row(name), planned()["cases"][name]
     assert found["tokens_per_s"] == pytest.approx(

@@ -122,6 +122,7 @@ def test_a_worker_that_hangs_before_it_calls_is_named(
             launcher.start(["left"])
 
 
+@pytest.mark.nightly
 def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
     tmp_path: Path,
     cache: Path,

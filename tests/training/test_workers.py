@@ -54,8 +54,10 @@ def processes_of(run_dir: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(tmp_path: Path):
-    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(
+    tmp_path: Path, cache: Path
+):
+    run_dir, whole = tmp_path / "run", tmp_path / "whole"
     workers = command(run_dir, cache, "--steps", "4", "--stop-after", "2")
     assert main([*workers, "--launcher", "processes"]) == 4
     assert not processes_of(run_dir)
@@ -66,10 +68,12 @@ def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(tmp_path: P
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_trace_shows_the_devices_of_all_workers_on_one_clock(tmp_path: Path):
+def test_a_trace_shows_the_devices_of_all_workers_on_one_clock(
+    tmp_path: Path, cache: Path
+):
     run_dir = tmp_path / "run"
     options = ["--steps", "1", "--trace", "--launcher", "processes"]
-    assert main(command(run_dir, tmp_path / "cache", *options)) == 0
+    assert main(command(run_dir, cache, *options)) == 0
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     passes = [e for e in events if e["ph"] == "X" and e["cat"] in ("F", "B", "FB")]
     nodes = {e["pid"] for e in passes}
