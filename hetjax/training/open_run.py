@@ -103,7 +103,7 @@ def open_run(
     observers: Dispatcher,
     shown: Display,
     stack: ExitStack,
-    on_waiting: Follow | None = None,
+    on_waiting: Follow | None,
 ) -> OpenRun:
     """Prepare the state, and write the files of this start.
 

@@ -6,7 +6,6 @@ which values of a type a command allows (the commands and `training/settings/`).
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -27,7 +26,7 @@ import tyro
 
 from hetjax.cli.options.aliases import NO, YES
 from hetjax.errors import BadInput, did_you_mean
-from hetjax.training.settings.checks import option
+from hetjax.training.settings.checks import as_options, option
 
 HELP_ALL = "--help-all"
 _NUM_NEAREST = 3  # suggestions for an unknown option
@@ -37,7 +36,7 @@ _SIMPLE = {int: "a whole number", float: "a number", Path: "a path", str: "text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class CommandOption:
     """An option as typed (`name`), the type of its value and its default.
 
     `is_repeated`: it may be typed several times, which makes a list.
@@ -49,7 +48,7 @@ class Option:
     is_repeated: bool = False
 
 
-def options_of(default: Any, group: str = "") -> Iterator[Option]:
+def options_of(default: Any, group: str = "") -> Iterator[CommandOption]:
     """Yield the options that set the fields of a dataclass, including its groups."""
     kinds = get_type_hints(type(default), include_extras=True)
     for each in fields(default):
@@ -59,7 +58,7 @@ def options_of(default: Any, group: str = "") -> Iterator[Option]:
             yield from options_of(value, f"{name}.")
         else:
             kind, is_repeated = _plain(kinds[each.name])
-            yield Option(
+            yield CommandOption(
                 name=option(name), kind=kind, default=value, is_repeated=is_repeated
             )
 
@@ -115,7 +114,7 @@ def _literals(kind: Any) -> list[str]:
 
 
 def wrong_value(
-    box: str, options: Sequence[Option], program: str, arguments: Sequence[str]
+    box: str, options: Sequence[CommandOption], program: str, arguments: Sequence[str]
 ) -> BadInput:
     """Return the error for a value that Tyro refuses or misses.
 
@@ -140,7 +139,7 @@ def wrong_value(
     )
 
 
-def _fix(meant: Option, values: Sequence[str], program: str) -> str:
+def _fix(meant: CommandOption, values: Sequence[str], program: str) -> str:
     """Return the value that was probably meant, or an example, or where to read."""
     literals = _literals(meant.kind)
     words = (word for value in values for word in value.split(","))
@@ -148,7 +147,8 @@ def _fix(meant: Option, values: Sequence[str], program: str) -> str:
     if literals and wrong is not None:
         return did_you_mean(wrong, literals)
     if isinstance(meant.default, int | float | str) and meant.default != "":
-        return f"{meant.name} {shlex.quote(str(meant.default))}, for example"
+        typed = as_options({meant.name.removeprefix("--"): meant.default})
+        return f"{typed}, for example"
     return f"{program} {HELP_ALL} describes {meant.name}"
 
 
@@ -176,7 +176,7 @@ def _short(word: str) -> str:
 
 def unknown_argument(
     argument: str,
-    options: Sequence[Option],
+    options: Sequence[CommandOption],
     others: Sequence[str],
     program: str,
     arguments: Sequence[str],
@@ -196,7 +196,7 @@ def unknown_argument(
 
 
 def _value_of_switch(
-    word: str, options: Sequence[Option], arguments: Sequence[str]
+    word: str, options: Sequence[CommandOption], arguments: Sequence[str]
 ) -> BadInput | None:
     """Return the error for a value after an option that has none; else None."""
     if word.lower() not in (*YES, *NO):

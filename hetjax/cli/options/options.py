@@ -165,14 +165,11 @@ def _list_of(
     if it is invalid."""
 
     def read(arguments: list[str]) -> tuple[Any, ...]:
-        words = [word for argument in arguments for word in argument.split(",")]
-        if len(words) < least:
-            raise ValueError(f"no word in a list of {metavar}")
-        for word in words:
-            if value(word) is None:
-                shown = word if len(word) < 40 else f"{word[:37]}..."
-                raise ValueError(f"{shown!r} in a list of {metavar}")
-        return tuple(value(word) for word in words)
+        words = (word for argument in arguments for word in argument.split(","))
+        found = tuple(map(value, words))
+        if len(found) < least or None in found:
+            raise ValueError(f"not a list of {metavar}")  # `invalid.py` says more
+        return found
 
     return PrimitiveConstructorSpec(
         nargs="*",
