@@ -100,7 +100,7 @@ def build(
         name: _write(directory / f"{name}.npy", part, name, theirs, done)
         for name, part in parts.items()
     }
-    report(f"data: {sum(c.num_tokens for c in counts.values())} tokens")
+    report(f"data: {sum(c.num_tokens for c in counts.values()):,} tokens")
     made = {
         "tokens": {name: c.num_tokens for name, c in counts.items()},
         "bytes": {name: c.num_bytes for name, c in counts.items()},

@@ -140,15 +140,15 @@ def with_other_plan(start: Start, preset: Preset, shown: Display) -> Start:
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:
     """Show what a start has settled: model, text, cluster and plan."""
     model, cluster = start.model, start.hardware.cluster
-    millions, trained = (
-        sum(parameter_count(layer, trained=part) for layer in model.layers) / 1e6
+    held, trained = (
+        sum(parameter_count(layer, trained=part) for layer in model.layers)
         for part in (False, True)
     )
-    part = "" if trained == millions else f", of which {trained:,.2f} M are trained"
+    part = "" if trained == held else f", of which {_as_text(trained)} are trained"
     nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
-    held = start.hardware.devices.values()
-    on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
-    shown.note(f"model: {model.name}, {millions:,.1f} M parameters{part}")
+    here = start.hardware.devices.values()
+    on = ", ".join({d.platform for devices in here for d in devices}) or "workers"
+    shown.note(f"model: {model.name}, {_as_text(held)} parameters{part}")
     shown.note(
         f"data: {dataset.num_tokens:,} tokens, {dataset.bytes_per_token:.2f} bytes "
         f"per token, {dataset.directory}"
@@ -163,3 +163,8 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
         seen = read_run_calibration(start.config, cluster)
         if seen.observations:
             shown.note(calibration_line(seen))
+
+
+def _as_text(parameters: int) -> str:
+    """Return a number of parameters in millions, a small one in full."""
+    return f"{parameters / 1e6:,.1f} M" if parameters >= 100_000 else f"{parameters:,}"
