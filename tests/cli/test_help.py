@@ -11,7 +11,8 @@ from shutil import which
 import pytest
 
 from hetjax.__main__ import COMMANDS, main
-from hetjax.cli.command import print_result
+from hetjax.cli.command import main_of, print_result
+from hetjax.report.progress import is_quiet
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.presets import preset
 from hetjax.training.settings.values import flat_values
@@ -150,3 +151,11 @@ def test_a_quiet_command_prints_its_result_alone(capfd: pytest.CaptureFixture[st
     result = capfd.readouterr().out
     assert main([*asked, "-q"]) == 0
     assert capfd.readouterr() == (result, "")
+
+
+@pytest.mark.parametrize("word", ["-q", "--quiet"])
+def test_every_command_is_quiet_if_asked_and_only_then(word: str):
+    seen: list[tuple[list[str], bool]] = []
+    command = main_of(lambda given: seen.append(([*given], is_quiet())))
+    assert command(["tiny", word]) == command(["tiny"]) == 0
+    assert seen == [(["tiny"], True), (["tiny"], False)]
