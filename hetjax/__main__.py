@@ -67,7 +67,7 @@ def _help() -> str:
 
 {commands}
 
-hetjax help COMMAND tells more; COMMAND --help-all lists every option.
+hetjax help COMMAND says more; COMMAND --help-all lists every option.
 -q shows only results and errors; hetjax --version prints the version;
 hetjax completion bash, zsh or fish prints a script that completes options."""
 

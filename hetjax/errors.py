@@ -49,6 +49,15 @@ class RunFailed(_InThreeParts):
     exit_code = 1
 
 
+def counted_noun(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    >>> counted_noun(1, "device"), counted_noun(1_200, "row")
+    ('1 device', '1,200 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 @contextmanager
 def placed(where: str) -> Iterator[None]:
     """Prefix a BadInput of the enclosed code with the place `where` it arose."""

@@ -148,12 +148,13 @@ def _restored(
     if restored is not None and step in (None, restored.step):
         return restored.step
     there = ", ".join(map(str, sorted({h.save[0] for h in held}))) or "none"
+    leave = "" if asked is None else "leave --step out, or "
     raise BadInput(
         got=f"no complete checkpoint{'' if step is None else f' of step {step}'} on "
         f"the disks of the run's workers in {storage.directory}, or in the store "
         f"{storage.cloud or '(the run has none)'}",
         allowed=f"a step with all of its parts; steps with any part: {there}",
-        fix="leave --step out, or type this where the other parts are",
+        fix=f"{leave}run this on the machines with the other parts",
     )
 
 

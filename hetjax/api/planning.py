@@ -317,7 +317,7 @@ def _questions(config: PlanConfig, now: Plan | None, given: str) -> Questions:
         if name not in BASELINES:
             raise BadInput(
                 got=f"--compare {','.join(config.compare or ())}",
-                allowed=f"planners of {', '.join(BASELINES)}, or {_NONE}",
+                allowed=f"any of {', '.join(BASELINES)}, or {_NONE}",
                 fix=did_you_mean(name, list(BASELINES)),
             )
     if now is not None and config.pareto:

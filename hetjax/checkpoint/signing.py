@@ -70,5 +70,5 @@ def _refused(got: str) -> BadInput:
         got=got,
         allowed=f"a file of {_LEAST_BYTES} to {_MOST_BYTES} random bytes on every "
         "machine of the run, which other users cannot access",
-        fix="make one: (umask 077; head -c 64 /dev/urandom > run.key)",
+        fix="chmod 600 it, or make one: (umask 077; head -c 64 /dev/urandom > run.key)",
     )

@@ -93,7 +93,7 @@ def launch(arguments: Sequence[str]) -> int:
         raise BadInput(
             got=f"launch {how}",
             allowed=f"{_PROGRAM} slurm or {_PROGRAM} ssh",
-            fix=f"{_PROGRAM} --help tells more",
+            fix=f"{_PROGRAM} --help says more",
         )
     if rest[:1] and rest[0] in HELP and how == "ssh":
         print(_HELP)
@@ -194,7 +194,7 @@ def _check(options: SlurmOptions) -> None:
         raise BadInput(
             got=f"--time {options.time}",
             allowed="minutes, M:SS, H:MM:SS, D-H, D-H:M or D-H:M:S",
-            fix="--time 4:00:00 is four hours",
+            fix="give --time 4:00:00, say",
         )
     if options.time and seconds_of(options.time) < options.notice_s + _EARLY_S:
         raise BadInput(

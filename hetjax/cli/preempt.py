@@ -55,7 +55,7 @@ def ask(run_dir: Path, node: str | None) -> str:
     return (
         f"asked the run in {run_dir} {wish} once the current step is done and saved"
         f"{again}\n"
-        "if it is not in progress, its next start obeys; to withdraw the request: "
+        "if the run is not in progress, its next start obeys; to withdraw the request: "
         f"rm {path}"
     )
 
@@ -64,7 +64,9 @@ def preempt(arguments: Sequence[str]) -> None:
     """Send the request of the arguments; print what happens next."""
     if not arguments:
         raise BadInput(
-            got="no RUN_DIR", allowed=f"{_PROGRAM} RUN_DIR", fix="runs/tiny, say"
+            got="no RUN_DIR",
+            allowed=f"{_PROGRAM} RUN_DIR",
+            fix=f"{_PROGRAM} runs/tiny, say",
         )
     default = PreemptOptions(run_dir=tyro.MISSING)
     options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)

@@ -43,7 +43,7 @@ class SampleOptions:
     ] = 64
     """Maximum number of tokens to add."""
     temperature: float = 0.8
-    """Temperature; 0 always takes the most likely token, and below 1 likely tokens come
+    """Temperature; 0 always takes the most likely token; below 1, likely tokens come
     more often."""
     top_k: int | None = None
     """Draw only from this many of the most likely tokens; None: from all."""

@@ -139,7 +139,7 @@ def preset_path(name: str) -> Path:
     if name not in names:
         raise BadInput(
             got=f"cluster {name!r}, which is neither a file nor a preset",
-            allowed=f"a cluster file, or a preset of {', '.join(names)}",
+            allowed=f"a cluster file, or one of {', '.join(names)}",
             fix=did_you_mean(name, names),
         )
     return _PRESETS / f"{name}.toml"

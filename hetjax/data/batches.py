@@ -18,7 +18,7 @@ import numpy as np
 
 from hetjax.data.tokens import Tokens
 from hetjax.data.windows import UNCOUNTED, PackedWindows, windows_of
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 
 # inputs_GL, targets_GL and, if packed, documents_GL (0: padding), all int32
 Batch = tuple[np.ndarray, ...]
@@ -68,8 +68,9 @@ def packing(sources: Sequence[Tokens], seq_len: int) -> str:
         windows = windows_of(tokens, seq_len, "training", is_packed=True)
         assert isinstance(windows, PackedWindows)
         said.append(
-            f"{len(windows.packs.order_N):,} documents in {len(windows):,} sequences "
-            f"of {seq_len}, {windows.padding:.1%} of them padding"
+            f"{counted_noun(len(windows.packs.order_N), 'document')} in "
+            f"{counted_noun(len(windows), 'sequence')} of {seq_len}, "
+            f"{windows.padding:.1%} padding"
         )
     return "; ".join(said)
 

@@ -39,7 +39,7 @@ from hetjax.data.splitting import (
     split,
 )
 from hetjax.data.tokenizer import Tokenizer
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 
 _SAMPLE_CHARS = 4_000_000  # to train a tokenizer on
 _LONG_BYTES = 10_000_000  # texts from this size on show progress
@@ -81,7 +81,8 @@ def build(
     num_rows = sum(len(one.bytes_D) for one in found)
     kind = "documents" if all(one.is_text for one in found) else "rows"
     names = " and ".join(one.name for one in found)
-    report(f"data: {num_rows} {kind}, {total_bytes / 1e6:.2f} MB of {names}")
+    number = counted_noun(num_rows, kind.removesuffix("s"))
+    report(f"data: {number}, {total_bytes / 1e6:.2f} MB of {names}")
     for line in _about(sources, parts):
         progress(line)
     if theirs is None:

@@ -178,10 +178,11 @@ def _chosen_rows(rows: Rows, seq_len: int, split: str) -> np.ndarray:
             else "give more rows with --data.path",
         )
     if num_cut:
+        num_left_out = num_rows - len(chosen)
+        left_out = f"; left out: {num_left_out} with nothing to learn before the cut"
         warnings.warn(
             f"{num_cut} of {num_rows} rows of the {split} split are longer than "
-            f"seq_len {seq_len} and are cut; {num_rows - len(chosen)} of them have "
-            "nothing to learn before the cut and are left out",
+            f"seq_len {seq_len} and are cut{left_out if num_left_out else ''}",
             stacklevel=4,
         )
     return chosen
@@ -189,7 +190,7 @@ def _chosen_rows(rows: Rows, seq_len: int, split: str) -> np.ndarray:
 
 def _too_short(split: str, num_tokens: int, seq_len: int) -> BadInput:
     more_text = "more text with --data.path"
-    shorter = f"seq_len at most {num_tokens - 1}, or {more_text}"
+    shorter = f"give --seq-len {num_tokens - 1}, or {more_text}"
     return BadInput(
         got=f"{split} split of {num_tokens} tokens with seq_len {seq_len}",
         allowed=f"at least {seq_len + 1} tokens (one window)",

@@ -268,8 +268,8 @@ def _peer(peer: Peer, cluster: ClusterFile | None) -> Iterator[Finding]:
         yield _problem(
             "links",
             f"{peer.address} cannot be reached: {peer.error}",
-            f"type there: hetjax doctor --listen {port}; and let firewalls pass "
-            "connections between the machines",
+            f"type there: hetjax doctor --listen {port}; and open firewalls "
+            "between the machines",
         )
         return
     found = f"{peer.address}: {peer.gbit_per_s:.3g} Gbit/s, {peer.latency_ms:.2f} ms"

@@ -123,9 +123,8 @@ def _way(machine: OtherMachine) -> Iterator[Finding]:
         yield _problem(
             "links",
             f"{machine.name} cannot reach this machine at {way.address}: {way.error}",
-            "let firewalls pass connections between the machines, on all ports; if "
-            "this machine has another address there, give it as `controller` in the "
-            "file of hosts",
+            "open firewalls between the machines, on all ports; if this machine has "
+            "another address there, give it as `controller` in the file of hosts",
         )
         return
     figures = f"{machine.name}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"

@@ -212,7 +212,7 @@ class OnMachines:
             return self._reach.machines(looks=not self._only_cpu)
         except BadInput as bad:
             warnings.warn(
-                f"{self._reach.system} counts as unchanged: {bad}", stacklevel=2
+                f"assuming no change in {self._reach.system}: {bad}", stacklevel=2
             )
             return self._there
 

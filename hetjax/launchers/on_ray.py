@@ -310,7 +310,7 @@ class _Machines:
             if not found:
                 warnings.warn(
                     f"the GPUs of Ray's machine {raw['NodeManagerAddress']} cannot be "
-                    "probed: they count as what Ray reports, all of one kind",
+                    "probed: using what Ray reports, all of one kind",
                     stacklevel=2,
                 )
 

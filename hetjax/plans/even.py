@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 from hetjax.plans.plan import Offload, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.plans.validation import tensor_problems
@@ -123,7 +123,8 @@ def _tensor_groups(cluster: Cluster, tensor: int) -> list[_Group]:
     if not groups:
         most = max(node.count for node in cluster.nodes)
         raise BadInput(
-            got=f"tensor = {tensor}, but the largest node has {most} devices",
+            got=f"tensor = {tensor}, but the largest node has "
+            f"{counted_noun(most, 'device')}",
             allowed=f"tensor <= {most}",
             fix="lower tensor, or give another --cluster",
         )

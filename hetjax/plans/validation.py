@@ -16,7 +16,7 @@ from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.ranges import Range
-from hetjax.errors import BadInput, did_you_mean
+from hetjax.errors import BadInput, counted_noun, did_you_mean
 from hetjax.plans.plan import AttentionForm, Offload, Plan, Remat, Stage
 from hetjax.plans.schedules import SCHEDULES
 
@@ -177,7 +177,7 @@ def _devices(case: _Case) -> Iterator[BadInput]:
             if not 0 <= index < count:
                 yield BadInput(
                     got=f"{where}.devices has {index}, but node {stage.node!r} has "
-                    f"{count} devices",
+                    f"{counted_noun(count, 'device')}",
                     allowed=f"device indices 0 to {count - 1} on {stage.node!r}",
                     fix="change the index, or give another --cluster",
                 )
@@ -212,7 +212,7 @@ def _mesh(case: _Case) -> Iterator[BadInput]:
             pairs = ", ".join(f"{count // t} x {t}" for t in _divisors(count))
             yield BadInput(
                 got=f"{where}.mesh is data {data} x tensor {tensor} = "
-                f"{data * tensor}, but the stage has {count} devices",
+                f"{data * tensor}, but the stage has {counted_noun(count, 'device')}",
                 allowed=f"data x tensor: {pairs}",
                 fix="change mesh or devices so that data x tensor = number of devices",
             )

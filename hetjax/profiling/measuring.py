@@ -28,7 +28,7 @@ from hetjax.costs.measured.layer_profile import (
     read_profile,
     write_profile,
 )
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 from hetjax.models.attention.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.attention import EVERYWHERE, Heads, node_attention
@@ -328,7 +328,8 @@ def _check_tensor(config: ProfileConfig, nodes: dict[str, Node]) -> None:
     most = max(node.count for node in nodes.values())
     if min(config.tensor) > most:
         raise BadInput(
-            got=f"tensor = {min(config.tensor)} with {most} devices in a node",
+            got=f"tensor = {min(config.tensor)} with {counted_noun(most, 'device')} in "
+            "a node",
             allowed=f"a tensor degree of {most} or less",
             fix="give --tensor 1, or a --cluster with larger nodes",
         )
@@ -348,5 +349,5 @@ def _announce(job: _Job, kept: Profile, nodes: dict[str, Node], shown: Display) 
             if tensor > node.count:
                 shown.note(
                     f"{device}: tensor {tensor} left out, node {node.name!r} has "
-                    f"{node.count} devices"
+                    f"{counted_noun(node.count, 'device')}"
                 )

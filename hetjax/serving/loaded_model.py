@@ -153,7 +153,7 @@ def _no_room(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> BadInpu
     return BadInput(
         got=f"weights of {sum(layer_bytes) / 2**30:.1f} GiB for devices that have "
         f"{free} GiB free",
-        allowed=f"whole layers on devices, in {SHARE:.0%} of each one's free memory",
+        allowed=f"each layer on one device, in {SHARE:.0%} of its free memory",
         fix="end other processes on the devices, or give --dtype bfloat16 (if it is "
         "float32 now), --platform cpu or, for a run on its own plan, --on plan",
     )

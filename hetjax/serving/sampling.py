@@ -67,6 +67,4 @@ def _nucleus(p_V: np.ndarray, top_p: float) -> np.ndarray:
 
 
 def _outside(name: str, value: float, allowed: str) -> BadInput:
-    return BadInput(
-        got=f"--{name} {value}", allowed=allowed, fix=f"give --{name} within that"
-    )
+    return BadInput(got=f"--{name} {value}", allowed=allowed, fix=f"leave --{name} out")

@@ -47,7 +47,7 @@ def finish(
         state = f"{'state saved' if step else 'nothing saved yet'} {where}"
         recorder.note(
             f"stopped by {stop.reason} at step {step} of {num_steps}, {state}; {again} "
-            "resumes from there"
+            f"{'resumes from there' if step else 'begins the run'}"
         )
         return PREEMPTED
     recorder.event("finished", step)
@@ -97,7 +97,7 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
         ) from error
     except WorkerLost as lost:  # the worker could not be restarted
         logs = LAUNCHERS[config.launcher].logs.format(logs=config.run_dir / LOGS)
-        allowed = f"all workers of the plan; {len(lost.reports)} others were fine"
+        allowed = f"all workers of the plan; {len(lost.reports)} more without error"
         raise _failed(lost, allowed, f"see {logs}") from lost
     except OSError as error:
         if error.errno not in _FULL:

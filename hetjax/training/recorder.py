@@ -234,6 +234,6 @@ def reprovisioned_line(asked: CommandEnded) -> str:
     """Return what users read of a command that asks for machines."""
     how = asked.error or f"exit code {asked.code}"
     return (
-        f"asked for {', '.join(asked.nodes)} by --reprovision: {how} after "
+        f"--reprovision asked for {', '.join(asked.nodes)}: {how} after "
         f"{asked.took_s:.0f} s (output in {rundir.LOGS}/{LOG})"
     )

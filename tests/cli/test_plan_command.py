@@ -293,7 +293,7 @@ def _without_prices(folder: Path) -> None:
         (_nothing, [*GIVEN, "--profile", "no.json"], ["'no.json'", "No such file"]),
         (_nothing, [*GIVEN, "--from", "no.json"], ["'no.json'", "No such file"]),
         (_nothing, [*GIVEN, "--tensor", "0"], ["--tensor 0", "numbers from 1"]),
-        (_nothing, [*GIVEN, "--tensor", "3"], ["tensor degrees 3", "add 1"]),
+        (_nothing, [*GIVEN, "--tensor", "3"], ["tensor degrees 3", "give --tensor 1"]),
         (
             _nothing,
             [*GIVEN, "--tensor", "1,x"],

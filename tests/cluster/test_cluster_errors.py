@@ -23,7 +23,7 @@ def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(BadInput) as caught:
         load_cluster("tinny")
     assert caught.value.got == "cluster 'tinny', which is neither a file nor a preset"
-    assert caught.value.allowed == "a cluster file, or a preset of lab, office, tiny"
+    assert caught.value.allowed == "a cluster file, or one of lab, office, tiny"
     assert caught.value.fix == "did you mean 'tiny'?"
 
 

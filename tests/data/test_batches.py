@@ -108,7 +108,7 @@ def test_too_short_a_training_split_says_what_would_fit():
     assert str(caught.value) == (
         "got: training split of 64 tokens with seq_len 64\n"
         "allowed: at least 65 tokens (one window)\n"
-        "fix: seq_len at most 63, or more text with --data.path"
+        "fix: give --seq-len 63, or more text with --data.path"
     )
     assert samples([_tokens(64)], 63, seed=0).batch(0, 1)[0].shape == (1, 63)
 
@@ -119,7 +119,7 @@ def test_too_short_a_validation_split_says_what_would_fit():
     assert str(caught.value) == (
         "got: validation split of 30 tokens with seq_len 32\n"
         "allowed: at least 33 tokens (one window)\n"
-        "fix: seq_len at most 29, or more text with --data.path"
+        "fix: give --seq-len 29, or more text with --data.path"
     )
 
 

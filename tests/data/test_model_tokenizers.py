@@ -90,7 +90,7 @@ def test_of_a_prompt_with_a_completion_the_completion_and_the_end_are_learnt():
 def test_a_conversation_in_which_the_assistant_is_silent_is_left_out_with_a_warning():
     read = read_tokenizer(FOLDER / "chatml")
     silent = Conversation(({"role": "user", "content": "hi"},))
-    with pytest.warns(UserWarning, match="1 rows without an answer to learn"):
+    with pytest.warns(UserWarning, match="left out: 1 row without an answer to learn"):
         assert not list(RowEncoder(read.ids, read.template).encoded([silent]))
 
 

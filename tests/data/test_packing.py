@@ -63,9 +63,7 @@ def test_rows_share_a_window_each_with_its_own_targets_then_padding():
     ]
     assert all(array.dtype == np.int32 for array in batch)
     assert aux_weight(batch) == 4 / 5
-    assert (
-        packing([tokens], 6) == "2 documents in 1 sequences of 6, 16.7% of them padding"
-    )
+    assert packing([tokens], 6) == "2 documents in 1 sequence of 6, 16.7% padding"
 
 
 def test_a_row_that_is_too_long_is_cut_and_counted_once():

@@ -53,7 +53,7 @@ def test_a_long_row_is_cut_and_one_without_targets_is_left_out_with_one_warning(
         found = samples([_tokens(SHORT, LATE, LONG)], 3, seed=0)
     (message,) = [str(w.message) for w in caught]
     assert message.startswith("2 of 3 rows of the training split are longer than")
-    assert "1 of them have nothing to learn" in message
+    assert "left out: 1 with nothing to learn before the cut" in message
     inputs_GL, targets_GL = found.batch(0, 2)
     pairs = sorted(zip(inputs_GL.tolist(), targets_GL.tolist(), strict=True))
     assert pairs == [([1, 2, 3], [2, -1, 4]), ([5, 6, 7], [-1, 7, -1])]
@@ -207,7 +207,7 @@ def test_chats_in_which_the_assistant_says_nothing_are_refused(tmp_path: Path):
     silent = [{"messages": _chat(number)[:1]} for number in range(4)]
     path = _jsonl(tmp_path / "a.jsonl", *silent)
     with (
-        pytest.warns(UserWarning, match="rows without an answer to learn"),
+        pytest.warns(UserWarning, match="rows? without an answer to learn"),
         pytest.raises(BadInput) as error,
     ):
         _prepared(tmp_path, path)

@@ -164,7 +164,7 @@ ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
         ),
         (
             stage(devices=(1,)),
-            f"{STAGE}.devices has 1, but node 'v100-0' has 1 devices",
+            f"{STAGE}.devices has 1, but node 'v100-0' has 1 device",
             "device indices 0 to 0 on 'v100-0'",
             "change the index, or give another --cluster",
         ),
@@ -191,13 +191,13 @@ ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
         ),
         (
             stage(mesh=StageMesh(data=2, tensor=2)),
-            f"{STAGE}.mesh is data 2 x tensor 2 = 4, but the stage has 1 devices",
+            f"{STAGE}.mesh is data 2 x tensor 2 = 4, but the stage has 1 device",
             "data x tensor: 1 x 1",
             "change mesh or devices so that data x tensor = number of devices",
         ),
         (
             stage(node="h20-0", devices=(3,), mesh=StageMesh(data=1, tensor=2)),
-            f"{STAGE}.mesh is data 1 x tensor 2 = 2, but the stage has 1 devices",
+            f"{STAGE}.mesh is data 1 x tensor 2 = 2, but the stage has 1 device",
             "data x tensor: 1 x 1",
             "change mesh or devices so that data x tensor = number of devices",
         ),

@@ -26,13 +26,15 @@ PART = PartialSnapshot(
 
 
 def test_a_save_that_may_be_whole_with_who_was_not_asked_is_not_passed_over():
-    with pytest.raises(BadInput, match=r"(?s)step 5 that may be .* parts of c.*--plan"):
+    with pytest.raises(
+        BadInput, match=r"(?s)step 5 that may need the parts on c.*--plan"
+    ):
         never_saved([PART], ["a", "b", "d/1"], None)
 
 
 def test_a_run_that_may_have_saved_elsewhere_without_telling_does_not_begin_anew():
     was_on_a_and_b = partial(check_begins, NOWHERE, None, True, {"a", "b"})
-    with pytest.raises(BadInput, match=r"(?s)was on b when it ended.*--plan"):
+    with pytest.raises(BadInput, match=r"(?s)run was last on b,.*--plan"):
         was_on_a_and_b([], ["a", "c/1"], None)
     was_on_a_and_b([], ["a", "b/1", "c"], None)
     was_on_a_and_b([PART], ["a", "c", "d/1"], 5)

@@ -67,4 +67,4 @@ def test_the_first_machines_are_asked_for_while_the_run_waits_for_them(
     assert (asked["nodes"], asked["code"]) == (["left", "right"], 0)
     assert (run_dir / "logs/reprovision.log").read_text() == "started left right\n"
     log = (run_dir / "log.txt").read_text()
-    assert log.count("asked for left, right by --reprovision: exit code 0") == 1
+    assert log.count("--reprovision asked for left, right: exit code 0") == 1

@@ -316,7 +316,7 @@ SAID = {
     "wrong fingerprint": ["BadInput", "shows the certificate sha256:", "nothing was"],
     "other version": ["jax 0.4.1", "the versions of the run", "pip install 'jax=="],
     "other form": ["in the format of another release", "same release"],
-    "no JSON": ["a hello that cannot be read", "allowed", "fix"],
+    "no JSON": ["an unreadable first message", "allowed", "fix"],
     "HTTP client": [
         "400",
         "got: a connection without TLS",

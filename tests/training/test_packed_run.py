@@ -52,7 +52,7 @@ def test_packed_rows_of_several_files_give_one_curve_on_any_plan_and_after_a_sto
 ):
     whole = _of_rows(tmp_path / "whole")
     assert run(whole.config, whole, MODEL) == 0
-    assert "% of them padding" in capfd.readouterr().out
+    assert "% padding" in capfd.readouterr().out
     expected = losses(whole.config.run_dir)
     assert json.loads((whole.config.run_dir / "plan.json").read_text())["packed"]
     other = _of_rows(tmp_path / "other", ONE_REPLICA, stop_after=4)

@@ -220,8 +220,7 @@ def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
     return LeaseLost(
         got=f"{where} was taken over by {holder} (lease {newest}): this process did "
         f"not renew its lease {number} for {LEASE_S:g} s, or was assumed dead",
-        allowed="one run at a time; what this process had not saved by then stays "
-        "unsaved",
+        allowed="one run at a time; what this process had not saved by then is lost",
         fix="let the other process continue, or stop it and run the same command again",
     )
 

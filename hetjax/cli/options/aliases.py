@@ -147,7 +147,7 @@ _UNLIKE = {
     "qlora": _FROZEN,
     "adapter": ("a rank turns adapters on", "--lora.rank 16"),
     "lora-dropout": ("adapters have no dropout", "leave it out"),
-    "lora-target-modules": ("targets are a regular expression", "--lora.targets NAMES"),
+    "lora-target-modules": ("targets are a regular expression", "--lora.targets REGEX"),
     "gradient-checkpointing": _REMAT,
     "activation-checkpoint.mode": _REMAT,
     "deepspeed": _LAYOUT,
@@ -219,6 +219,6 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
 def _unlike(typed: str, why: str, fix: str) -> BadInput:
     return BadInput(
         got=f"{typed}, an option of other programs",
-        allowed=f"hetjax has its own way: {why}",
+        allowed=f"in hetjax, {why}",
         fix=fix or "leave it out",
     )

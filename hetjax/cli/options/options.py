@@ -133,7 +133,7 @@ def preset_usage(program: str) -> str:
 
 def nothing_given(program: str, *, got: str, allowed: str) -> BadInput:
     """Return the error to raise if there are no arguments."""
-    fix = f"{program} tiny, say; {program} --help tells more"
+    fix = f"{program} tiny, say; {program} --help says more"
     return BadInput(got=got, allowed=allowed, fix=fix)
 
 

@@ -17,7 +17,7 @@ from hetjax.data.chat.turns import Written
 from hetjax.data.sources.messages import LEARNT_FIELDS
 from hetjax.data.sources.rows import Completion, Conversation, canonical
 from hetjax.data.tokenizer import Tokenizer, panics_refused
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 
 _ROWS_PER_CALL = 1_000
 _BYTES_PER_CALL = 1 << 24
@@ -148,7 +148,8 @@ class _Notes:
                 "without a special token, so they do not teach the model where to stop"
             )
         if self.num_without:
-            _warn(f"{self.num_without} rows without an answer to learn are left out")
+            rows = counted_noun(self.num_without, "row")
+            _warn(f"left out: {rows} without an answer to learn")
 
 
 def _warn(message: str) -> None:

@@ -223,7 +223,7 @@ class Desk:
             raise BadInput(
                 got=f"model {self._model_code}, a function that this machine does not "
                 f"allow{but}",
-                allowed="functions that you type on the machine that calls them",
+                allowed="functions named here with --allow-model-code",
                 fix=f"if you trust that code: --allow-model-code {self._model_code}",
             )
         if hello.address and not _is_number(hello.address):
@@ -313,7 +313,7 @@ def _no_token() -> BadInput:
 
 def _no_hello(why: str) -> BadInput:
     return BadInput(
-        got=f"a hello that cannot be read ({why})",
+        got=f"an unreadable first message ({why})",
         allowed="hetjax worker --join, of the run's release",
         fix="install the same release of hetjax on both machines",
     )
@@ -324,7 +324,7 @@ def _no_tls(found: socket.socket) -> BadInput:
     return BadInput(
         got="a connection without TLS",
         allowed="hetjax worker --join: machines join a run of hetjax here",
-        fix=f"hetjax worker --join {host}:{port} --help tells more",
+        fix="hetjax worker --help says more",
     )
 
 

@@ -70,7 +70,7 @@ def read_hello(data: bytes) -> Hello:
     raw = json_value(data.decode(errors="replace"))
     if not isinstance(raw, dict) or raw.pop("form", None) != _FORM:
         raise BadInput(
-            got="a hello in the format of another release",
+            got="a message in the format of another release",
             allowed=f"the release of the run: {_spelled(versions_here())}",
             fix="install the same release of hetjax on both machines",
         )

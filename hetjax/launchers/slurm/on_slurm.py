@@ -145,8 +145,8 @@ class SlurmJob:
             if not self._seen[name]:
                 why = cards if isinstance(cards, str) else "none found"
                 warnings.warn(
-                    f"the GPUs of {name} cannot be probed ({why}): they count as what "
-                    "Slurm reports",
+                    f"the GPUs of {name} cannot be probed ({why}): using what Slurm "
+                    "reports",
                     stacklevel=2,
                 )
 

@@ -52,9 +52,9 @@ def varuna(request: PlanRequest) -> list[Plan]:
     costs = stage_costs(request)
     if (1, 1) not in costs.meshes:
         raise NoFeasiblePlan(
-            got="varuna, but the tensor or data degrees lack 1",
+            got="varuna without tensor or data degree 1",
             allowed="stages of one device: varuna has no others",
-            fix="add 1 to the tensor degrees (--tensor) and the data degrees",
+            fix="allow degree 1 for tensor (--tensor 1,2, say) and data",
         )
     return best_first("varuna", request, _varuna(costs))
 

@@ -352,7 +352,7 @@ def no_pipelines_do(p: Problem) -> NoFeasiblePlan:
     sizes = ", ".join(map(str, p.microbatch_sizes))
     there = ", ".join(f"{c.num_devices} {c.name}" for c in p.classes)
     return NoFeasiblePlan(
-        got=f"a global batch of {p.global_batch} sequences that no pipelines compute",
-        allowed=f"a sum of microbatches of {sizes} over pipelines within {there}",
+        got=f"a global batch of {p.global_batch} sequences that no plan can make up",
+        allowed=f"a sum of microbatches of {sizes} sequences on {there}",
         fix="add devices, or give another global batch",
     )

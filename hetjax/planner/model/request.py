@@ -180,7 +180,7 @@ class PlanRequest:
                 got="tensor degrees " + ", ".join(map(str, self.tensor_degrees)),
                 allowed=f"degrees up to {most}, the devices of the largest node, that "
                 f"divide the sizes that {self.model.name!r} splits",
-                fix="add 1 to the tensor degrees",
+                fix="give --tensor 1, say",
             )
         return found
 

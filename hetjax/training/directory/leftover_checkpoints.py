@@ -211,9 +211,9 @@ def may_have_saved(nodes: Iterable[str]) -> BadInput:
     """Return the error for a run that was on these nodes last, and may have saved."""
     names = ", ".join(sorted(nodes))
     return BadInput(
-        got="no checkpoint on the nodes of the plan, but the run was on "
-        f"{names} when it ended, where the plan has no stage",
-        allowed="a start that asks all nodes of the run before it begins anew",
+        got="no checkpoint on the nodes of the plan, but the run was last on "
+        f"{names}, where the plan has no stage",
+        allowed="a plan with stages on all nodes that the run was on",
         fix="give a plan that also has stages on these (--plan), or start anew with "
         "another --run-dir",
     )
@@ -232,9 +232,9 @@ def passed_over(step: int, later: int, workers: Iterable[str]) -> str:
 def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
     """Return the error for a save that may be whole with parts of unasked workers."""
     return BadInput(
-        got=f"a checkpoint of step {step} that may be complete with the parts of "
+        got=f"a checkpoint of step {step} that may need the parts on "
         f"{', '.join(sorted(workers))}, where the plan has no stage",
-        allowed="a start that asks all workers of a save before it begins anew",
+        allowed="a plan with stages on all nodes that saved it",
         fix="give a plan that also has stages on these (--plan, such as the one that "
         "the run had), or start anew with another --run-dir",
     )

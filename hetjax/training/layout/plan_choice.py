@@ -21,7 +21,7 @@ from hetjax.costs.certainty.calibration import (
 from hetjax.costs.certainty.chosen import calibration_from
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.costs.slowness.known import AS_IT_SHOULD_BE, Slowness, read_slowness
-from hetjax.errors import BadInput, placed
+from hetjax.errors import BadInput, counted_noun, placed
 from hetjax.models.attention.attention import head_sizes
 from hetjax.models.finetuning import warn_of_profile
 from hetjax.models.fingerprint import fingerprint
@@ -86,7 +86,7 @@ def choose_plan(
         or _of_preset(config, model, cluster, preset)
     )
     if choice is None and config.planner == "hetjax":
-        progress(f"planning for {cluster.num_devices} devices")
+        progress(f"planning for {counted_noun(cluster.num_devices, 'device')}")
         choice = _searched(config, model, cluster, progress)
     choice = choice or _even(config, model, cluster)
     plan = replace(_packing(config, choice.plan), fingerprint=fingerprint(model))

@@ -44,8 +44,8 @@ def skips_all(
     return RunFailed(
         got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, up to "
         f"step {step}, although the loss scale fell each time, to {scale:.10g}",
-        allowed="an occasional overflow, which skips its step, as float16 ends at "
-        f"65504; {state}",
+        allowed="an occasional overflow (float16: above 65504), which skips its step; "
+        f"{state}",
         fix=f"{then} with --dtype float32 (or bfloat16, if all cards have it) and "
         "no float16 precision in the plan, or with a lower "
         f"--optimizer.learning-rate (now {config.optimizer.learning_rate})",

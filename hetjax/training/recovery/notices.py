@@ -75,7 +75,7 @@ class Watch:
             self._on_notice(notice)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            warnings.warn(f"{notice.source}: a notice failed: {why}", stacklevel=2)
+            warnings.warn(f"{notice.source}: notice not handled: {why}", stacklevel=2)
 
 
 _RECOVERING = 1 / 3  # share of the grace that a recovery may still take

@@ -118,7 +118,7 @@ def disagreed(step: int, found: Sequence[Disagreement], plan: Plan) -> Disagreed
     odd = {nodes[stage] for each in found for stage in each.odd}
     holders = sorted({nodes[stage] for each in found for stage in each.holders})
     layers = ", ".join(_layers(each.group) for each in found)
-    who = f"{', '.join(sorted(odd))} of {', '.join(holders)}"
+    who = f"{', '.join(sorted(odd))} (held by {', '.join(holders)})"
     if not odd:
         who = f"{' and '.join(holders)} (unknown which)"
     return Disagreed(

@@ -120,8 +120,8 @@ class SurvivingState:
             got=f"the checkpoint folder of {one.worker}, {self.storage.directory}, "
             f"holds step {one.save[0]} of {named(one.run)}",
             allowed="a folder that is empty, or holds this run's checkpoints",
-            fix="remove that run's step_* folders there, or start the node where it "
-            "has another --checkpoint.local",
+            fix="remove that run's step_* folders there, or restart this run with "
+            "another --checkpoint.local",
         )
 
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:

@@ -206,7 +206,8 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
             got=f"--checkpoint.copies {copies}, but all in one folder of this machine",
             allowed="copies on the disks of several nodes: with --launcher "
             f"{with_own_disks()}, or with a folder for each worker",
-            fix="add --checkpoint.local '/disk/{worker}', or leave copies out",
+            fix="add --launcher processes --checkpoint.local '/disk/{worker}', or "
+            "leave --checkpoint.copies out",
         )
 
 

@@ -131,18 +131,18 @@ class RunConfig:
     """Make GPUs of one kind compute the same bits every time; on an H200 a step took
     12.8 % longer. CPUs and TPUs always do."""
     loss_scale_init: float = 2.0**8
-    """Initial loss scale for float16, a factor on gradients of the sum over tokens."""
+    """Initial loss scale for float16; it multiplies the loss summed over tokens."""
     loss_scale_growth_interval: int = 2_000
-    """Good steps until the loss scale doubles; an overflow skips its step and halves
-    it."""
+    """Good steps until the loss scale doubles; an overflow skips a step and halves the
+    scale."""
     on_spike: Literal["warn", "skip", "rollback"] = "warn"
     """What to do when the loss spikes. warn: report it; skip: leave the weights as they
     were; rollback: return to the newest checkpoint and skip the batches since then."""
     spike_factor: float = 2.0
     """A loss is a spike if it exceeds this many times the median of recent losses."""
     spike_window: int = 64
-    """How many recent losses the median is taken over; the first half of them are never
-    spikes."""
+    """How many recent losses the median covers; nothing is a spike until half as many
+    are known."""
     digest_every: int = 20
     """Steps between checks that all replicas hold the same bits, besides the check at
     every checkpoint; 0: never."""
@@ -166,7 +166,7 @@ class RunConfig:
     """Measured times to plan with; None: profile.json of the run directory, if any."""
     calibration: Path | None = None
     """What to plan with until this run has measured its own steps: another run's
-    calibration.json, the output of NCCL-tests, or none. None: what earlier runs
+    calibration.json, the output of NCCL-tests, or none. By default, what earlier runs
     measured."""
     launcher: LauncherName = "embedded"
     hosts: Path | None = None

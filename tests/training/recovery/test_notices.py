@@ -558,7 +558,9 @@ def test_a_notice_that_fails_stops_the_run_and_later_ones_are_heard():
     )
     on_notice = partial(_on_notice, driver, stop, recorder)
     with (
-        pytest.warns(UserWarning, match="SIGTERM on bad: a notice failed: RuntimeErr"),
+        pytest.warns(
+            UserWarning, match="SIGTERM on bad: notice not handled: RuntimeErr"
+        ),
         Watch(on_notice, None, {two_notices("bad"): SOON_S}),
     ):
         assert recorded.get(timeout=PATIENCE_S) == ("bad", False)

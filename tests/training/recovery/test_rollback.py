@@ -47,7 +47,8 @@ def test_a_disagreement_is_told_in_the_words_of_the_plan():
     ]
     bad = disagreed(7, found, plan)
     assert bad.step == 7 and bad.nodes == ("b",)
-    words = "different bits of layers 0 to 3, embed.table after step 7 on b of a, b, c"
+    layers = "layers 0 to 3, embed.table"
+    words = f"different bits of {layers} after step 7 on b (held by a, b, c)"
     assert bad.got == words
     unnamed = disagreed(7, found[1:], plan)
     assert unnamed.nodes == () and "a and b (unknown which)" in unnamed.got
