@@ -134,6 +134,19 @@ def test_a_stopped_session_says_what_it_has(tmp_path: Path, parts: Parts):
     assert "stopped: the session was stopped" in (tmp_path / "session.md").read_text()
 
 
+def test_a_part_that_hangs_is_asked_to_end_at_its_limit(tmp_path: Path):
+    hangs = """
+import pathlib, signal, sys, time
+there = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit((there / "asked").touch()))
+time.sleep(5)
+(there / "late").touch()
+"""
+    command = [sys.executable, "-c", hangs, str(tmp_path)]
+    assert run_boxed(command, 2.0, tmp_path / "log.txt") is None
+    assert (tmp_path / "asked").exists() and not (tmp_path / "late").exists()
+
+
 def test_nothing_that_a_part_started_outlives_its_box(tmp_path: Path):
     """Neither a daemon in another process group, nor a process that ignores SIGTERM."""
     script = "mktemp; trap '' TERM; setsid sleep 611 & sleep 611"
