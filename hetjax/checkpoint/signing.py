@@ -8,6 +8,7 @@ manifests (`format.py`) and COMMIT (`stored_steps.py`).
 import hmac
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -33,7 +34,10 @@ def read_key(path: Path) -> bytes:
     if len(data) < _LEAST_BYTES:
         raise _refused(f"key file {path} with {len(data)} bytes")
     if os.name == "posix" and mode & 0o007:
-        raise _refused(f"key file {path}, which other users of this machine can access")
+        raise _refused(
+            f"key file {path}, which other users of this machine can access",
+            f"chmod 600 {shlex.quote(str(path))}, or ",
+        )
     return blake2b(data, digest_size=_SIZE, person=b"run's key").digest()
 
 
@@ -65,10 +69,10 @@ def _signature(body: Mapping[str, Any], key: bytes) -> str:
     return digest.hexdigest()
 
 
-def _refused(got: str) -> BadInput:
+def _refused(got: str, otherwise: str = "") -> BadInput:
     return BadInput(
         got=got,
         allowed=f"a file of {_LEAST_BYTES} to {_MOST_BYTES} random bytes on every "
         "machine of the run, which other users cannot access",
-        fix="chmod 600 it, or make one: (umask 077; head -c 64 /dev/urandom > run.key)",
+        fix=f"{otherwise}make one: (umask 077; head -c 64 /dev/urandom > run.key)",
     )

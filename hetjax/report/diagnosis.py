@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hetjax.errors import counted_noun
 from hetjax.plans.table import html_table
 
 Level = Literal["ok", "warning", "problem"]
@@ -93,6 +94,6 @@ def _summary(findings: Sequence[Finding]) -> str:
         sum(finding.level == level for finding in findings)
         for level in ("problem", "warning")
     )
-    counted = f"{problems} problem{'s' * (problems > 1)}" if problems else "no problem"
-    more = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    counted = counted_noun(problems, "problem") if problems else "no problem"
+    more = f", {counted_noun(warnings, 'warning')}" if warnings else ""
     return f"{counted} found{more}"

@@ -184,6 +184,7 @@ def test_a_key_that_is_none_is_refused(
     with pytest.raises(BadInput) as refused:
         read_key(key_file(tmp_path / "key", data, mode))
     assert got in refused.value.got and "head -c 64" in refused.value.fix
+    assert (f"chmod 600 {tmp_path}/key, or" in refused.value.fix) == (mode == 0o644)
 
 
 def test_what_is_no_plain_file_is_no_key_and_is_not_waited_for(tmp_path: Path):

@@ -207,7 +207,7 @@ def test_chats_in_which_the_assistant_says_nothing_are_refused(tmp_path: Path):
     silent = [{"messages": _chat(number)[:1]} for number in range(4)]
     path = _jsonl(tmp_path / "a.jsonl", *silent)
     with (
-        pytest.warns(UserWarning, match="rows? without an answer to learn"),
+        pytest.warns(UserWarning, match="left out: 3 rows without an answer to learn"),
         pytest.raises(BadInput) as error,
     ):
         _prepared(tmp_path, path)

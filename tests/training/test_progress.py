@@ -259,7 +259,7 @@ def test_a_terminal_is_told_what_every_phase_of_a_start_takes(tmp_path: Path):
     assert code == 0, screen
     for phase in (
         "looking for devices",
-        "planning for 1 device",
+        r"planning for 1 device\b",
         "reading [^ ]*",
         "training the tokenizer",
         "turning the text into tokens",

@@ -129,7 +129,7 @@ def _unreachable(joining: Joining, error: Exception) -> NoReturn:
 def _stopped() -> RunFailed:
     return RunFailed(
         got="a run that has stopped before its last step",
-        allowed="a run that continues; its state is in its checkpoints",
+        allowed="a run that continues; the state of this one is in its checkpoints",
         fix="once the run is started again, join with its new token",
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.cluster.prices import device_price
 from hetjax.costs.stage_memory import static_bytes
-from hetjax.errors import NoFeasiblePlan
+from hetjax.errors import NoFeasiblePlan, counted_noun
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.feasibility import one_fits_all
 from hetjax.planner.model.deadline import check_deadline
@@ -141,8 +141,8 @@ def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
             )
             cluster = replace(request.cluster, nodes=(*request.cluster.nodes, *more))
             yield (
-                f"add {num} more {nodes.name} node{'s' if num > 1 else ''} of "
-                f"{node.count} device{'s' if node.count > 1 else ''} to the cluster",
+                f"add {counted_noun(num, f'more {nodes.name} node')} of "
+                f"{counted_noun(node.count, 'device')} to the cluster",
                 replace(request, cluster=cluster),
             )
 

@@ -259,7 +259,7 @@ class Driver:
                 self._controller.end()
                 self._degraded.dismiss()
         except WorkerLost as lost:
-            warnings.warn(f"{lost} as the run ended; all is saved", stacklevel=2)
+            warnings.warn(f"{lost} as the run ended; the state is saved", stacklevel=2)
         finally:
             self.stack.close()
 
