@@ -51,7 +51,7 @@ MIXES = (
     (80.0, 40.0, 20.0),
 )
 _MODEL, _SEQ_LEN, _BATCH, _SIZE = "tiny", 128, 48, 4
-_STEPS, _LEARNT = 14, 4
+_STEPS, _LEARNT = 22, 12
 _COMMAND = "python -m experiments.accuracy.calibrated --json"
 _LAYERS = len(load_named(TypedName(_MODEL)).layers)
 

@@ -84,7 +84,7 @@ def shorten_limits() -> None:
         for kind, limit in LIMITS.items():
             if kind != START:
                 LIMITS[kind] = Limit(most_s, limit.what)
-        kind = schema.BreakOff
+        kind = schema.Abort
         LIMITS[kind] = Limit(_BREAK_OFF_S, LIMITS[kind].what)
     store.CALL_S = float(os.environ.get(CALL_S, store.CALL_S))
 

@@ -27,7 +27,7 @@ def _over_at_a_loss(state: rounds.Rounds, now_s: float) -> rounds.Reaction:
         return _see_to_round(state, now_s)
     found = replace(found, broken_by=trouble)
     after, finish = rounds._finished(state, found, now_s)
-    return after, (*rounds._breaking_off(state.number, found, False), *finish)
+    return after, (*rounds._aborting(state.number, found, False), *finish)
 
 
 def _patient_with_the_broken(state: rounds.Rounds, now_s: float) -> rounds.Reaction:
@@ -96,7 +96,7 @@ def _of_earlier_epochs(event: Any, state: Any) -> duties.Reaction:
 
 
 def _queueing_all(event: Any, state: Any) -> duties.Reaction:
-    is_break = isinstance(event.request, schema.BreakOff)
+    is_break = isinstance(event.request, schema.Abort)
     if not is_break or state.doing is None or state.has_ended:
         return _requested(event, state)
     return replace(state, waiting=(*state.waiting, (event.number, event.request))), ()
@@ -106,10 +106,10 @@ def _next_with_breaks(state: Any) -> duties.Reaction:
     if state.doing is not None or not state.waiting:
         return state, ()
     (_, request), *others = state.waiting
-    if not isinstance(request, schema.BreakOff):
+    if not isinstance(request, schema.Abort):
         return _next(state)
     after, actions = _next_with_breaks(replace(state, waiting=tuple(others)))
-    return after, (duties.BreakOffDuty(request), *actions)
+    return after, (duties.AbortDuty(request), *actions)
 
 
 def _last_first(state: Any) -> duties.Reaction:
@@ -151,8 +151,8 @@ MESSAGES = (
     breaks(3, "one that fails is not lost", function(_trouble_of, _failures_pass)),
     breaks(
         4,
-        "the others are not told to break off",
-        function(rounds._breaking_off, lambda number, found, is_late: ()),
+        "the others are not told to abort",
+        function(rounds._aborting, lambda number, found, is_late: ()),
     ),
     breaks(
         5,
@@ -161,7 +161,7 @@ MESSAGES = (
     ),
     breaks(
         5,
-        "breaking off has no limit",
+        "an abort has no limit",
         function(_see_to_round, _patient_with_the_broken),
     ),
     breaks(
@@ -218,14 +218,14 @@ MESSAGES = (
     ),
     breaks(
         9,
-        "breaking off waits for its turn",
+        "an abort waits for its turn",
         handler(duties.react, duties.Requested, _queueing_all),
         function(_next, _next_with_breaks),
     ),
     breaks(9, "what was asked last is done first", function(_next, _last_first)),
     breaks(
         11,
-        "a step that is broken off keeps the commit of the one before",
+        "an aborted step keeps the commit of the one before",
         function(_begun, _commit_kept),
     ),
 )

@@ -202,7 +202,7 @@ def _commit(step: int) -> StepCommit:
 def _reached(state: State) -> Iterator[State]:
     """Collect the survivors' progress; some must finish a step that one committed."""
     told = {
-        name: schema.Reached(at=of.at, commit=of.commit, is_broken_off=True)
+        name: schema.Reached(at=of.at, commit=of.commit, is_aborted=True)
         for name in state.alive
         if (worker := state.of(name)).steps is not None and (of := worker.progress)
     }

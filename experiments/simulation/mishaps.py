@@ -79,6 +79,6 @@ def _mumbled(how: Mumble | None, message: Message) -> Message:
         return replace(message, epoch=message.epoch - 1)
     if isinstance(message, schema.Address):
         return schema.Reached(
-            at=None, commit=None, is_broken_off=False, epoch=message.epoch
+            at=None, commit=None, is_aborted=False, epoch=message.epoch
         )
     return schema.Address(address="nowhere:1", epoch=message.epoch)

@@ -83,7 +83,7 @@ class SimWorker(Process):
                 self._begin(action.request)
             elif isinstance(action, duties.Reply):
                 self._reply(action.number, action.message)
-            elif isinstance(action, duties.BreakOffDuty):
+            elif isinstance(action, duties.AbortDuty):
                 if self._peers is not None:
                     self._peers.lose(action.request.worker, action.request.reason)
             else:
@@ -243,7 +243,7 @@ class SimWorker(Process):
         return schema.Reached(
             at=self._progress.at,
             commit=self._progress.commit,
-            is_broken_off=self._unfinished is not None,
+            is_aborted=self._unfinished is not None,
         )
 
     def _hold(self, request: schema.HoldState) -> Message:

@@ -8,7 +8,7 @@ import pytest
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import (
-    BreakOff,
+    Abort,
     Build,
     Compile,
     Done,
@@ -69,12 +69,12 @@ def test_requests_are_begun_one_after_the_other_and_answered_as_they_were_asked(
     assert found[-1] == Begin(8, asked[1])
 
 
-def test_breaking_off_waits_for_nothing_and_is_not_answered():
-    breaking = BreakOff(worker="b", reason="left", epoch=1)
+def test_an_abort_waits_for_nothing_and_is_not_answered():
+    breaking = Abort(worker="b", reason="left", epoch=1)
     lost = Lost(worker="b", reason="left")
     assert after(Requested(7, TRAIN), Requested(7, breaking), Answered(lost)) == [
         Begin(7, TRAIN),
-        duties.BreakOffDuty(breaking),
+        duties.AbortDuty(breaking),
         Reply(7, Lost(worker="b", reason="left", epoch=0)),
     ]
 
@@ -107,14 +107,14 @@ def test_what_does_not_follow_from_the_state_is_not_begun(
         begun(progress, request_)
 
 
-def test_a_step_that_was_broken_off_leaves_the_state_as_it_was_and_can_be_finished():
+def test_an_aborted_step_leaves_the_state_as_it_was_and_can_be_finished():
     broken = begun(Progress(at=4, commit=COMMIT), TRAIN)
     assert broken == Progress(at=4, commit=None)
     finishing = FinishStep(commit=COMMIT)
     assert done(begun(broken, finishing), finishing) == committed(4, COMMIT)
 
 
-def test_a_step_that_others_have_left_out_is_finished_although_none_was_broken_off():
+def test_a_step_that_others_have_left_out_is_finished_although_none_was_aborted():
     left_out = replace(COMMIT, is_left_out=True)
     before, late = Progress(at=4, commit=COMMIT), FinishStep(commit=left_out)
     asked = LeaveOut(step=4, commit=left_out)

@@ -20,9 +20,9 @@ from hetjax.runtime.rpc.encoding import kinds
 from hetjax.runtime.rpc.message import LIMITS, START, AnyRequest, Limit
 from hetjax.runtime.rpc.rounds import Action, Send
 from hetjax.runtime.rpc.schema import (
+    Abort,
     Address,
     AwaitSaved,
-    BreakOff,
     ClockTime,
     Compile,
     Compiling,
@@ -76,7 +76,7 @@ def connections_of(
 
 def waits(connection: ControllerConnection, number: int, message: AnyRequest) -> None:
     """Wait for a peer, as in a step; answer once the request is aborted."""
-    if isinstance(message, BreakOff):
+    if isinstance(message, Abort):
         lost = Lost(worker=message.worker, reason=message.reason, epoch=message.epoch)
         connection.send(number, lost)
 
@@ -224,7 +224,7 @@ def test_an_answer_that_does_not_follow_from_what_was_asked_loses_the_worker(
         connection: ControllerConnection, number: int, message: AnyRequest
     ) -> None:
         told = Address(address="b:1") if isinstance(message, Listen) else Done()
-        if not isinstance(message, BreakOff):
+        if not isinstance(message, Abort):
             connection.send(number, replace(told, epoch=message.epoch))
 
     with connections_of({"a": answers_so, "b": answers_well}) as connections:

@@ -16,7 +16,7 @@ from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.encoding import VERSION, BadMessage, decode, encode, kinds
 from hetjax.runtime.rpc.message import answer_of
 from hetjax.runtime.rpc.schema import (
-    BreakOff,
+    Abort,
     Done,
     FinishStep,
     Json,
@@ -70,7 +70,7 @@ def test_every_class_is_known_and_every_request_has_an_answer_and_somebody_to_do
     assert len(kinds()) == 58
     requests = {k for k in kinds().values() if issubclass(k, Request)}
     assert all(issubclass(answer_of(kind), Message) for kind in requests)
-    assert requests == service.HANDLERS.keys() | {BreakOff}
+    assert requests == service.HANDLERS.keys() | {Abort}
 
 
 @pytest.mark.parametrize("name", sorted(kinds()))

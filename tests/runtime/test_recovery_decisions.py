@@ -28,9 +28,9 @@ def commit(step: int) -> StepCommit:
     return StepCommit(squares=float(step), losses=(), num_tokens=1)
 
 
-def at(step: int | None, knows: bool = True, is_broken_off: bool = True) -> Reached:
+def at(step: int | None, knows: bool = True, is_aborted: bool = True) -> Reached:
     found = commit(step) if step and knows else None
-    return Reached(at=step, commit=found, is_broken_off=is_broken_off)
+    return Reached(at=step, commit=found, is_aborted=is_aborted)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def at(step: int | None, knows: bool = True, is_broken_off: bool = True) -> Reac
         ({"a": at(3, knows=False), "b": at(3), "c": at(2)}, commit(3), ["c"]),
         ({"a": at(0), "b": at(0)}, None, []),
         # since then, a was given the state of a checkpoint
-        ({"a": at(2, is_broken_off=False), "b": at(3)}, commit(3), []),
+        ({"a": at(2, is_aborted=False), "b": at(3)}, commit(3), []),
     ],
 )
 def test_a_step_that_one_has_committed_is_finished_by_who_lacks_it(

@@ -27,8 +27,8 @@ from hetjax.runtime.rpc.rounds import (
     TimePassed,
 )
 from hetjax.runtime.rpc.schema import (
+    Abort,
     AwaitSaved,
-    BreakOff,
     Compile,
     Compiling,
     Done,
@@ -71,11 +71,11 @@ def ends(actions: Sequence[Action]) -> list[Finish]:
     return [action for action in actions if isinstance(action, Finish)]
 
 
-def told_to_break_off(actions: Sequence[Action]) -> list[str]:
+def told_to_abort(actions: Sequence[Action]) -> list[str]:
     return [
         action.worker
         for action in actions
-        if isinstance(action, Send) and isinstance(action.request, BreakOff)
+        if isinstance(action, Send) and isinstance(action.request, Abort)
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_round_is_over_when_all_have_answered():
 def test_a_loss_breaks_off_the_others_once_and_ends_when_they_have_answered():
     lost = Ended("b", 1, "left"), Ended("b", 1, "left")
     _, actions = after(*asked(*NAMES), Heard("a", 1, 1, DONE), *lost, 1.0, 1.0)
-    assert told_to_break_off(actions) == ["c"] and not ends(actions)
+    assert told_to_abort(actions) == ["c"] and not ends(actions)
     told = Lost(worker="b", reason="left", epoch=1)
     events = *asked(*NAMES), Heard("a", 1, 1, DONE), *lost, Heard("c", 1, 1, told)
     assert ends(after(*events)[1]) == [Finish({"a": DONE, "c": told}, ("b", "left"))]
@@ -104,11 +104,11 @@ def test_what_was_seen_comes_before_what_was_told():
     assert found.trouble == ("c", "failed: no room")
 
 
-def test_past_the_limit_the_late_are_told_and_past_that_of_breaking_off_they_are_lost():
-    limit_s, more_s = LIMITS[Compile].seconds, LIMITS[BreakOff].seconds
+def test_past_the_limit_the_late_are_told_and_past_that_of_an_abort_they_are_lost():
+    limit_s, more_s = LIMITS[Compile].seconds, LIMITS[Abort].seconds
     events = *asked("a", "b"), Heard("a", 1, 1, DONE), limit_s, 1.0
     state, actions = after(*events)
-    assert told_to_break_off(actions) == ["b"] and "b" in state.there
+    assert told_to_abort(actions) == ["b"] and "b" in state.there
     _, actions = after(*events, more_s - 0.5)
     assert not ends(actions)
     state, actions = after(*events, more_s, 1.0)
@@ -174,7 +174,7 @@ def test_a_step_is_expected_to_take_as_long_as_the_longest_before():
         state, _ = after(*events, state=state)
     assert state.longest_s == {Train: 20.0}  # a failed request does not count
     reached = TellReached(epoch=1)
-    told = Reached(at=1, commit=None, is_broken_off=False, epoch=1)
+    told = Reached(at=1, commit=None, is_aborted=False, epoch=1)
     state, _ = after(Asked({"a": reached}), 5.0, Heard("a", 1, 4, told), state=state)
     assert state.longest_s == {Train: 20.0}  # a later TellReached may take longer
     assert Rounds().limit_s(Train) == LIMITS[Train].seconds
@@ -199,9 +199,9 @@ def test_what_was_asked_with_a_prediction_has_its_limit():
     state, _ = after(Called("a", 1), Called("b", 1), Asked(asked_to))
     assert state.round is not None and state.round.limit_s == 90.0
     _, actions = after(Heard("a", 1, 1, Done()), 91.0, state=state)
-    assert told_to_break_off(actions) == ["b"]
+    assert told_to_abort(actions) == ["b"]
     (late,) = [action for action in actions if isinstance(action, Send)]
-    assert isinstance(late.request, BreakOff) and late.request.is_late
+    assert isinstance(late.request, Abort) and late.request.is_late
     assert late.request.reason.startswith("took more than 90 s to finish a checkpoint")
 
 
@@ -212,14 +212,14 @@ def test_each_program_that_is_compiled_has_the_limit_anew_within_that_of_all():
     least_s, most_s = LEAST_COMPILE_S, LIMITS[Compile].seconds
     heard = Heard("a", 1, 1, far)
     _, actions = after(least_s + 1.0, state=state)
-    assert told_to_break_off(actions) == ["a"]
+    assert told_to_abort(actions) == ["a"]
     _, actions = after(least_s - 1.0, heard, least_s - 1.0, heard, 500.0, state=state)
-    assert not told_to_break_off(actions)
+    assert not told_to_abort(actions)
     _, actions = after(least_s - 1.0, heard, least_s + 1.0, state=state)
-    assert told_to_break_off(actions) == ["a"]
+    assert told_to_abort(actions) == ["a"]
     often = [least_s - 1.0, heard] * 20
     state, actions = after(*often, state=state)
-    assert told_to_break_off(actions) == ["a"] and 20 * least_s > most_s
+    assert told_to_abort(actions) == ["a"] and 20 * least_s > most_s
 
 
 MESSAGES: list[Message] = [

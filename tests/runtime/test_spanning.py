@@ -219,7 +219,7 @@ def ended(child: subprocess.Popen[str]) -> bool:
     return child.wait(10) != 0
 
 
-def test_hosts_are_in_step_after_one_alone_was_broken_off(
+def test_hosts_are_in_step_after_one_alone_aborted(
     connections: SocketConnections, tmp_path: Path
 ):
     """The other host has to do all work that one host got before the abort."""

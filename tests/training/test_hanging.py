@@ -14,8 +14,8 @@ import pytest
 from hetjax.launchers.local_processes import OnThisMachine
 from hetjax.runtime.rpc.message import LIMITS, START, Limit
 from hetjax.runtime.rpc.schema import (
+    Abort,
     AwaitSaved,
-    BreakOff,
     CollectLeaves,
     Compile,
     PlaceState,
@@ -64,7 +64,7 @@ def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_chang
     run_dir = tmp_path / "run"
     limit(monkeypatch, Train, 8.0)
     limit(monkeypatch, SaveState, 8.0)
-    limit(monkeypatch, BreakOff, 2.0)
+    limit(monkeypatch, Abort, 2.0)
     asked = ("Train", "SaveState")
     between_steps(monkeypatch, *((hangs / what).touch for what in asked))
     assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
@@ -87,7 +87,7 @@ def test_a_worker_that_hangs_while_it_compiles_restores_or_ends_a_save_is_surviv
     phases = Compile, CollectLeaves, PlaceState, AwaitSaved
     for phase in phases:
         limit(monkeypatch, phase, 20.0)  # enough for honest workers on a shared machine
-    limit(monkeypatch, BreakOff, 2.0)
+    limit(monkeypatch, Abort, 2.0)
     first, *others = (hangs / phase.__name__ for phase in phases)
     first.touch()
 

@@ -6,6 +6,7 @@ The oracle is the measured time that the test put in.
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_run_goes_on_where_the_cache_cannot_be_written(
     config = settings(tmp_path)
     comparison = StepComparison(
         predict=lambda plan, cluster: predict_step(config, MODEL, plan, cluster),
-        learn=lambda *step: learn_step(config, MODEL, *step),
+        learn=partial(learn_step, config, MODEL),
         is_simulated=False,
     )
     comparison.begin(ONE_STAGE, CLUSTER)

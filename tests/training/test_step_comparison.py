@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run compares its step time with the predicted one, once for each plan."""
+"""A run compares its step time with the predicted one, and learns from it."""
 
 import json
 from contextlib import closing
@@ -14,6 +14,7 @@ import hetjax
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.certainty.calibration import read_calibration
+from hetjax.costs.certainty.kept import kept_file
 from hetjax.costs.slowness.known import slowness, write_slowness
 from hetjax.costs.slowness.step_times import StepTimes
 from hetjax.errors import BadInput
@@ -75,7 +76,7 @@ def refuse(plan: Plan, cluster: Cluster) -> NoReturn:
     )
 
 
-def unlearnt(*step: object) -> None:
+def unlearnt(*step: object, again: bool) -> None:
     raise AssertionError("nothing was predicted")
 
 
@@ -97,7 +98,7 @@ def learning(found: Any) -> tuple[StepComparison, list[Any]]:
     learnt: list[Any] = []
     comparison = StepComparison(
         predict=lambda *_: found,
-        learn=lambda *step: learnt.append(step),
+        learn=lambda *step, again: learnt.append((*step, again)),
         is_simulated=False,
     )
     return comparison, learnt
@@ -120,7 +121,24 @@ def test_what_is_learnt_of_parts_is_of_the_warm_steps_of_this_plan(tmp_path: Pat
             recorder.compare(first + 1, 2.0, timed(first, 77.0))  # of another step
             recorder.compare(first + 2, 2.0, timed(first + 2, 1.0))
             recorder.compare(first + 3, 2.0)  # the run ends: its times never come
-    assert [parts for *_, parts in learnt] == 2 * [{(0, 0, "F"): 1.0}]
+    assert [parts for *_, parts, _ in learnt] == 2 * [{(0, 0, "F"): 1.0}]
+
+
+def test_a_plan_is_learnt_again_from_more_steps_where_these_are_unlike(tmp_path: Path):
+    preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
+    comparison, learnt = learning(
+        predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
+    )
+    for _ in range(2):  # of the second plan, too
+        comparison.begin(TWO_REPLICAS, cluster)
+        for num, seconds in ((4, 2.0), (8, 1.0), (16, 1.02), (32, 1.1), (500, 9.0)):
+            for step in range(num):
+                # one step that took long, as on a shared machine, changes no median
+                comparison.add(7.0 if step == 1 else seconds, timed(1, seconds))
+    rows = [(s, again) for _, _, s, _, again in learnt]
+    assert rows == 2 * [(2.0, False), (1.0, True), (1.1, True)]
+    parts = [parts[0, 0, "F"] for *_, parts, _ in learnt]
+    assert parts == 2 * [2.0, 1.0, 1.1]
 
 
 def test_a_run_on_a_real_device_learns_how_long_it_works(
@@ -186,6 +204,30 @@ def test_what_a_run_measured_is_predicted_from_then_on(tmp_path: Path):
     assert step.certainty is not None and "steps of a run" in str(step)
     assert measured_s in step.certainty.interval
     assert len(json.loads(file.read_text())["steps"]) == 2
+
+
+def test_a_plan_that_is_learnt_again_takes_the_place_of_its_first_steps(tmp_path: Path):
+    config = replace(small_preset(tmp_path).config, run_dir=tmp_path, simulate=False)
+    cluster = hetjax.load_cluster(SIX)
+
+    def learn(plan: Plan, times: float, *, again: bool) -> float:
+        measured_s = times * usual_s[plan]
+        learn_step(config, MODEL, plan, cluster, measured_s, again=again)
+        return measured_s
+
+    plans = TWO_REPLICAS, replace(TWO_REPLICAS, schedule="gpipe")
+    usual_s = {
+        plan: predict_step(config, MODEL, plan, cluster).step_time_s for plan in plans
+    }
+    learn(plans[1], 3.0, again=True)  # there is nothing in whose place
+    learn(plans[0], 5.0, again=True)  # another plan's step stays
+    measured_s = learn(plans[0], 3.0, again=True)
+    for name in (tmp_path / "calibration.json", kept_file()):
+        rows = json.loads(name.read_text())["steps"]
+        found = [row.get("step", row)["measured_s"] for row in rows]
+        assert found == [3.0 * usual_s[plans[1]], measured_s]
+    step_s = predict_step(config, MODEL, plans[0], cluster).step_time_s
+    assert step_s == pytest.approx(measured_s, rel=0.05)
 
 
 def test_what_a_slow_node_takes_is_not_learnt_as_the_speed_of_its_kind(tmp_path: Path):

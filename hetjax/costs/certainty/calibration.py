@@ -94,6 +94,16 @@ class StepCalibration:
         first = ends[-2] + 1 if len(ends) > 1 else 0
         return tuple(o for o in self.observations[first:] if o.what != "sum")
 
+    def without_last_step(self) -> "StepCalibration":
+        """Return all other steps; sums that were measured alone stay."""
+        last = self.last_step
+        left = tuple(o for o in self.observations if all(o is not x for x in last))
+        return replace(self, observations=left)
+
+    def ends_with(self, plan: str) -> bool:
+        """Return whether the last step was one of the plan with this digest."""
+        return bool(self.last_step) and self.last_step[-1].plan == plan
+
     @property
     def num_steps(self) -> int:
         return sum(o.what == "step" for o in self.observations)

@@ -104,23 +104,34 @@ def read_kept(cluster: Cluster, precisions: Precisions) -> StepCalibration:
     return StepCalibration(seen, source=str(path), lesson=EARLIER_RUNS)
 
 
-def keep(step: Sequence[Observation], cluster: Cluster, precisions: Precisions) -> None:
+def keep(
+    step: Sequence[Observation],
+    cluster: Cluster,
+    precisions: Precisions,
+    *,
+    instead_of: Sequence[Observation] = (),
+) -> None:
     """Add a step and the work in it, measured on the nodes in `precisions`.
 
-    `cluster` is at speeds as modelled. A step that a profile has predicted is not kept:
-    it only tells how good that profile was. Raises OSError if the file cannot be
-    written, and filelock's Timeout (an OSError) if others write for too long.
+    A step equal to `instead_of` is removed from the file. `cluster` is at speeds as
+    modelled. A step that a profile has predicted is not kept: it only tells how good
+    that profile was. Raises OSError if the file cannot be written, and filelock's
+    Timeout (an OSError) if others write for too long.
     """
     if any(name == "layers" for seen in step for _, name in seen.elasticities):
         return
     names = {"-".join(link.between): _outside(cluster, link) for link in cluster.links}
-    observations = tuple(_with_links(seen, names) for seen in step)
-    new = KeptStep(ran_as(cluster, precisions), observations)
+    on = ran_as(cluster, precisions)
+    new, old = (
+        KeptStep(on, tuple(_with_links(seen, names) for seen in observations))
+        for observations in (step, instead_of)
+    )
     path = kept_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path.with_suffix(".lock"), timeout=_WAIT_S):
-            write_whole(path, kept_json(_newest([*_usable(path), new])))
+            others = (kept for kept in _usable(path) if kept != old)
+            write_whole(path, kept_json(_newest([*others, new])))
     except NotImplementedError as error:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path)) from error
 

@@ -32,7 +32,7 @@ def committed_step(
     if newest_at is None or not known:
         return None, []
     behind = {w: r for w, r in reached.items() if r.at == newest_at - 1}
-    return known[0], [w for w, r in behind.items() if r.is_broken_off]
+    return known[0], [w for w, r in behind.items() if r.is_aborted]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -188,7 +188,7 @@ class StageRuntime(Stages):
         return commit
 
     @property
-    def is_broken_off(self) -> bool:
+    def is_aborted(self) -> bool:
         """Whether a step was aborted, and the state is still that of before it."""
         return self._unfinished is not None
 

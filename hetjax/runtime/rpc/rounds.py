@@ -310,12 +310,12 @@ def _see_to_round(state: Rounds, now_s: float) -> Reaction:
         trouble = trouble or (late[0], passed)
     if trouble is None:
         return state, ()
-    end_s = max(found.end_s, now_s + state.limit_s(schema.BreakOff))
+    end_s = max(found.end_s, now_s + state.limit_s(schema.Abort))
     broken = replace(found, broken_by=trouble, end_s=end_s)
-    return replace(state, round=broken), _breaking_off(state.number, broken, is_over)
+    return replace(state, round=broken), _aborting(state.number, broken, is_over)
 
 
-def _breaking_off(number: int, found: Round, is_late: bool) -> tuple[Action, ...]:
+def _aborting(number: int, found: Round, is_late: bool) -> tuple[Action, ...]:
     assert found.broken_by is not None
     worker, reason = found.broken_by
     return tuple(
@@ -323,7 +323,7 @@ def _breaking_off(number: int, found: Round, is_late: bool) -> tuple[Action, ...
             late,
             found.incarnations[late],
             number,
-            schema.BreakOff(
+            schema.Abort(
                 worker=worker,
                 reason=reason,
                 epoch=found.asked[late].epoch,

@@ -48,7 +48,7 @@ class Reached(Message):
 
     at: int | None
     commit: StepCommit | None
-    is_broken_off: bool  # whether the next step was aborted
+    is_aborted: bool  # whether the next step was aborted
 
 
 class CheckedState(Message):
@@ -389,7 +389,7 @@ class Leave(Request[Done], minutes=120, what="finish its writes and leave"):
     """Finish pending writes, and end."""
 
 
-class BreakOff(Request[Done], minutes=2, what="abort after another worker was lost"):
+class Abort(Request[Done], minutes=2, what="abort after another worker was lost"):
     """Stop waiting for this worker, which is lost; there is no answer to this.
 
     If `is_late`, the recipient has taken too long, and logs where it is.

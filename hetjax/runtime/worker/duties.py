@@ -50,10 +50,10 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakOffDuty:
+class AbortDuty:
     """Stop the current request from waiting for another worker."""
 
-    request: schema.BreakOff
+    request: schema.Abort
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class End:
     reason: str = ""
 
 
-Action: TypeAlias = Begin | BreakOffDuty | Reply | End
+Action: TypeAlias = Begin | AbortDuty | Reply | End
 
 # --- state
 
@@ -102,8 +102,8 @@ def _requested(event: Requested, state: Duties) -> Reaction:
         reason = f"sent epoch {request.epoch} after epoch {state.epoch}"
         return _ended(state, reason)
     state = replace(state, epoch=request.epoch)
-    if isinstance(request, schema.BreakOff):
-        return state, (BreakOffDuty(request),)
+    if isinstance(request, schema.Abort):
+        return state, (AbortDuty(request),)
     waiting = (*state.waiting, (number, request))
     return _next(replace(state, waiting=waiting))
 

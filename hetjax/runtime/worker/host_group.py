@@ -67,7 +67,7 @@ class HostGroup:
             close()
             _stop(f"worker {self._worker} ends: {lost}, of the same node, is lost")
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """End the process unless it answers within the limit."""
         if self._world is None or self._answering is None:
             return

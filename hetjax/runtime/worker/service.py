@@ -221,7 +221,7 @@ class WorkerService:
         return schema.Reached(
             at=self._progress.at,
             commit=self._progress.commit,
-            is_broken_off=self._work is not None and self._runtime.is_broken_off,
+            is_aborted=self._work is not None and self._runtime.is_aborted,
         )
 
     def _finish(self, request: schema.FinishStep) -> None:

@@ -27,10 +27,10 @@ from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.worker_connections import ControllerConnection
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.duties import (
+    AbortDuty,
     Action,
     Answered,
     Begin,
-    BreakOffDuty,
     ControllerGone,
     Duties,
     Event,
@@ -121,7 +121,7 @@ class WorkerServer:
 
     def _on_request(self, number: int, request: AnyRequest) -> None:
         """Handle a request on another thread: an abort cannot wait for the step."""
-        if not isinstance(request, schema.BreakOff):
+        if not isinstance(request, schema.Abort):
             self._service.host_group.begin(number, type(request))
         self._handle(Requested(number, request))
 
@@ -137,19 +137,19 @@ class WorkerServer:
             self._begun.put(action)
         elif isinstance(action, Reply):
             self._connection.send(action.number, action.message)
-        elif isinstance(action, BreakOffDuty):
-            self._break_off(action.request)
+        elif isinstance(action, AbortDuty):
+            self._abort(action.request)
         elif action.reason:
             self._die(action.reason)
 
-    def _break_off(self, request: schema.BreakOff) -> None:
+    def _abort(self, request: schema.Abort) -> None:
         if request.is_late:
             with suppress(OSError):
                 print(f"told to abort: {request.reason}", file=sys.stderr)
                 faulthandler.dump_traceback(sys.stderr)
         if self._service.peers is not None:
             self._service.peers.lose(request.worker, request.reason)
-        self._service.host_group.break_off()
+        self._service.host_group.abort()
 
     def _end(self, reason: str) -> None:
         self._handle(ControllerGone(reason))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the measured step time of a run with the predicted one.
+"""Compares the measured step time of a run with the predicted one, and learns from it.
 
 Owns which steps count, and the message. Does not own the prediction
 (`hetjax/schedule/predicted.py`) nor the costs that it is made of.
@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.calibration import StepCalibration, write_calibration
 from hetjax.costs.certainty.kept import keep, plan_precisions
+from hetjax.costs.certainty.priors import RUN
 from hetjax.costs.certainty.work import measured_parts
 from hetjax.costs.costs import Costs
 from hetjax.costs.slowness.known import Slowness
@@ -32,7 +33,13 @@ from hetjax.report.prediction import (
     check_finite,
     guesses_a_cpu,
 )
-from hetjax.schedule.certainty import Certainty, CostsOn, certainty_of, learnt
+from hetjax.schedule.certainty import (
+    Certainty,
+    CostsOn,
+    certainty_of,
+    learnt,
+    plan_digest,
+)
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 from hetjax.training.directory.rundir import CALIBRATION
@@ -45,7 +52,11 @@ from hetjax.training.layout.plan_choice import (
 )
 from hetjax.training.settings.config import RunConfig
 
-_NUM_STEPS = 4  # of a plan before it is compared; the first one also warms up
+# Steps of a plan before each look at their times. At the first look, the step is
+# compared; the first step only warms up. Later looks learn again, from more steps, if
+# these take longer or less by more than _UNLIKE: learning may take a second
+_LOOKS = (4, 8, 16, 32)
+_UNLIKE = 1.03
 _FAR_OFF = 1.25
 
 
@@ -67,28 +78,33 @@ def learn_step(
     cluster: Cluster,
     measured_s: float,
     parts: Mapping[Part, float] | None = None,
+    *,
+    again: bool = False,
 ) -> None:
     """Keep a measured step, the `parts` of its time, and their prediction in the run's
-    directory.
+    directory; if `again`, in the place of the plan's last one.
 
     Later runs get them, too, unless CPUs have stood in for other devices. Raises as
     `predict_step` does, and OSError if they cannot be kept.
     """
     slow = read_run_slowness(config)
     at = predict_at(config, model, plan, cluster, slow)
+    seen, before = at.calibration, ()
+    if again and seen.lesson == RUN and seen.ends_with(plan_digest(plan)):
+        seen, before = seen.without_last_step(), seen.last_step
     # what is slow now must not be learnt as the speed of its kind
     found = learnt(
         at.predicted,
         slow.applied(cluster),
         at.costs_on,
-        at.calibration,
+        seen,
         measured_s,
         parts,
     )
     write_calibration(config.run_dir / CALIBRATION, found)
     if not config.simulate:
         precisions = plan_precisions(plan, cluster, config.dtype)
-        keep(found.last_step, cluster, precisions)
+        keep(found.last_step, cluster, precisions, instead_of=before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,20 +223,42 @@ class ComparedStep:
         return line
 
 
+class Learn(Protocol):
+    """Keeps a measured step of a plan, if `again` in the place of its last one."""
+
+    def __call__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        measured_s: float,
+        parts: Mapping[Part, float],
+        /,
+        *,
+        again: bool,
+    ) -> None: ...
+
+
 @dataclass(kw_only=True, slots=True)
 class StepComparison:
-    """Compares once per plan, after its fourth step."""
+    """Compares once per plan, after its fourth step, and learns from it and later ones.
+
+    The first steps of a plan may be unlike the rest: devices warm up, and a few steps
+    on a shared machine tell little.
+    """
 
     predict: Callable[[Plan, Cluster], SimulatedStep]
-    learn: Callable[[Plan, Cluster, float, Mapping[Part, float]], None]
+    learn: Learn
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None
+    _num_looks: int = 0
+    _learnt_s: float = 0.0
     _times_s: list[float] = field(default_factory=list)
     _parts: list[StepTimes] = field(default_factory=list)
 
     def begin(self, plan: Plan, cluster: Cluster) -> None:
         """Collect the times of this plan's steps from now on."""
-        self._plan, self._times_s, self._parts = (plan, cluster), [], []
+        self._plan, self._num_looks = (plan, cluster), 0
+        self._times_s, self._parts = [], []
 
     def add(
         self, step_time_s: float, parts: StepTimes | None = None
@@ -232,18 +270,34 @@ class StepComparison:
         if self._plan is None:
             return None
         self._times_s.append(step_time_s)
-        if parts is not None and len(self._times_s) > 1:
+        is_warm = self._num_looks > 0 or len(self._times_s) > 1
+        if parts is not None and is_warm:
             self._parts.append(parts)
-        if len(self._times_s) < _NUM_STEPS:
+        if len(self._times_s) < _LOOKS[self._num_looks]:
             return None
-        measured_s = median(self._times_s[1:])
-        (plan, cluster), self._plan = self._plan, None
+        plan, cluster = self._plan
+        if self._num_looks > 0:
+            self._look_again(plan, cluster)
+            found = None
+        else:
+            found = self._compared(plan, cluster, median(self._times_s[1:]))
+        self._num_looks, self._times_s, self._parts = self._num_looks + 1, [], []
+        if self._num_looks == len(_LOOKS):
+            self._plan = None
+        return found
+
+    def _compared(
+        self, plan: Plan, cluster: Cluster, measured_s: float
+    ) -> ComparedStep:
         try:
             found = self.predict(plan, cluster).predicted
         except (BadInput, NoFeasiblePlan) as bad:
+            self._plan = None
             return ComparedStep(measured_s=measured_s, why=bad.got)
-        if not self.is_simulated:
-            self._learn(plan, cluster, measured_s)
+        if self.is_simulated:
+            self._plan = None
+        else:
+            self._learn(plan, cluster, measured_s, again=False)
         return ComparedStep(
             measured_s=measured_s,
             predicted=found,
@@ -251,10 +305,19 @@ class StepComparison:
             is_cpu_guessed=guesses_a_cpu(found, cluster),
         )
 
-    def _learn(self, plan: Plan, cluster: Cluster, measured_s: float) -> None:
+    def _look_again(self, plan: Plan, cluster: Cluster) -> None:
+        measured_s = median(self._times_s)
+        if not 1 / _UNLIKE < measured_s / self._learnt_s < _UNLIKE:
+            self._learn(plan, cluster, measured_s, again=True)
+
+    def _learn(
+        self, plan: Plan, cluster: Cluster, measured_s: float, *, again: bool
+    ) -> None:
         """Keep the step for later predictions; a full disk must not end the run."""
+        self._learnt_s = measured_s
+        parts = measured_parts(self._parts)
         try:
-            self.learn(plan, cluster, measured_s, measured_parts(self._parts))
+            self.learn(plan, cluster, measured_s, parts, again=again)
         except OSError as error:
             warnings.warn(
                 "cannot keep the measured step times: "
