@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the simulator's time for a plan of 64 stages and 512 microbatches.
+"""Measures the simulator's time for a plan of equal pipelines.
 
-    python -m experiments.benchmarks.simulator_speed [--stages 64] [--microbatches 512]
+    python -m experiments.benchmarks.simulator_speed
+        [--replicas 5] [--stages 8] [--microbatches 64]
 
-Prints one JSON object: seconds of processor time (one core, best and median of five)
-for simulating the lowered programs, and for lowering them first. The simulation runs
-once with a link for every hop, and once with every stage on a node whose network card
-its four streams share.
+Prints one JSON object: milliseconds of processor time (one core, best and median of
+seven) for lowering the plan to the programs of all nodes, and for one simulated step as
+`plan` and `simulate` find it. The step is simulated once with a link for every hop, and
+once with every stage on a node whose network card its four streams share.
 """
 
 import argparse
@@ -19,25 +20,26 @@ from typing import Any
 from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.schedule.programs.lower import lower
-from hetjax.schedule.simulation.simulator import simulate
+from hetjax.schedule.simulated import simulated
 
 
-def plan_of(num_stages: int, num_microbatches: int) -> Plan:
-    stages = tuple(
-        Stage(
-            node=f"n{s}",
-            devices=(0,),
-            layers=(s, s + 1),
-            launch_ahead=min(num_stages - s, num_microbatches),
+def plan_of(num_replicas: int, num_stages: int, num_microbatches: int) -> Plan:
+    def stage(r: int, s: int) -> Stage:
+        ahead = min(num_stages - s, num_microbatches)
+        return Stage(
+            node=f"n{r}.{s}", devices=(0,), layers=(s, s + 1), launch_ahead=ahead
         )
-        for s in range(num_stages)
+
+    replicas = tuple(
+        Replica(
+            num_microbatches=num_microbatches,
+            microbatch_size=1,
+            stages=tuple(stage(r, s) for s in range(num_stages)),
+        )
+        for r in range(num_replicas)
     )
-    replica = Replica(
-        num_microbatches=num_microbatches, microbatch_size=1, stages=stages
-    )
-    return Plan(
-        model="none", seq_len=1, global_batch=num_microbatches, replicas=(replica,)
-    )
+    samples = num_replicas * num_microbatches
+    return Plan(model="none", seq_len=1, global_batch=samples, replicas=replicas)
 
 
 def costs_of(plan: Plan, *, shared: bool) -> Costs:
@@ -50,10 +52,12 @@ def costs_of(plan: Plan, *, shared: bool) -> Costs:
         update_s=1.0,
     )
     keys = [(r, s) for r, s, _ in plan.stages()]
-    edges = [(a, b) for a in keys for b in keys if abs(a[1] - b[1]) == 1]
+    edges = [
+        (a, b) for a in keys for b in keys if a[0] == b[0] and abs(a[1] - b[1]) == 1
+    ]
     routes = {
         (a, b): Route(
-            trunks=(f"{a[1]}/out", f"{b[1]}/in") if shared else (f"{a[1]}>{b[1]}",),
+            trunks=(f"{a}/out", f"{b}/in") if shared else (f"{a}>{b}",),
             latency_s=0.001,
         )
         for a, b in edges
@@ -67,37 +71,42 @@ def costs_of(plan: Plan, *, shared: bool) -> Costs:
 
 
 def timed(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
-    seconds = []
-    for _ in range(5):
+    times_ms = []
+    for _ in range(7):
         start_s = time.process_time()
         result = call()
-        seconds.append(time.process_time() - start_s)
-    return {"best": min(seconds), "median": statistics.median(seconds)}, result
+        times_ms.append((time.process_time() - start_s) * 1e3)
+    return {"best": min(times_ms), "median": statistics.median(times_ms)}, result
 
 
-def measure(num_stages: int, num_microbatches: int) -> dict[str, Any]:
-    plan = plan_of(num_stages, num_microbatches)
+def measure(
+    num_replicas: int, num_stages: int, num_microbatches: int
+) -> dict[str, Any]:
+    plan = plan_of(num_replicas, num_stages, num_microbatches)
     lowering, programs = timed(lambda: lower(plan))
     found: dict[str, Any] = {
+        "replicas": num_replicas,
         "stages": num_stages,
         "microbatches": num_microbatches,
         "actions": sum(map(len, programs.values())),
-        "lower_s": lowering,
+        "lower_ms": lowering,
     }
     for name, shared in (("own_links", False), ("shared_cards", True)):
         costs = costs_of(plan, shared=shared)
-        seconds, simulation = timed(lambda c=costs: simulate(programs, plan, c))
-        found[f"simulate_{name}_s"] = seconds
+        times_ms, simulation = timed(lambda c=costs: simulated(plan, c))
+        found[f"simulate_{name}_ms"] = times_ms
         found[f"step_time_{name}_s"] = simulation.step_time_s
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--stages", type=int, default=64)
-    parser.add_argument("--microbatches", type=int, default=512)
+    parser.add_argument("--replicas", type=int, default=5)
+    parser.add_argument("--stages", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=64)
     given = parser.parse_args()
-    print(json.dumps(measure(given.stages, given.microbatches), indent=1))
+    found = measure(given.replicas, given.stages, given.microbatches)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

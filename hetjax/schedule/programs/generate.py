@@ -19,6 +19,7 @@ the limit. Other ways to share devices have no such rule.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import assert_never
 
 from hetjax.errors import BadInput
@@ -69,7 +70,7 @@ def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
     return held.stages[0 if order == "zero-bubble" else stage].launch_ahead
 
 
-def lane_orders(plan: Plan) -> list[list[Action]]:
+def lane_orders(plan: Plan) -> list[Sequence[Action]]:
     """Return the compute order of every lane, that is, of stages on the same devices.
 
     Raises BadInput for an unknown schedule.
@@ -85,15 +86,25 @@ def lane_orders(plan: Plan) -> list[list[Action]]:
         trained = dict.fromkeys(r for r, _, _ in plan.stages())
         return [lane for r in trained for lane in _listed(plan, r)]
     if order == "gpipe" or order == "1f1b":
-        return [_stage_order(plan, r, s) for r, s, _ in plan.stages()]
+        return [
+            _stage_order(
+                r,
+                s,
+                len(plan.replicas[r].stages),
+                plan.replicas[r].num_microbatches,
+                in_flight_limit(plan, r, s),
+            )
+            for r, s, _ in plan.stages()
+        ]
     assert_never(order)
 
 
-def _stage_order(plan: Plan, r: int, s: int) -> list[Action]:
-    replica = plan.replicas[r]
-    shape = len(replica.stages), s, replica.num_microbatches
-    order = one_f_one_b(*shape, in_flight_limit(plan, r, s))
-    return [Action(op, r, s, m) for op, m in order]
+@lru_cache(maxsize=1024)  # a search orders many similar plans
+def _stage_order(
+    replica: int, stage: int, num_stages: int, num_microbatches: int, launch_ahead: int
+) -> tuple[Action, ...]:
+    order = one_f_one_b(num_stages, stage, num_microbatches, launch_ahead)
+    return tuple(Action(op, replica, stage, m) for op, m in order)
 
 
 def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]:
@@ -105,7 +116,7 @@ def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]
     return dict(sorted(stages.items()))
 
 
-def _listed(plan: Plan, r: int) -> list[list[Action]]:
+def _listed(plan: Plan, r: int) -> list[Sequence[Action]]:
     """List-schedule a replica in unit time: F = I = W = 1, no time on links."""
     replica = plan.replicas[r]
     ones = [1.0] * len(replica.stages)

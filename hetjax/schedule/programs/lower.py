@@ -30,7 +30,7 @@ from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.generate import by_stage, evaluation_actions, lane_orders
 from hetjax.schedule.programs.merge import merge
 
-Orders = Mapping[StageKey, list[Action]]  # the actions of each stage, in order
+Orders = Mapping[StageKey, Sequence[Action]]  # the actions of each stage, in order
 
 
 def lower(plan: Plan, tied: Tied = UNTIED) -> dict[str, Program]:
@@ -62,7 +62,7 @@ def timed_orders(plan: Plan, tied: Tied = UNTIED) -> dict[StageKey, list[Action]
 
     The plan must have no programs, and its stages must not share devices.
     """
-    orders = by_stage(lane_orders(plan))
+    orders = {lane[0].key: lane for lane in lane_orders(plan)}
     return finish(reduce(orders, reduce_groups(plan, tied)))
 
 
@@ -80,7 +80,9 @@ def communicate(orders: Orders) -> dict[StageKey, list[Action]]:
     return {key: _with_transfers(key, order, orders) for key, order in orders.items()}
 
 
-def _with_transfers(key: StageKey, order: list[Action], orders: Orders) -> list[Action]:
+def _with_transfers(
+    key: StageKey, order: Sequence[Action], orders: Orders
+) -> list[Action]:
     flow, (r, s) = _flow(orders, key), key
     sources: dict[Buffer, int] = {"x": s - 1, "dy": s + 1}
     targets: dict[Buffer, int] = {"y": s + 1, "dx": s - 1}
@@ -127,7 +129,7 @@ def free(orders: Orders) -> dict[StageKey, list[Action]]:
     return {key: _freed(order, _flow(orders, key)) for key, order in orders.items()}
 
 
-def _freed(order: list[Action], flow: Dataflow) -> list[Action]:
+def _freed(order: Sequence[Action], flow: Dataflow) -> list[Action]:
     needed_later: set[tuple[Buffer, int | None]] = set()
     backwards: list[Action] = []
     for action in reversed(order):

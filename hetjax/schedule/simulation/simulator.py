@@ -14,7 +14,6 @@ Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from hetjax.costs.costs import Costs, Route, StageTimes
@@ -73,6 +72,7 @@ class _Channel:
 
     number: int
     size: float
+    shares: bool = True  # a trunk of its route with another channel
     sent_s: dict[int, float] = field(default_factory=dict)
     arrival_s: dict[int, float] = field(default_factory=dict)
     waiting: dict[int, "_LaneRun"] = field(default_factory=dict)
@@ -82,10 +82,11 @@ class _Channel:
 # UPDATE are _NEVER: `_collective` runs them
 _Way = tuple[float, _Channel | None, _Channel | None]
 _Step = tuple[Action, float, _Channel | None, _Channel | None]
+_Message = tuple[_Channel, int]  # with its microbatch
 
 
 class _Meetings:
-    """The collectives of one step; the callbacks in `waiting` run when one is done."""
+    """The collectives of one step; the lanes in `waiting` go on when one is done."""
 
     def __init__(self, programs: _Programs) -> None:
         met = [a for program in programs.values() for a in program]
@@ -97,8 +98,7 @@ class _Meetings:
                 self._groups_of[action.key].append(action.group)
         self.last_s: dict[Group | None, float] = defaultdict(float)
         self.done_s: dict[Group | None, float] = {}
-        self.waiting: dict[Group | None, list[Callable[[float], None]]]
-        self.waiting = defaultdict(list)
+        self.waiting: dict[Group | None, list[_LaneRun]] = defaultdict(list)
 
     def come(self, group: Group | None, now: float) -> bool:
         """Note the arrival of one holder; return whether it is the last one."""
@@ -119,6 +119,16 @@ class _Meetings:
     def reduced_s(self, stage: StageKey) -> float:
         """Return when the last of the stage's groups was summed."""
         return max((self.done_s[g] for g in self._groups_of[stage]), default=0.0)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A group's sum while it crosses its trunks."""
+
+    action: Action
+    start_s: float
+    missing: int
+    end_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -150,13 +160,15 @@ class _Run:
                 for trunk in reduction.trunk_bytes
             ]
         self.traffic = Traffic(costs.trunks, routes)
+        for channel in self.channels.values():
+            channel.shares = not self.traffic.is_alone[channel.number]
         self.lanes = self._lane_runs(programs)
         self.meetings = _Meetings(programs)
         self.reduced: list[Timed] = []
 
     def result(self) -> Simulation:
         for lane in self.lanes.values():
-            self.traffic.at(0.0, self._advance_of(lane))
+            self.traffic.at(0.0, self._advance, lane)
         self.traffic.run()
         stuck = [
             lane for lane in self.lanes.values() if lane.position < len(lane.steps)
@@ -205,17 +217,18 @@ class _Run:
         self, program: Sequence[Action], home: Mapping[StageKey, list[_Step]]
     ) -> None:
         """Append to lanes the program's actions that take time or wait."""
-        ways: dict[tuple[int, int, str], _Way] = {}
+        ways: dict[tuple[int, int, Op], tuple[_Way, Callable[[_Step], None]]] = {}
         free, send, receive = Op.FREE, Op.SEND, Op.RECV
         for action in program:
             op = action.op
             if op is free or op is send or op is receive:
                 continue  # most actions: these neither take time nor wait here
-            kind = action.replica, action.stage, op.value
+            kind = action.replica, action.stage, op
             way = ways.get(kind)
             if way is None:
-                way = ways[kind] = self._way(action.key, op)
-            home[action.key].append((action, *way))
+                way = ways[kind] = self._way(action.key, op), home[action.key].append
+            (seconds, comes, goes), append = way
+            append((action, seconds, comes, goes))
 
     def _way(self, key: StageKey, op: Op) -> _Way:
         """Return (seconds, channel to wait for, channel to send on) of an action."""
@@ -236,60 +249,61 @@ class _Run:
             goes = self.channels[key, before]
         return duration_s(self.costs.times[key], op), comes, goes
 
-    def _advance_of(self, lane: _LaneRun) -> Callable[[float], None]:
-        return lambda now: self._advance(lane, now)
-
-    def _advance(self, lane: _LaneRun, _: float) -> None:
+    def _advance(self, _: float, lane: _LaneRun) -> None:
         """Run a lane until it has to wait for an event whose time is unknown."""
-        steps, done = lane.steps, lane.done
-        while lane.position < len(steps):
-            action, seconds, comes, goes = steps[lane.position]
+        steps, done, free_s = lane.steps, lane.done, lane.free_s
+        for position in range(lane.position, len(steps)):
+            action, seconds, comes, goes = steps[position]
             if seconds == _NEVER:
+                lane.position, lane.free_s = position, free_s
                 if not self._collective(lane, action):
                     return
-                lane.position += 1
+                free_s = lane.free_s
                 continue
             m = action.microbatch
             assert m is not None
-            start_s = lane.free_s
+            start_s = free_s
             if comes is not None:
                 arrival_s = comes.arrival_s.get(m)
                 if arrival_s is None:
                     comes.waiting[m] = lane
+                    lane.position, lane.free_s = position, free_s
                     return
                 if arrival_s > start_s:
                     lane.waiting_s += arrival_s - max(start_s, comes.sent_s[m])
                     start_s = arrival_s
-            lane.free_s = end_s = start_s + seconds
+            free_s = start_s + seconds
             lane.busy_s += seconds
-            lane.position += 1
-            done.append(Timed(action, start_s, end_s))
+            done.append(Timed(action, start_s, free_s))
             if goes is not None:
-                self._send(end_s, goes, m)
+                self._send(free_s, goes, m)
+        lane.position, lane.free_s = len(steps), free_s
 
     def _send(self, end_s: float, channel: _Channel, m: int) -> None:
         """Send a result made at `end_s`, which may be later than the clock."""
         channel.sent_s[m] = end_s
-        number, size = channel.number, channel.size
-        arrival_s = self.traffic.arrival_s(end_s, number, size)
-        if arrival_s is None:
-            arrive = partial(self._arrive, channel, m)
-            send = self.traffic.send
-            self.traffic.at(end_s, lambda now: send(now, number, size, arrive))
-            return
-        self._arrive(channel, m, arrival_s)
+        if channel.shares:
+            self.traffic.at(end_s, self._depart, (channel, m))
+        else:
+            number, size = channel.number, channel.size
+            self._arrive(self.traffic.arrival_s(end_s, number, size), (channel, m))
 
-    def _arrive(self, channel: _Channel, m: int, arrival_s: float) -> None:
+    def _depart(self, now: float, message: _Message) -> None:
+        channel, _ = message
+        self.traffic.send(now, channel.number, channel.size, self._arrive, message)
+
+    def _arrive(self, arrival_s: float, message: _Message) -> None:
+        channel, m = message
         channel.arrival_s[m] = arrival_s
         lane = channel.waiting.pop(m, None)
         if lane is not None:
-            self.traffic.at(arrival_s, self._advance_of(lane))
+            self.traffic.at(arrival_s, self._advance, lane)
 
     def _collective(self, lane: _LaneRun, action: Action) -> bool:
         """Run a REDUCE, NORM or UPDATE; return False if the lane must wait."""
         late = self.meetings.waits_for(action)
         if late is not False:
-            self.meetings.waiting[late].append(self._advance_of(lane))
+            self.meetings.waiting[late].append(lane)
             return False
         if action.op is Op.UPDATE:
             self._update(lane, action)
@@ -300,7 +314,7 @@ class _Run:
             lane.free_s = ready_s
         if self.meetings.come(action.group, lane.free_s):
             start_s = self.meetings.last_s[action.group]
-            self.traffic.at(start_s, lambda now: self._meet(now, action))
+            self.traffic.at(start_s, self._meet, action)
         return True
 
     def _update(self, lane: _LaneRun, action: Action) -> None:
@@ -314,25 +328,25 @@ class _Run:
         """Sum a group over its trunks, or finish NORM, after all holders' arrival."""
         group = action.group
         if group is None:
-            self.traffic.at(now + self.costs.norm_s, lambda now: self._done(now, NORM))
+            self.traffic.at(now + self.costs.norm_s, self._done, NORM)
             return
         sizes = self.sums.get(group)
         if not sizes:
             self._done(now, group)
             return
-        arrivals: list[float] = []
-
-        def arrive(arrival_s: float) -> None:
-            arrivals.append(arrival_s)
-            if len(arrivals) == len(sizes):
-                end_s = max(arrivals)
-                self.reduced.append(Timed(action, now, end_s))
-                self.traffic.at(end_s, lambda now: self._done(now, group))
-
+        begun = _Sum(action, now, missing=len(sizes))
         for channel, size in sizes.items():
-            self.traffic.send(now, channel, size, arrive)
+            self.traffic.send(now, channel, size, self._summed, begun)
+
+    def _summed(self, arrival_s: float, begun: _Sum) -> None:
+        """Note that a sum has crossed one of its trunks."""
+        begun.missing -= 1
+        begun.end_s = max(begun.end_s, arrival_s)
+        if not begun.missing:
+            self.reduced.append(Timed(begun.action, begun.start_s, begun.end_s))
+            self.traffic.at(begun.end_s, self._done, begun.action.group)
 
     def _done(self, now: float, group: Group | None) -> None:
         self.meetings.done_s[group] = now
-        for advance in self.meetings.waiting.pop(group, ()):
-            advance(now)
+        for lane in self.meetings.waiting.pop(group, ()):
+            self._advance(now, lane)

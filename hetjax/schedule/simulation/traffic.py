@@ -14,10 +14,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any, TypeVar
 
 from hetjax.costs.costs import Route
 
-Arrive = Callable[[float], None]  # called with the arrival time of a message
+T = TypeVar("T")
+Event = Callable[[float, Any], None]  # called with its time and an argument
 
 
 class Traffic:
@@ -32,59 +34,67 @@ class Traffic:
         self._busy_on = [[self._busy[t] for t in trunks] for trunks in self._trunks]
         self._latency = [route.latency_s for route in routes]
         users = Counter(trunk for trunks in self._trunks for trunk in trunks)
-        self._alone = [all(users[t] == 1 for t in trunks) for trunks in self._trunks]
+        self.is_alone = [all(users[t] == 1 for t in trunks) for trunks in self._trunks]
         self._alone_rate = [
             min([self._capacity[t] for t in trunks], default=float("inf"))
             for trunks in self._trunks
         ]
         self._free_s = [0.0] * len(routes)
-        self._queue: list[deque[tuple[float, Arrive]]] = [deque() for _ in routes]
+        # by channel: bytes of each message, and what to call when it arrives
+        self._queue: list[deque[tuple[float, Event, Any]]] = [deque() for _ in routes]
         self._left_bytes = [0.0] * len(routes)
         self._rate = [0.0] * len(routes)
         self._since = [0.0] * len(routes)
         self._version = [0] * len(routes)
-        self._events: list[tuple[float, int, int, Callable[[float], None] | int]] = []
+        self._events: list[tuple[float, int, Event, Any]] = []
         self._order = count()
 
     def run(self) -> None:
         """Run scheduled events until there are none left."""
-        while self._events:
-            now, _, version, what = heappop(self._events)
-            if not isinstance(what, int):
-                what(now)
-            elif version == self._version[what]:
-                self._finish(now, what)
+        events = self._events
+        while events:
+            now, _, event, argument = heappop(events)
+            event(now, argument)
 
-    def at(self, time_s: float, event: Callable[[float], None]) -> None:
-        """Schedule `event` to be called with the time `time_s`."""
-        heappush(self._events, (time_s, next(self._order), 0, event))
+    def at(self, time_s: float, event: Callable[[float, T], None], argument: T) -> None:
+        """Schedule a call of `event` with the time `time_s` and the argument."""
+        heappush(self._events, (time_s, next(self._order), event, argument))
 
-    def arrival_s(self, sent_s: float, channel: int, size: float) -> float | None:
-        """Send `size` bytes directly if no other channel shares a trunk.
+    def arrival_s(self, sent_s: float, channel: int, size: float) -> float:
+        """Send `size` bytes on a channel that shares no trunk; return their arrival.
 
-        Return their arrival time, or None: then use `send`. Times must not decrease.
+        Times must not decrease.
         """
-        if not self._alone[channel]:
-            return None
         begin_s = max(sent_s, self._free_s[channel])
         self._free_s[channel] = begin_s + size / self._alone_rate[channel]
         return self._free_s[channel] + self._latency[channel]
 
-    def send(self, now: float, channel: int, size: float, arrive: Arrive) -> None:
-        """Send `size` bytes; call this at the time `now`, that is, from an event."""
+    def send(
+        self,
+        now: float,
+        channel: int,
+        size: float,
+        arrive: Callable[[float, T], None],
+        argument: T,
+    ) -> None:
+        """Send `size` bytes; call this at the time `now`, that is, from an event.
+
+        `arrive` is called with their arrival time and the argument, when that is known.
+        """
         if not self._trunks[channel]:
-            arrive(now + self._latency[channel])
+            arrive(now + self._latency[channel], argument)
             return
         queue = self._queue[channel]
-        queue.append((size, arrive))
+        queue.append((size, arrive, argument))
         if len(queue) == 1:
             self._begin(now, channel)
 
     def _begin(self, now: float, channel: int) -> None:
         self._left_bytes[channel] = self._queue[channel][0][0]
         self._rate[channel], self._since[channel] = 0.0, now
-        meets = any(self._busy_on[channel])
-        for busy in self._busy_on[channel]:
+        busy_on = self._busy_on[channel]
+        meets = any(busy_on)
+        for busy in busy_on:
             busy[channel] = None
         if meets:
             self._share(now, channel)
@@ -92,9 +102,12 @@ class Traffic:
             self._rate[channel] = self._alone_rate[channel]
             self._promise(now, channel)
 
-    def _finish(self, now: float, channel: int) -> None:
+    def _finish(self, now: float, promised: tuple[int, int]) -> None:
+        channel, version = promised
+        if version != self._version[channel]:
+            return  # its rate has changed since
         queue = self._queue[channel]
-        _, arrive = queue.popleft()
+        _, arrive, argument = queue.popleft()
         if queue:
             # the next message gets the same share of the same trunks
             self._left_bytes[channel] = queue[0][0]
@@ -102,11 +115,12 @@ class Traffic:
             self._promise(now, channel)
         else:
             self._version[channel] += 1
-            for busy in self._busy_on[channel]:
+            busy_on = self._busy_on[channel]
+            for busy in busy_on:
                 del busy[channel]
-            if any(self._busy_on[channel]):
+            if any(busy_on):
                 self._share(now, channel)
-        arrive(now + self._latency[channel])
+        arrive(now + self._latency[channel], argument)
 
     def _share(self, now: float, channel: int) -> None:
         """Set the rates of all messages that share a trunk with this channel."""
@@ -123,5 +137,5 @@ class Traffic:
         """Schedule the end of a channel's message, assuming its present rate."""
         self._version[channel] += 1
         end_s = now + max(self._left_bytes[channel], 0.0) / self._rate[channel]
-        entry = (end_s, next(self._order), self._version[channel], channel)
-        heappush(self._events, entry)
+        promised = channel, self._version[channel]
+        heappush(self._events, (end_s, next(self._order), self._finish, promised))
