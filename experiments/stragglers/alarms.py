@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts false alarms of the straggler detector on resampled steps of real runs.
 
-    python -m experiments.stragglers.alarms [--record] [--steps 10000]
+    python -m experiments.stragglers.alarms [--record] [--steps 10000] [--real 1000]
 
 `--record` trains three small models on this machine's CPU by three layouts, one of them
 on packed sequences, whose work varies by batch. It records the time of each part of
@@ -12,6 +12,10 @@ in `--steps` steps of each run. For a drift of 1.25, 1.5 and 2 of each node, fro
 median number of steps until then, and the worst factor over the true one. The runs
 shared the machine with others, which makes their steps noisier than a device's: `noise`
 is the deviation of the logarithm of the noisiest part, as the detector sees it.
+
+`--real` trains the same models for so many steps instead, and lists the alarms. Each
+has `measured`: the median time of the named devices in the first 20 steps from the
+alarm's `since` on, over their median in the 200 steps before.
 """
 
 import argparse
@@ -52,50 +56,107 @@ _RUNS = {
 
 def record() -> dict[str, Any]:
     """Train, and return the times of the steps as JSON values."""
-    with TemporaryDirectory() as folder:
-        text = Path(folder, "text.txt")
-        text.write_text(_TEXT.read_text())
-        runs = {
-            name: _recorded(Path(folder), text, name, options)
-            for name, options in _RUNS.items()
-        }
     return {
         "command": "python -m experiments.stragglers.alarms --record",
         "machine": machine(),
-        "runs": runs,
+        "runs": {name: _values(*run) for name, run in _trained(_STEPS).items()},
     }
 
 
-def _recorded(
-    folder: Path, text: Path, name: str, options: Sequence[str]
-) -> dict[str, Any]:
-    heard: list[StepTimes] = []
+def _trained(
+    num_steps: int, *, detects: bool = False
+) -> dict[str, tuple[Lanes, list[StepTimes], list[Slowdown]]]:
+    """Train all runs; return the lanes, the timed steps and the findings of each."""
+    with TemporaryDirectory() as folder:
+        text = Path(folder, "text.txt")
+        text.write_text(_TEXT.read_text())
+        data = [
+            "--data.path",
+            str(text),
+            "--data.cache-dir",
+            str(Path(folder, "cache")),
+        ]
+        steps = ["--steps", str(num_steps)]
+        return {
+            name: _watched(
+                ["--run-dir", str(Path(folder, name)), *data, *steps, *options], detects
+            )
+            for name, options in _RUNS.items()
+        }
+
+
+def _watched(
+    options: Sequence[str], detects: bool
+) -> tuple[Lanes, list[StepTimes], list[Slowdown]]:
     watching: list[Lanes] = []
+    heard: list[StepTimes] = []
+    found: list[Slowdown] = []
+    begun, added = SlowDevices.begin, SlowDevices.add
 
     def begin(self: SlowDevices, *args: Any) -> None:
-        made(self, *args)
+        begun(self, *args)
         lanes = self._detector.lanes
         assert lanes is not None
         watching.append(lanes)
 
-    made = SlowDevices.begin
-    command = ["tiny", "--run-dir", str(folder / name), "--data.path", str(text)]
-    command += ["--data.cache-dir", str(folder / "cache"), "--steps", str(_STEPS)]
+    def add(self: SlowDevices, times: StepTimes) -> list[Slowdown]:
+        heard.append(times)
+        found.extend(added(self, times) if detects else ())
+        return []
+
     with (
         patch.object(SlowDevices, "begin", begin),
-        patch.object(SlowDevices, "add", lambda self, times: heard.append(times) or []),
+        patch.object(SlowDevices, "add", add),
         patch.object(slow_devices, "_MOST_SHARE", 1.0),  # else few steps would be timed
     ):
-        assert train([*command, *_SMALL, *options]) == 0
+        assert train(["tiny", *_SMALL, *options]) == 0
+    return watching[0], heard, found
+
+
+def _values(lanes: Lanes, heard: list[StepTimes], _: object) -> dict[str, Any]:
+    """Return a run as JSON values."""
     parts = sorted(set.intersection(*({*times.parts} for times in heard)))
     return {
         "lanes": [
             {"key": list(lane.key), "node": lane.node, "devices": list(lane.devices)}
-            for lane in watching[0].lanes
+            for lane in lanes.lanes
         ],
         "parts": [list(part) for part in parts],
         "seconds": [[round(t.parts[p], 6) for p in parts] for t in heard],
     }
+
+
+def real(num_steps: int) -> dict[str, Any]:
+    """Train all runs for so many steps, and return their alarms as JSON values."""
+    runs = _trained(num_steps, detects=True)
+    return {
+        "command": f"python -m experiments.stragglers.alarms --real {num_steps}",
+        "machine": machine(),
+        "runs": {
+            name: {
+                "timed_steps": len(heard),
+                "alarms": [
+                    {"alarm": str(one), "measured": _ratio(one, heard)} for one in found
+                ],
+            }
+            for name, (_, heard, found) in runs.items()
+        },
+    }
+
+
+def _ratio(found: Slowdown, heard: Sequence[StepTimes]) -> float | None:
+    """Return how many times as long the named devices took; None for links."""
+    named = found.subject.lanes
+    if found.is_over or not named:
+        return None
+    took_s = {
+        times.step: sum(s for part, s in times.parts.items() if part[:2] in named)
+        for times in heard
+    }
+    since = found.since
+    after = [s for step, s in took_s.items() if since <= step < since + 20]
+    before = [s for step, s in took_s.items() if since - 200 <= step < since]
+    return round(median(after) / median(before), 3)
 
 
 def recorded(run: dict[str, Any]) -> tuple[Lanes, list[StepTimes]]:
@@ -190,7 +251,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--real", type=int)
     given = parser.parse_args()
+    if given.real is not None:
+        print(json.dumps(real(given.real), indent=1))
+        return
     if given.record:
         RECORDED.write_text(json.dumps(record()) + os.linesep)
         return

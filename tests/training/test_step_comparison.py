@@ -141,6 +141,22 @@ def test_a_plan_is_learnt_again_from_more_steps_where_these_are_unlike(tmp_path:
     assert parts == 2 * [2.0, 1.0, 1.1]
 
 
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_steps_without_parts_do_not_take_the_place_of_steps_with_them(
+    is_timed: bool, tmp_path: Path
+):
+    preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
+    comparison, learnt = learning(
+        predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
+    )
+    comparison.begin(TWO_REPLICAS, cluster)
+    for step in range(4):
+        comparison.add(2.0, timed(step, 1.0) if is_timed else None)
+    for _ in range(8):
+        comparison.add(1.0)
+    assert [s for _, _, s, *_ in learnt] == ([2.0] if is_timed else [2.0, 1.0])
+
+
 def test_a_run_on_a_real_device_learns_how_long_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

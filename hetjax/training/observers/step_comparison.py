@@ -252,6 +252,7 @@ class StepComparison:
     _plan: tuple[Plan, Cluster] | None = None
     _num_looks: int = 0
     _learnt_s: float = 0.0
+    _learnt_parts: bool = False
     _times_s: list[float] = field(default_factory=list)
     _parts: list[StepTimes] = field(default_factory=list)
 
@@ -306,6 +307,8 @@ class StepComparison:
         )
 
     def _look_again(self, plan: Plan, cluster: Cluster) -> None:
+        if self._learnt_parts and not self._parts:
+            return  # short steps are not all timed; a step without parts teaches less
         measured_s = median(self._times_s)
         if not 1 / _UNLIKE < measured_s / self._learnt_s < _UNLIKE:
             self._learn(plan, cluster, measured_s, again=True)
@@ -314,7 +317,7 @@ class StepComparison:
         self, plan: Plan, cluster: Cluster, measured_s: float, *, again: bool
     ) -> None:
         """Keep the step for later predictions; a full disk must not end the run."""
-        self._learnt_s = measured_s
+        self._learnt_s, self._learnt_parts = measured_s, bool(self._parts)
         parts = measured_parts(self._parts)
         try:
             self.learn(plan, cluster, measured_s, parts, again=again)
