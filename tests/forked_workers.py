@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test workers, forked from a process that has imported what all of them import.
 
-Importing is a fifth of what a short run on workers computes. A forked worker has its
-log, environment, standard input and session, like a started worker. Does not own the
-process that forks (the standard library's), nor starts as users have them, which
-`tests/launchers/` and `tests/runtime/test_islands.py` cover.
+Importing is a fifth of what a short run on workers computes. Like a started worker, a
+forked one has its own log, environment, standard input and session. Does not own the
+forking process (the standard library's `forkserver`), nor workers that start as users
+start them, which `tests/launchers/` and `tests/runtime/test_islands.py` cover.
 """
 
 import multiprocessing
@@ -65,8 +65,8 @@ class ForkedWorker:
 def started(
     processes: Processes, worker: str, command: WorkerCommand
 ) -> ForkedWorker | subprocess.Popen[str]:
-    """Fork a worker, in place of `Processes._started`. Start it instead if it differs
-    from the forking process in what is read at the start."""
+    """Fork a worker, in place of `Processes._started`. Start it as usual if it needs
+    another command, or other variables that Python or imports read."""
     is_like = _read_at_start(command.environment) == _read_by_who_forks()
     if command.prefix or command.module != MODULE or not is_like:
         return _start(processes, worker, command)

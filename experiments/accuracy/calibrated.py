@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts a plan from a run of another: how far off is what a run has learnt?
+"""Measures how well a run's calibration predicts its own plan and another one.
 
     python -m experiments.accuracy.calibrated [--json] [--mixes 6] [--profile]
 
 Hosts are control groups with shares of a core (as root); hetjax only knows that they
 are different kinds of device. Two plans use all hosts: `samples` gives each the whole
-model and a share of the samples, `layers` is one pipeline over all. Each is trained by
-`hetjax train`, which measures its first steps and writes `calibration.json`: it counts
-these CPUs as the devices themselves, not as stand-ins. With that file both plans are
-predicted as `hetjax simulate --calibration` does. With `--profile` each host's layers
-are measured before, and all predictions, the run's too, use these times. The measured
-time is the median of the steps after those that the run has learnt from; `noise` is the
-difference between the medians of two halves of them. `own` and `other` are predicted
-over measured times, of the plan that was learnt from and of the other.
+model and a share of the samples, `layers` is one pipeline over all. `hetjax train` runs
+each plan, measures the first steps and writes `calibration.json`; it treats these CPUs
+as the devices themselves, not as stand-ins. Each plan is then predicted with the file
+of either run, as by `hetjax simulate --calibration`. With `--profile` the layers of all
+hosts are measured first, and all predictions use these times, those of the runs too.
+
+`measured_s` is the median of the steps after those that the run learns from; `noise` is
+the relative difference between the medians of their even and their odd ones. `own` and
+`other` are a plan's predicted over its measured time, with the file of its own run and
+with that of the other plan's; `without` uses no file.
 """
 
 import argparse
@@ -96,7 +98,7 @@ def _plan(*replicas: Replica) -> Plan:
 def of_mix(
     folder: Path, percents: Sequence[float], with_profile: bool
 ) -> dict[str, Any]:
-    """Train with both plans and predict both from each, with a profile if asked."""
+    """Run both plans, and predict each from either run, with a profile if requested."""
     cluster, found = cluster_of(percents), plans(percents)
     names = [node.name for node in cluster.nodes]
     measured: dict[str, list[float]] = {}

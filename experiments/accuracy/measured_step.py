@@ -19,10 +19,11 @@ all messages pass one trunk, of the median bandwidth of the measured links. The 
 then the sum of all programs, whatever their order; this number does not show bubbles
 and overlap.
 
-Because the machine drifts, real steps stand between two profiles, whose predictions are
-averaged. As layer times are medians of repetitions, so is that of a step. `error` is
-the median over rounds of predicted / measured - 1.
-Compiled programs are kept in a cache on disk from one profile to the next.
+Because the machine's speed drifts, a round measures real steps between two profiles and
+averages the two predictions. Its measured time is the median of the steps, as layer
+times are medians of repetitions. `error` is the median over rounds of
+predicted / measured - 1. A cache on disk keeps compiled programs from one profile to
+the next.
 """
 
 import argparse

@@ -84,7 +84,7 @@ def names_of_nodes(folder: Path) -> Outcome:
 
 
 def _refused(words: list[str]) -> int | None:
-    """Return the exit code of the command, which ends before it computes anything."""
+    """Run a command that should be refused at once; return its exit code."""
     from hetjax.train import main
 
     try:
@@ -217,7 +217,7 @@ def _lines(text: bytes) -> list[bytes]:
 
 
 def clock_set_back(folder: Path) -> Outcome:
-    """Set the clock back a year for the second start; the third has it right again."""
+    """Set the clock back a year for the second of three starts."""
     run, shifted = run_in(folder), folder / "shifted"
     shifted.mkdir()
     (shifted / "sitecustomize.py").write_text(

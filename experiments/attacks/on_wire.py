@@ -233,7 +233,7 @@ def _trickle(slow: list[socket.socket], over: threading.Event) -> None:
 
 
 def _open_until(slow: list[socket.socket], end_s: float) -> int:
-    """Return how many are still open then; return at once when none is."""
+    """Return how many are still open at `end_s`; return earlier once none is."""
     waiting = list(slow)
     for found in waiting:
         found.setblocking(False)

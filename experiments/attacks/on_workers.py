@@ -18,8 +18,8 @@ from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 from hetjax.training.recovery.notice_sources import GRACE_S
 
-# at the start, and by the step after which a worker hangs; at most two hangs between
-# steps
+# Requests at which a worker hangs: at the start, and by the step after which the attack
+# begins, at most two for one step.
 _AT_THE_START = (schema.Build, schema.Compile)
 _HANGS = {
     2: (schema.Train, schema.PlaceState),

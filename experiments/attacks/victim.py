@@ -10,8 +10,9 @@ attack on the first process that reaches its trigger, which removes the file:
     poison-STEP, flip-STEP      after the update of the step: an infinite weight, or a
                                 flipped bit of one
 
-HETJAX_ATTACK_LIMIT_S limits the time of each worker request, and HETJAX_ATTACK_CALL_S
-that of a call to a store, so that no attack takes minutes.
+HETJAX_ATTACK_LIMIT_S sets the time limit of worker requests (an abort then has 2 s, the
+start of a worker keeps its limit), and HETJAX_ATTACK_CALL_S that of a call to a store,
+so that no attack takes minutes.
 """
 
 import os

@@ -8,9 +8,9 @@
 The first command needs the targets' compilers (`pip install 'jax[tpu]'`,
 `'jax[cuda12]'`), but no device. It appends a line of JSON per program to the file, and
 skips programs that the file has. So it can be stopped and started again, and run once
-per environment if compilers need separate ones. With --again it compiles programs again
-that failed, or whose rows are older than the package is now; of a program's rows the
-last counts. The second command prints the file as Markdown.
+per environment if compilers need separate ones. With --again it recompiles programs
+that failed, or whose rows are from another commit of the package; a program's last row
+counts. The second command prints the file as Markdown.
 
 Owns the run: a process per target, because a compiler that crashes takes its process
 with it, and a time limit for each program.
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--limit", type=int, help="compile so many programs at most")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
-    parser.add_argument("--again", choices=get_args(Again), help="what to make anew")
+    parser.add_argument("--again", choices=get_args(Again), help="recompile these")
     parser.add_argument("--table", type=Path, help="print this file as Markdown")
     given = parser.parse_args()
     if given.table:

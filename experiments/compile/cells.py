@@ -136,7 +136,7 @@ def all_cells() -> Iterator[Cell]:
 
 
 def covering() -> list[Cell]:
-    """Return cells that have every pair of choices that some cell has.
+    """Return a subset of all cells that has every pair of their choices.
 
     Choices that were added later are covered after the rest, so that the earlier
     covering stays the same: TPUs' compilers take minutes for some cells.

@@ -8,16 +8,16 @@ combine the tokens. A lookup in a cut table takes one, and its gradient none. Th
 over a cut vocabulary takes a maximum, a sum and the target's logit, and its input's
 gradient one. With remat "full" the backward recomputes a unit except for its last
 product. Gradients of weights need none, except those of a norm of queries or keys,
-because all heads share its scale. A halved backward may sum them in either half.
+because all heads share its scale. A split backward may sum them in either half.
 
 Over the data axis passes are independent, except for the loss, which is one number.
-PACK sums every leaf over it (an all-reduce or a reduce-scatter). The copies of masters
-that are cut over data are gathered. The rows of a sum lie as masters do that both axes
-cut. The rows of a master that data does not cut are gathered. Those of a master that
-tensor does not cut are first permuted, because rows are numbered tensor by tensor. The
-logits of one position, which one data rank has, are summed with zeros over data, and so
-are at most two means of its last norm. Logits of a cut vocabulary are gathered. Checks
-take one all-reduce.
+PACK sums every leaf over it (an all-reduce or a reduce-scatter). Each master that data
+cuts is gathered into its copy. A sum's rows are laid out like a master that both axes
+cut. For a master that data does not cut, the update gathers them. For one that tensor
+does not cut, it permutes and gathers them, because rows are numbered tensor rank by
+tensor rank. Only one data rank has the position whose logits are wanted: all-reduces
+add the zeros of the others to its logits, and to at most two means of its last norm.
+Logits of a cut vocabulary are gathered. Checks take one all-reduce.
 
 A device keeps only its rows of a sum over the data axis. A TPU's compiler sums them in
 whole chunks, of as many rows as fit in its memory. Where a device's rows are no

@@ -4,9 +4,10 @@
 On a GPU, XLA compiles many of its own kernels for every product, and cuBLAS's kernels.
 It skips those that do not compile, and takes the fastest. Without a GPU, XLA takes its
 first guess untested. If the guess does not compile, XLA refuses the whole program. This
-happens with products that sum over heads of 80, of several sequences: the guess sums in
-parts of more than 16 numbers, and no such part divides 80. A program that is refused
-for this reason alone is compiled again in parts of 16, or else with cuBLAS's kernels.
+happens to products that sum over a head size of 80 in a batch of several sequences: the
+guess sums in blocks of a power of two above 16, and none of these divides 80. A program
+that is refused for this reason alone is compiled again with blocks of 16, or else with
+cuBLAS's kernels.
 
 Owns these other choices. Does not own what is made of a program (`compiling.py`).
 """

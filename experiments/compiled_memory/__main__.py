@@ -12,8 +12,8 @@ The first command compiles stages for devices that need not be here (as
 file has. The stages are a pairwise covering of all choices. With a seed they are drawn
 at random, so that a model can be compared with stages that were not used to make it.
 The third command evaluates the model anew for every line and fits one margin per
-backend, leaving out one kind of device at a time. It writes a report, for each file
-too. The fourth prints what compilers needed as shares of the estimated workspaces
+backend, leaving out one kind of device at a time. Its report also has the errors of
+each file. The fourth prints what compilers needed as shares of the estimated workspaces
 (`shares.py`), as JSON. The last command prints the report as Markdown.
 
 A total is what lives through the step, as many microbatches in flight as 1F1B has, and
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="rows are appended to this file")
     parser.add_argument("--backend", choices=("cpu", "gpu", "tpu"), default="cpu")
     parser.add_argument("--targets", nargs="+", default=[HOST, *TARGETS])
-    parser.add_argument("--draw", type=int, help="seed of cells in place of covering")
+    parser.add_argument("--draw", type=int, help="seed of random cells, no covering")
     parser.add_argument("--limit", type=int, default=60, help="cells of the backend")
     parser.add_argument("--judge", type=Path, nargs="+", help="rows of these files")
     parser.add_argument("--report", type=Path, help="what was judged goes here")

@@ -86,7 +86,8 @@ def cells_of(backend: Backend) -> list[MemoryCell]:
 def drawn(backend: Backend, seed: int) -> list[MemoryCell]:
     """Return all cells of the backend's targets in an order that the seed gives.
 
-    Its first cells are an unbiased sample: no model was made while looking at them.
+    The first cells are a random sample; with a new seed, one that the memory model was
+    not fitted to.
     """
     targets = [t for t in (HOST, *TARGETS) if backend_of(t) == backend]
     cells = list(_all_cells(targets))

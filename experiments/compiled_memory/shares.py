@@ -44,8 +44,8 @@ def percentiles(shares: Sequence[float]) -> tuple[float, ...]:
 def report(files: Mapping[str, Rows]) -> dict[str, Any]:
     """Return each backend's percentiles, and the coverage of kinds left out.
 
-    `covered` is the share of the stages of each kind whose compiler needed what the
-    interval of all other kinds says; a backend of one kind has none.
+    `covered` is, for each kind, the share of its stages whose own share lies in the
+    interval of all other kinds; it is empty for a backend of one kind.
     """
     judged: dict[str, Any] = {}
     for backend, found in shares_of(files).items():

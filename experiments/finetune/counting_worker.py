@@ -3,7 +3,8 @@
 
     <folder>/<worker>.<step>.json: [[receiver, kind, bytes], ...]
 
-Bytes are those that were handed to connections, without headers, as messages left.
+Steps are those of this process, from 0. Bytes, without headers, count when a message is
+handed to its connection.
 """
 
 import json

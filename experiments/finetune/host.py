@@ -5,14 +5,13 @@
 
 A Llama with random weights, 34 MB a block in bfloat16, is imported by three worker
 processes with unlike numbers of layers, trained for one step and exported. For each
-worker, it reports the bytes of its layers in closed form, and the bytes of the file
-that the kernel has mapped into its memory, from where they are read (in pages, with up
-to 64 KiB around each request). For the export, it reports the most memory that its
-process held beyond what it had before, in bytes of a block as it is written. The same
-is done for exports that add adapters of all linear weights to frozen weights
-(`--merged`); these are read as they are, or rounded as the run held them in four bits.
-Each export is the second of its process, because the first needs memory to compile,
-whatever the size of the model.
+worker, it reports the size of its layers in closed form, and how much of the
+memory-mapped file the kernel has loaded for it (whole pages, up to 64 KiB around each
+read). For the export, it reports by how much the memory of its process rose, in bytes
+and in multiples of a block as written. It does the same for exports that add adapters
+of all linear weights to frozen weights (`--merged`); these are read as they are, or
+rounded as the run held them in four bits. Each export is the second of its process,
+because the first needs memory to compile, whatever the size of the model.
 """
 
 import argparse

@@ -3,11 +3,11 @@
 
     python -m experiments.house.dialect [FOLDER]
 
-Counts, in the Python files of a folder (hetjax), definitions that are called no more
-than `BARE`, definitions that end in `_of`, uses of the identifiers in `DIALECT`, and
-class names that are defined more than once; an underscore before a name or after it
-makes no difference. Prints JSON. `now` is not counted: it is the usual name of a local
-time, or of the current value, and is read where it is set.
+Counts, in the Python files of a folder (hetjax), functions whose whole name is in
+`BARE`, functions whose name ends in `_of`, uses of the identifiers in `DIALECT`, and
+class names that are defined more than once. Leading and trailing underscores do not
+matter. Prints JSON. `now` is not counted: it is the usual name of a local time, or of
+the current value, and is read where it is set.
 """
 
 import ast

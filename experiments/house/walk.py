@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how far a reader walks who follows a call through the code.
+"""Counts the functions and files that a reader visits when following a call.
 
     python -m experiments.house.walk train   # from the command to the first step
     python -m experiments.house.walk plan    # from find_plan to its bound

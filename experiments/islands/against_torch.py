@@ -12,8 +12,8 @@ ours also by steps, because disturbances of a shared machine last less than a ro
 process, median over our steps and PyTorch's rounds; the bubble of two stages and eight
 microbatches in 1F1B order allows 8 / 9. Ours is measured under the same 1F1B and under
 the schedule that the search finds for the layers' times as measured on both at once.
-`apart` is the rate of two processes that train the whole model each and share only the
-machine: no schedule can recover what is missing there. Our head is tied to the
+`apart` is the total rate of two processes that each train the whole model and share
+only the machine: no schedule can be more efficient than that. Our head is tied to the
 embedding, so that the two stages sum its gradients, and gradients are clipped; PyTorch
 does neither. Prints one JSON object.
 """

@@ -6,8 +6,8 @@
 Each time, two hosts of a testbed (CPU quotas; needs root) start a worker each, compile
 their halves of a model with nothing cached, and train. No loss may be reported. Then
 one of the two is stopped (SIGSTOP) or killed (SIGKILL), in turn, and the time until the
-controller knows is measured. Results are appended to --output as they come. Those that
-are there count, so an interrupted command can be continued.
+controller knows is measured. Each result is written to --output at once; a later start
+of the command runs only those that are missing.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 
 `python -m experiments.launchers.slurm FOLDER [--kills N]` prints a line of JSON for
 each disturbance: workers and clients killed, a node down, the notice before the time
-limit, a job of higher priority. `--only preempted` runs that one alone, after the
-undisturbed run. Needs root and Debian's Slurm (`own_slurm.py`); `hetjax launch slurm`
-submits the jobs.
+limit, a job of higher priority, scancel. `--only preempted` runs that one alone, after
+the undisturbed run. Needs root and Debian's Slurm (`own_slurm.py`); `hetjax launch
+slurm` submits the jobs.
 """
 
 import argparse

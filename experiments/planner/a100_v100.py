@@ -17,14 +17,15 @@ planner does not consider: uneven cuts, unlike replicas and microbatches.
   its own kind, and unlike tensor degrees cost nothing. These terms have a certified
   bound. `by_sailors_rule` prices this column's plan by Sailor's rule.
 
-`before` is the best throughput known under the favourable terms, of templates with at
-most one change of GPU kind. `gap` is the model gap: the plan's time by the closed form
-over the certified bound of the same form. `prefix` is the bound that also holds for
-simulated 1F1B programs, and the plan's time over it. The closed form is a little
-pessimistic, which this gap includes. `symmetric` is the best plan whose stages all have
-the same tensor degree, the planner's default, found degree by degree. Search times are
-CPU seconds from layer tables to the plan, because the machine may be busy. They cover
-unlike degrees, or all symmetric plans.
+`before` is the best throughput known earlier under the favourable terms, for templates
+with at most one change of GPU kind. `gap` is the model gap: the plan's time by the
+closed form over the certified bound of the same form, less one. `prefix_bound` also
+holds for simulated 1F1B programs; `prefix_gap` is the plan's time over it, less one.
+The closed form is a little pessimistic, and this gap includes that. `symmetric` is the
+best plan whose stages all have the same tensor degree, the planner's default, found
+degree by degree. Search times are CPU seconds from layer tables to the plan, because
+the machine may be busy: `search_s` with unlike degrees, `symmetric_search_s` for all
+symmetric plans.
 
 Rows are added to the results, a JSON file, one by one; a second start continues there.
 """

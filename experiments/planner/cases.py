@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans clusters as people have them, and compares with the best known plans.
+"""Plans typical clusters, and compares the plans with the best known ones.
 
     python -m experiments.planner.cases [--cases university home] [--search-s 20]
 

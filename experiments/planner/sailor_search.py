@@ -102,7 +102,7 @@ def _fast_pipelines(
             return
         counts = _counts([_renumbered(c, numbers) for c in copies])
         yield counts
-        # every limit down to the bytes that it holds gives the same plan
+        # any limit between the bytes that the plan holds and this one gives it again
         most_bytes = min(most_bytes, _held_bytes(rule, counts)) * _NEXT_LIMIT
 
 

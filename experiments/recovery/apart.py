@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a run without a shared directory in every place, and compares its losses.
+"""Kills each part of a run that shares no directory, and compares the losses.
 
     python -m experiments.recovery.apart [--kills 20] [--seed 0] [--steps 300]
         [--folder runs/apart] [--keep copies|store|ceph] [--launcher ssh|ray]
 
 Trains preset `tiny` on two machines, by `ssh` (a stand-in that runs its command here)
 or on a real Ray (`experiments/launchers/own_ray.py`). Each machine is a mount namespace
-that sees neither the run directory nor text, cache and weights of the controller
-(`tests/launchers/apart.py`). At random moments one of these is killed, whatever the run
-is doing:
+in which the controller's run directory, text, cache and weights are hidden
+(`tests/launchers/apart.py`). At random moments the experiment kills one of these,
+whatever the run is doing:
 
     worker      the worker process of a machine
-    machine     all that runs on a machine; its disk goes, too. It joins Ray again
+    machine     all processes of a machine, and its disk; it then joins Ray again
     ssh         the client that has started a worker
-    controller  the run itself; the same command is typed again
-    all         everything at once but for the disks and Ray's head, then the same
-                command again
+    controller  the run itself; the same command starts it again
+    all         everything at once except disks and Ray's head; the same command
+                starts it again
 
 With `--keep copies` both machines hold parts of checkpoints (the default of such a
 run). With `--keep store` a folder that all see acts as the store; with `--keep ceph` it
@@ -60,7 +60,7 @@ from tests.training.pair import ONE_REPLICA, TWO_NODES
 PLACES = ("worker", "machine", "controller", "all")
 HOSTS = {"left": "127.0.0.2", "right": "127.0.0.3"}
 _WORKER, _PAUSE_S, _LONGEST_S = "hetjax.training.worker", (0.0, 4.0), 900.0
-_TRAINS_AGAIN = 0.97  # share of checks, twice a second
+_TRAINS_AGAIN = 0.97  # chance, each half second, to go on waiting for a new step
 
 
 class _Store(NamedTuple):
@@ -201,7 +201,7 @@ def _killed(pid: int) -> bool:
 
 
 def may_lose_a_disk(site: Site) -> bool:
-    """Whether another disk or the store has all of the newest checkpoint.
+    """Whether the run survives a lost disk: the other or the store has a checkpoint.
 
     A run that loses a second disk before its next checkpoint is lost, as the manual
     says.

@@ -4,15 +4,14 @@
     python -m experiments.recovery.damage [--cases 500] [--seed 0]
 
 Four worker processes, each with its own folder as a disk and all with one store, save
-two steps with different bits. Then, per case, files of one kind are flipped, truncated
-or removed on some of the disks, in the newest step or in both. The workers, which hold
-another state by then, restore the damaged one. Besides the disks there is one of these:
-the store (`store`, known to the restore's caller, or asked only when needed), a copy of
+two steps with different bits. Each case gives the workers another state, damages files
+of one kind (a flipped bit, truncated or removed) on some disks, in the newest step or
+in both, and lets the workers restore. Besides the disks, a case has one other source:
+the store (`store`; the caller lists it, or the restore asks it when needed), a copy of
 each saver's part on another worker's disk (`copy`), the newest state in the memory of a
-worker that has all of it (`memory`), or nothing. The state on every worker's devices is
-then compared with the saved one, bit for bit; the step and the bytes by tier are
-compared with what the undamaged files allow. Prints one JSON object; `wrong` must be
-empty.
+worker that has all of it (`memory`), or nothing. The case then compares the state on
+every worker's devices with the saved one, bit for bit, and the step and the bytes by
+tier with what the undamaged files allow. Prints one JSON object; `wrong` must be empty.
 """
 
 import argparse
@@ -72,7 +71,7 @@ class Outcome:
 
     step: int | None
     num_bytes: Mapping[str, int]
-    first_place: bool = True  # all comes from where it does when nothing is damaged
+    first_place: bool = True  # each leaf is from the tier that it has without damage
 
     def name(self) -> str:
         if self.step != NEWEST:

@@ -9,11 +9,11 @@ Trains preset `tiny` on worker processes of this machine, or on actors of a Ray 
 that each run starts here. Kills a worker (SIGKILL) at random moments, a few per run,
 whatever the run is doing: training, evaluating, saving or recovering. At the end each
 loss must have the bits of a run without kills. If a node was killed so often that the
-run continued without it, the reference changes to the same plan after the same step. An
-evaluation just there may belong to either plan, within rounding. The learning rate is
-constant so that steps can be trained in two parts. `lost_steps` were repeated from a
-checkpoint; `lost_beside_a_replica` are recoveries that lost steps although all workers
-of a replica were there.
+run continued without it, the reference changes to the same plan after the same step.
+Either plan may have made an evaluation after that step, so it may differ by rounding.
+The learning rate is constant so that steps can be trained in two parts. `lost_steps`
+were repeated from a checkpoint; `lost_beside_a_replica` are recoveries that lost steps
+although all workers of a replica were there.
 
 Each run adds a line to the results, which may hold several seeds and launchers.
 `--kills` is the total for the seed: a second start continues where the first has
@@ -65,8 +65,8 @@ def command(run_dir: Path, steps: int, launcher: str, plan: Path | None) -> list
 def started(words: Sequence[str], said: Path) -> subprocess.Popen[bytes]:
     """Start a command; its output is appended to `said`/stdout and `said`/stderr.
 
-    At a fatal signal, it and its workers write the stacks of all threads there. `said`
-    is in the environment of all processes that it starts.
+    At a fatal signal, it and its workers write the stacks of all threads there. All its
+    processes have the path `said` in their environment, which identifies them.
     """
     said.mkdir(parents=True, exist_ok=True)
     with (said / "stdout").open("ab") as out, (said / "stderr").open("ab") as err:

@@ -186,7 +186,7 @@ class Trial:
         self._driver.begin()
 
     def measured(self, share: float) -> dict[str, Any]:
-        """Kill after this share of a step; `back` is empty if no worker came back."""
+        """Kill after this share of a step; `back` has no phases without a return."""
         before_s = [self._step() for _ in range(_STEPS)][1:]
         old_s = statistics.median(before_s)
         killed_s = list[float]()

@@ -14,8 +14,10 @@ in the middle of a step.
 
 Times count from the change to the end of the first step after it. `floor_s` is the time
 of the busiest link for its data, at its rate; `stood_s` is the time lost in addition to
-`floor_s` and the step itself. With `--reroute` the remaining replicas first take a
-step: `rerouted` has when it was done, and how long it took. Prints one JSON object.
+`floor_s` and the step itself. With `--reroute` the remaining replicas first repeat the
+interrupted step: `rerouted` has the time until its end, the seconds of the rerouting,
+and the number of steps without the lost worker. The other times then count from the
+moment when all stand still. Prints one JSON object.
 """
 
 import argparse

@@ -9,9 +9,9 @@ machine that vanishes is killed (SIGKILL) and its disk is lost; one that comes i
 The controller's machine never goes away. Two ways see the same events, each on its own
 clock, which starts at the end of the first step:
 
-* elastic: the run reads its new cluster file and continues; * restart: all processes
-are killed at each change, local checkpoints are removed, and
-  the same command restarts from the store with the new cluster file.
+* elastic: the run reads its new cluster file and continues;
+* restart: each change kills all processes and removes local checkpoints, and the same
+  command restarts from the store with the new cluster file.
 
 Both save every `--every` steps to a store. If there are no machines, both wait for
 some, then start from the store. Finally, the losses of the elastic run are compared
@@ -363,10 +363,10 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trace", type=Path, help='[{"Time": s, "GPUs": n}, ...]')
-    parser.add_argument("--until", type=float, default=7000.0, help="of the trace")
-    parser.add_argument("--seconds", type=float, default=280.0, help="that it takes")
+    parser.add_argument("--until", type=float, default=7000.0, help="in trace seconds")
+    parser.add_argument("--seconds", type=float, default=280.0, help="of the replay")
     parser.add_argument("--every", type=int, default=10, help="steps between saves")
-    parser.add_argument("--seed", type=int, default=0, help="of who vanishes")
+    parser.add_argument("--seed", type=int, default=0, help="selects who vanishes")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--device", default="A100-SXM4-80GB")
     parser.add_argument("--memory-gib", type=float, help="of a device, if not its own")

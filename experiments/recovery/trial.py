@@ -45,7 +45,7 @@ from hetjax.training.worker import worker_settings
 Recovery = Literal["local-first", "cloud-only"]
 _INTO_STEP_S = 0.3
 _SAVED = 3  # the step of the checkpoint
-_SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and when that is compiled
+_SOON_S, _FORESEEN_S = 0.01, 25.0  # until standby plans are sought, and are compiled
 _STANDBY_S = 5.0  # until standby workers are started
 _UPLOAD_S = 300.0
 
@@ -265,7 +265,7 @@ class Trial:
 def _detour(
     told: tuple[float, Rerouted], struck_s: float, ended: Sequence[float]
 ) -> dict[str, Any]:
-    """Return when the others had done the interrupted step, and their step count."""
+    """Return when the others redid the step, the rerouting's time, and their steps."""
     at_s, rerouted = told
     return {
         "next_step_done_s": next(end for end in ended if end > at_s) - struck_s,

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=1000, help="how many in all")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--output", type=Path, help="a line of JSON per 100 runs")
-    parser.add_argument("--seed", type=int, help="run this one alone, and tell of it")
+    parser.add_argument("--seed", type=int, help="run this seed, print its events")
     parser.add_argument(
         "--mutations", action="store_true", help="which runs notice broken rules"
     )

@@ -148,7 +148,7 @@ def _written(state: State, name: str) -> State:
 
 
 def _between(state: State) -> Iterator[State]:
-    """Start a step or end: the controller takes all workers to have one state."""
+    """Start a step, or end; the controller assumes that all workers have one state."""
     if len(state.alive) < len(HAS):
         yield replace(state, phase="reached")
         return
@@ -372,7 +372,7 @@ class Explored:
 def explore() -> Explored:
     """Visit all states. Raises Broken at the first invalid one.
 
-    From each state the run can reach an end without another loss.
+    A state is invalid, too, if the run has not ended and only a loss can follow.
     """
     first = State()
     seen, front, num_moves = {first}, [first], 0

@@ -156,7 +156,7 @@ class Invariants:
         self._num_lost += 1
 
     def check_recovered(self, what: Recovered) -> None:
-        """Raise Violation if a step is lost that surviving workers hold completely."""
+        """Raise Violation if the run goes back further than it had to."""
         is_back = what.step < what.from_step
         if self._stored is not None:
             self._stored.go_back(what.step)
@@ -202,7 +202,7 @@ class Invariants:
 
     @property
     def _can_lose_one(self) -> bool:
-        """Whether the other nodes have room for all layers, and have them."""
+        """Whether the run can lose one node: the others have room and all layers."""
         newest = max((at for _, at in self._had), default=None)
         return self._case.has_room(self._case.num_nodes - 1) and (
             newest is None
@@ -278,7 +278,7 @@ class Invariants:
         return is_stored or step in self.complete()
 
     def _check_lost(self, error: Exception) -> None:
-        """Raise Violation if a state counts as lost that the plan's workers have."""
+        """Raise Violation if the run gives up a state that its plan's workers have."""
         assert self._driver is not None
         workers = {*self._driver.plan.nodes}
         whole = self.complete(workers) if workers <= self._machines.up else []

@@ -133,7 +133,7 @@ class Network:
             end.fail("closed the connection (reset)")
 
     def process_ended(self, process: Process) -> None:
-        """Let peers learn that it is gone: at once, or once they are reachable."""
+        """Let peers learn that it is gone, at the latest after the silence limit."""
         for end in [end for end in self._ends if end.process is process]:
             end.close()
             peer = end.peer

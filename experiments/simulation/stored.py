@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that every step that a store marks as complete can be restored from it.
 
-Owns which steps those are, judged by the objects alone, and that the newest of them
-stays. Does not own the store (`object_store.py`), nor other invariants
-(`invariants.py`).
+Owns the decision which steps are complete, made from the objects alone, and the check
+that the newest of them stays. Does not own the store (`object_store.py`), nor other
+invariants (`invariants.py`).
 """
 
 import json

@@ -3,15 +3,17 @@
 
     python -m experiments.stragglers.alarms [--record] [--steps 10000] [--real 1000]
 
-`--record` trains three small models on this machine's CPU by three layouts, one of them
-on packed sequences, whose work varies by batch. It records the time of each part of
-each step in `experiments/results/step_times.json`. Without it, steps are drawn from
-there, with replacement and a fixed seed, and given to the detector. `alarms` are those
-in `--steps` steps of each run. For a drift of 1.25, 1.5 and 2 of each node, from step
-101 of 60 draws on: how many were found within 10 and 40 steps under the right name, the
-median number of steps until then, and the worst factor over the true one. The runs
-shared the machine with others, which makes their steps noisier than a device's: `noise`
-is the deviation of the logarithm of the noisiest part, as the detector sees it.
+`--record` trains preset `tiny` three times on this machine's CPU: in one process, on
+worker processes, and on packed sequences, whose work varies by batch. It records the
+time of each part of each step in `experiments/results/step_times.json`. Without it, the
+study draws recorded steps, with replacement and fixed seeds, and gives them to the
+detector. `alarms` are the findings in `--steps` steps of each run. `drifts` has 60
+series for each factor (1.25, 1.5 and 2) by which one node is slower from step 101 on,
+the nodes in turn: how many times the detector named that node within 10 and 40 steps,
+the median number of steps until then, and the least and greatest ratio of the found to
+the true factor. Other programs ran on the machine, so steps are noisier than a
+device's: `noise` is the deviation of the logarithm of the noisiest part, as the
+detector sees it.
 
 `--real` trains the same models for so many steps instead, and lists the alarms. Each
 has `measured`: the median time of the named devices in the first 20 steps from the

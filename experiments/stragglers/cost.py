@@ -6,9 +6,9 @@
 Runs steps of a small pipeline of four stages in this process. `watching_us` is the CPU
 time of the watching threads (`runtime/execution/action_watch.py`), for each action that
 they watch; `share` is its share of the step's wall time if no spare core did that work.
-A run times as many of its steps as cost a hundredth, by
-`training/observers/slow_devices.py`. `detector_us` is the detector's time for a step,
-on the controller.
+Here every step is watched; a run watches only so many that this costs about 1 % of its
+time (`training/observers/slow_devices.py`). `detector_us` is the detector's time for a
+step, on the controller.
 """
 
 import argparse

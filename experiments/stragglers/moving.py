@@ -4,12 +4,13 @@
     python -m experiments.stragglers.moving [--json] [--percent 40]
 
 Two workers of `tiny` each run in a control group with `--percent` of a core, as root.
-From step THROTTLED on, one of the groups has half. The run, with `--replan auto`, names
-it, weighs another plan and moves. `after_s` is its median step from then on. `best_s`
-is that of a run with the throttle from its start and the plan that the full search
-makes for such a cluster; `of_best` is their ratio. `usual_s` and `slow_s` are steps
-before the throttle, and with it before the move. Each host is throttled once. For each,
-the two runs are one after the other, because the machine is shared.
+From step THROTTLED on, one group has half of that. The run, with `--replan auto`, names
+the slow host, weighs another plan and moves to it. `after_s` is the median step after
+the move. `best_s` is that of a second run, which is throttled from its start and uses
+the plan of the full search for such a cluster; `of_best` is `best_s` / `after_s`.
+`usual_s` is the median step before the throttle, `slow_s` that between throttle and
+move. Each host is throttled once. The two runs follow each other, because they share
+the machine.
 """
 
 import argparse

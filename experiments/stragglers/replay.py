@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays a step with other times for some operations.
 
-An operation starts when all operations that it waits for have ended. An operation of no
-group then takes its own time. Communication ends together: at the latest start of its
-group plus the time that it takes once all have come, which is measured as the end less
-that latest start. "Without stragglers" every operation takes the mean of its type,
+An operation starts when all operations that it waits for have ended. An operation
+outside any group then takes its own time. Each operation of a communication group ends
+at the latest start in the group plus its transfer time, which is measured as its end
+less that latest start. "Without stragglers" every operation takes the mean of its type,
 communication the median. These rules are those of the authors of the traces
 ("Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025,
 arXiv 2505.05713), as README-2 of the ground truth states them; the code is ours. Owns
@@ -22,7 +22,7 @@ from experiments.stragglers.trace import Floats, Trace
 
 # types that do work; all others are communication
 _WORK = frozenset({"forward-compute", "backward-compute", "gc", "optimizer"})
-_IMPOSSIBLE_S = -0.010  # ends before all have come: clocks differ by no more than that
+_IMPOSSIBLE_S = -0.010  # no end is this far before the latest start: clocks differ less
 _WORST = 0.03  # share of the workers that count as the worst
 
 
@@ -129,7 +129,7 @@ class WhatIf:
         return float(replay(self.trace, times_SDO).mean()) / self.ideal_s
 
     def cured(self, is_slow_DO: NDArray[np.bool_]) -> float:
-        """Return the share of the loss that comes back if these were ideal."""
+        """Return the share of the lost time that ideal times of these would recover."""
         times_SDO = np.where(is_slow_DO, self.ideal_SDO, self.own_SDO)
         mean_s = float(replay(self.trace, times_SDO).mean())
         return (self.replayed_s - mean_s) / (self.replayed_s - self.ideal_s)

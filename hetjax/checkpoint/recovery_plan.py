@@ -76,7 +76,7 @@ def newest(
 def unasked(
     snapshots: Iterable[PartialSnapshot], asked: AbstractSet[str]
 ) -> dict[int, set[str]]:
-    """Return, by step, the workers outside `asked` that may have missing parts.
+    """Return, by step, the workers outside `asked` that may hold missing parts.
 
     A part is missing if it is absent from all snapshots of a save of that step.
     """

@@ -84,5 +84,5 @@ def named(run: RunId) -> str:
 
 
 def is_ours(run: RunIdentity | None, saved_by: RunId) -> bool:
-    """Return whether a reader that looks for `run` uses the save; None: for any run."""
+    """Return whether a save belongs to `run`; True for any save if `run` is None."""
     return run is None or run.owns(saved_by)

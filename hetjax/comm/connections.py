@@ -2,8 +2,8 @@
 """Connects processes: sends messages by key and detects a lost peer at once.
 
 Owns the threads of one link, and the decision when the other side counts as lost. A
-link is two connections: one for messages, and one for heartbeats, which a process
-beside each side sends however busy both sides are (`heart.py`). A message is a key (six
+link is two connections: one for messages, and one for heartbeats. A child process of
+each side sends these, however busy that side is (`heart.py`). A message is a key (six
 numbers) and bytes; one thread sends it and another delivers it, in any order relative
 to other connections. Does not own proof of identity (`handshake.py`), the form of what
 is sent (`frames.py`) and its meaning (`wire.py`, `reduction.py`), nor which

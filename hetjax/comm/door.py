@@ -81,7 +81,7 @@ def _link(caller: Caller) -> tuple[int, bytes]:
 
 
 def _ends(*both: tuple[Caller, socket.socket]) -> Ends | None:
-    """Return a link of two connections; None, and close both, if both have one use."""
+    """Return the link of two connections; if both have the same use, close them."""
     found = {caller.use: (caller, one) for caller, one in both}
     if len(found) < len(both):
         for _, one in both:

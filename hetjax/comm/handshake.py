@@ -93,7 +93,8 @@ def dial(
 
     `coded` says whether what is sent carries codes; None: only if it leaves this
     machine. With `tls`, messages go through TLS, and only the heartbeats have codes.
-    Raises OSError: StaleIncarnation if a newer start of this worker has called there.
+    Raises OSError: StaleIncarnation if the peer has admitted a newer start of this
+    worker.
     """
     pair = os.urandom(_PAIR_BYTES)
     found = dict[bytes, tuple[Stream, Keys | None]]()

@@ -28,7 +28,7 @@ _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 
 
 class OtherCertificate(ConnectionError):
-    """The called side shows another certificate than the known one."""
+    """The called side's certificate does not have the known fingerprint."""
 
     def __init__(self, found: str) -> None:
         super().__init__(f"another certificate: {found}")
@@ -72,9 +72,9 @@ class _Caller:
 
 
 def dial_pinned(address: str, fingerprint: bytes, end_s: float) -> TlsStream:
-    """Connect to the address and require the certificate of this fingerprint.
+    """Connect to the address and require the certificate with this fingerprint.
 
-    Raises OSError by that monotonic time at the latest: OtherCertificate before
+    Raises OSError, at the monotonic time `end_s` at the latest: OtherCertificate before
     anything was sent, ssl.SSLError if the other side does not speak TLS.
     """
     found = socket_for(address)

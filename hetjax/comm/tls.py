@@ -100,8 +100,8 @@ class TlsStream:
     ) -> None:
         """Take over the socket and do the handshake.
 
-        Raises OSError, by that monotonic time at the latest, however slowly bytes
-        arrive.
+        Raises OSError, at the monotonic time `end_s` at the latest, however slowly
+        bytes arrive.
         """
         self._socket, self._lock = found, threading.Lock()
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -120,9 +120,9 @@ class Routed:
 class Tally:
     """Bytes sent, by link and kind (the third number of a message's key).
 
-    Any thread may count. Headers and heartbeats do not count: the bytes that costs
-    charge are compared with these. The caller chooses a link's name: workers use the
-    receiver, one process both ends.
+    Any thread may count. Headers and heartbeats do not count, so that the counts can be
+    compared with the bytes that the cost model predicts. The caller chooses a link's
+    name: workers use the receiver, a process that has all stages uses both ends.
     """
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class OpenRun:
         )
 
     def restore_files(self, recorder: Recorder) -> bool:
-        """Write the run's files again if its directory was removed; return whether."""
+        """Rewrite the run's files and return True if its directory was removed."""
         start, driver = self.start, self.driver
         run_dir, identity = start.config.run_dir, driver.run or start.run
         if not was_removed(run_dir, identity):

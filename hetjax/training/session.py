@@ -273,7 +273,7 @@ class Session(ExitStack):
     def _follow(
         self, asking: Reprovisioning, driver: Driver, recorder: Recorder
     ) -> None:
-        """Let it ask for the driver's missing nodes until the end of training."""
+        """Let `asking` request the driver's missing nodes until training ends."""
         asking.follow(
             driver.missing, lambda asked: recorder.reprovisioned(asked, driver.at)
         )

@@ -128,9 +128,9 @@ def worker_settings(
 ) -> dict[str, Any]:
     """Return what workers need to know, as JSON values; `cluster` is TOML.
 
-    By the `lease` of the run, the arguments of `sees_lease`, workers that may be
-    elsewhere find out whether they see its directory. `models` are those that they can
-    get from the controller.
+    `lease` has the arguments of `sees_lease`, by which workers that may be on other
+    machines find out whether they see the run's directory. They can get `models` from
+    the controller.
     """
     return {
         "config": config_values(config),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that exchanges arrays with another one, as its standard input says.
+"""A process that exchanges arrays with another one, on request.
 
-One JSON object per line, and as many answers. `east` has stage 0, `west` stage 1.
+Each line of its standard input is a call in JSON, and gets one line as its answer.
+`east` has stage 0, `west` stage 1.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Later runs with the same devices find what runs taught; other runs do not.
 
-Oracle: what was put in, and that a step kept without its neighbours is lost.
+Oracle: the measured times that the test keeps.
 """
 
 import json

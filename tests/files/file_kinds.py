@@ -305,7 +305,7 @@ def _read_sailor(folder: Path) -> Any:
 
 
 def _asked(folder: Path) -> Any:
-    """Return the node that an operator asks to leave; a damaged file means the run."""
+    """Return the operator's notice; a damaged file asks the whole run to stop."""
     return next(operator(folder))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines that share no folder with the controller: mount namespaces of this machine.
 
-Each has a folder that stands for its disk. On a machine, this folder replaces what is
-under the controller's run directory, its cache and the homes, and the text is empty.
-All see only the programs that were compiled before, which saves time and changes
-nothing. Processes of a machine start through the program that `Machines` writes.
+Each has a folder that stands for its disk. On a machine, parts of this folder are
+mounted over the controller's run directory, its cache and the state directory, and the
+`hidden` paths are empty. Machines share only the compiled programs, which saves time
+and changes nothing. Their processes start through the program that `Machines` writes.
 """
 
 import os

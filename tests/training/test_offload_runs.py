@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run with its masters on the host has the losses of one with them on devices.
 
-Checkpoints move between the two. Settings that no planner would follow are refused.
+Checkpoints move between the two. An `--offload` that no planner would use is refused.
 """
 
 from dataclasses import replace

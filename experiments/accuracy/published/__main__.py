@@ -3,10 +3,10 @@
 
     python -m experiments.accuracy.published --groundtruth DIR [--json]
 
-DIR holds the published rows; none of it is part of this repository. Every family is
-left out in turn, and predicted by what the other families teach. Prints estimate over
-measured by family, the share of rows within their 90 % intervals, and the factor by
-which the median interval multiplies and divides. Two minutes of CPU time.
+DIR holds the published rows; none of it is part of this repository. The study leaves
+out each family in turn and predicts it from a fit to the others. For each family it
+prints predicted over measured time, the share of rows within their 90 % intervals, and
+the median interval as a factor up and down. Takes two minutes of CPU time.
 """
 
 import argparse

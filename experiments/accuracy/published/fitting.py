@@ -2,10 +2,10 @@
 """Fits speeds to errors on published runs, leaving one family of runs out in turn.
 
 Owns the fit. The logarithm of measured over predicted time is a sum of slopes times
-speeds. A speed differs from the model's by three parts: one common to all, one of its
-kind of device, and one of its family (framework and hardware). All parts are normal,
-and their widths are those that make the rows most probable (type II maximum
-likelihood). Does not own predictions (`predicting.py`).
+errors of speeds, plus an offset of the family and noise. The error of a speed has three
+parts: one common to all rows, one of the kind of device, and one of the family
+(framework and hardware). All are normal; their widths maximize the marginal likelihood
+of the rows times a prior of the widths. Does not own predictions (`predicting.py`).
 """
 
 import math
@@ -57,9 +57,9 @@ class Family:
     """How well the other families predict this family.
 
     Errors are means of |predicted / measured - 1|, by the catalogue and as learnt from
-    the others. `covered` is the share of rows in their 90 % intervals, `factor` what
-    the median interval multiplies and divides by. `ratios_covered` and `ratios_factor`
-    are the same for ratios of two rows.
+    the others. `covered` is the share of rows in their 90 % intervals. The median
+    interval is from prediction / `factor` to prediction x `factor`. `ratios_covered`
+    and `ratios_factor` are the same for ratios of two rows.
     """
 
     name: str

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a stage's peak memory: predicted, by the compiler's figures, and measured.
 
-First tests whether a process starts with the share of a GPU that hetjax lets it take,
-and holds what plans may fill of it. Then trains stages that differ in model, remat and
-length, each in its own process, because the peak is counted per process. This process
-leaves the card to them. Owns which stages run, and how many at once. Does not own the
-processes (`start.py`, `way.py`).
+First tests whether a process starts with the share of a GPU's memory that hetjax gives
+it, and can hold as many bytes as plans may use. Then trains stages that differ in
+model, remat and length, each in its own process, because the peak is counted per
+process. This process leaves the card to them. Owns which stages run, and how many at
+once. Does not own the processes (`start.py`, `way.py`).
 """
 
 from collections import deque

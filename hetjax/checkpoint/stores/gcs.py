@@ -196,7 +196,7 @@ class GcsStore:
 
 
 class _Limited:
-    """A file whose reads wait for bandwidth, as far as `upload_from_file` needs one."""
+    """A file whose reads wait for bandwidth; has all that `upload_from_file` calls."""
 
     def __init__(self, file: IO[bytes], limit: BandwidthLimit) -> None:
         self._file, self._limit = file, limit

@@ -224,7 +224,7 @@ class TimeLimitedStore:
 
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
-    """Return or raise what `act` does; after `limit_s` StoreError, naming `what`."""
+    """Return what `act` returns; raise StoreError, naming `what`, after `limit_s`."""
     outcome: Future[_T] = Future()
 
     def work() -> None:

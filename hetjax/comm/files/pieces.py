@@ -3,7 +3,7 @@
 
     taker -> ASK, number: {"name": .., "start": .., "end": .., "have": SHA-256 or ""}
     giver -> GIVEN, number, size of the file: SHA-256 of the piece, its bytes
-          or SAME, number, size of the file: what the taker has is what the giver has
+          or SAME, number, size of the file: the taker already has these bytes
           or REFUSED, number: the reason, as text
 
 Owns these messages and their limits. Does not own who sends them (`giver.py`,

@@ -109,7 +109,7 @@ class Controller:
         self.begin_compiling(settings, there)
 
     def begin_compiling(self, settings: Json, workers: Sequence[str]) -> None:
-        """Let these workers, which have no other work, compile for the settings."""
+        """Let these workers compile in the background what the settings require."""
         request = schema.CompileAhead(settings=settings)
         self.connections.ask(dict.fromkeys(workers, request))
 
@@ -196,9 +196,9 @@ class Controller:
     ) -> StepCommit:
         """Train on the global batch of this step; return once all workers know NORM.
 
-        `loss_scale` is for plans with a float16 stage. Then `spans` returns when the
-        actions of a traced step ran, and `timing` has how long those of an earlier step
-        took.
+        `loss_scale` is for plans with a float16 stage. Afterwards `spans` returns when
+        the actions of traced steps ran, and `timing` has how long those of an earlier
+        step took.
         """
         request = schema.Train(
             step=number,
@@ -222,7 +222,7 @@ class Controller:
         return is_known.step_time_s if is_known else None
 
     def leave_out(self, number: int) -> StepCommit:
-        """Commit this step without its batch: the state does not change."""
+        """Commit this step without its batch: only step counters change."""
         left_out = StepCommit(squares=0.0, losses=(), num_tokens=1, is_left_out=True)
         self._all(schema.LeaveOut(step=number, commit=left_out))
         return left_out
@@ -286,10 +286,10 @@ class Controller:
     ) -> bool:
         """Start a checkpoint; return False if one is still being written somewhere.
 
-        Workers write in parallel, each the state that it owns, with `host`. The step
-        that `best` returns is kept, however old; it is called once it is known which
-        step all have saved. All workers upload the same steps to the store: the last,
-        and those at which no worker is still uploading.
+        Workers write in parallel, each the state that it owns, with `host`. They keep
+        the step that `best` returns, however old; the controller calls `best` once it
+        knows which step all have saved. All workers upload the same steps to the store:
+        the last, and those at which no worker is still uploading.
         """
         states = self._savers()
         if any(message.busy for message in states.values()):
@@ -315,9 +315,9 @@ class Controller:
         return True
 
     def moving_s(self, times: int = 1, is_bounded: bool = True) -> float | None:
-        """Return how long writing or sending the whole state so often takes at worst.
+        """Return how long writing or sending the whole state `times` times may take.
 
-        None if that is unknown: a store may be slower than any known rate.
+        None if its size is unknown, or if not `is_bounded`: a store has no least rate.
         """
         found = sum(self.state_bytes.values())
         return times * moving_s(found) if found and is_bounded else None

@@ -27,8 +27,9 @@ def take_over(
 
     Workers of the `whole` plan were built for it; a step that one of them has committed
     must be finished first (`recovery.py`). Returns the number of steps that they have
-    completed. None if no replica is complete, or if those that are have no common
-    state: the caller must then recover otherwise. Raises WorkerLost.
+    completed. Returns None if no replica is complete, or if the complete ones do not
+    all have the same state: the caller must then recover in another way. Raises
+    WorkerLost.
     """
     connections, nodes = controller.connections, controller.members.nodes
     built_for = WorkerMap(whole, nodes).workers

@@ -22,8 +22,8 @@ class StepCommit:
     """The outcome of a committed step, the same bits on all workers.
 
     `num_tokens` is the number of targets of the whole batch that count. `squares` is
-    the squared norm of the summed gradients, without the factor `loss_scale` that
-    UPDATE's gradients have if it is set. `losses` has all last stages. `is_finite` says
+    the squared norm of the summed gradients, unscaled; UPDATE's gradients still have
+    the factor `loss_scale` if it is set. `losses` has all last stages. `is_finite` says
     whether the weights before the step are finite. `disagreements` says where holders'
     bits differ, if they were compared. `is_left_out` steps are skipped without being
     computed.

@@ -15,9 +15,9 @@ from hetjax.runtime.execution.programs import Compiled
 def temp_bytes(program: Compiled) -> int | None:
     """Return the temporary bytes of a program, or None if the compiler does not say.
 
-    A TPU's compiler reports the heap plus its fragmentation, which is the heap less the
-    bytes in its buffers. Buffers hold no more bytes than live at once. So the mean of
-    that figure and `live_bytes` is not under the heap.
+    A TPU's compiler reports the heap plus its fragmentation (the heap less the bytes in
+    its buffers). Buffers hold at most `live_bytes`. So the mean of the reported figure
+    and `live_bytes` is at least the heap.
     """
     compiled: Any = program
     said = compiled.memory_analysis()

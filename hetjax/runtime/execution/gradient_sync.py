@@ -217,7 +217,7 @@ class PeerSync(GradientSync):
             self.attend()
 
     def attend(self) -> None:
-        """Start to learn the norm: all stages here, if there are any, have posted."""
+        """Start to exchange shares: all stages here, if there are any, have posted."""
         self._pool.run(self._exchange_shares)
 
     def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:

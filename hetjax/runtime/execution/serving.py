@@ -138,9 +138,9 @@ class ServingStages(StageRuntime):
 
     @property
     def _num_texts(self) -> int:
-        """The number of copies of the text: all stages of the first replica can cut it.
+        """The number of copies of the text that run, so that every stage can cut them.
 
-        They cut the copies over their data ranks.
+        Each stage of the first replica cuts them evenly over its data ranks.
         """
         stages = self.plan.replicas[self.plan.first_replica].stages
         return math.lcm(*(stage.mesh.data for stage in stages))

@@ -200,8 +200,8 @@ class StageRuntime(Stages):
     def finish(self, commit: StepCommit) -> StepCommit:
         """Commit the step that a PeerLost has aborted, as others have.
 
-        A worker that knows the commit has had this worker's part: only UPDATE is left
-        to do; nothing if the step is left out.
+        No worker would have the commit if this one had not done its part: only UPDATE
+        is left to do. A left-out step changes only step counters.
         """
         if commit.is_left_out:
             self.skip()
@@ -363,8 +363,8 @@ class StageRuntime(Stages):
     def _run_out(self, runs: Sequence[Iterator[int]], step: StepContext) -> None:
         """Enqueue everything up to UPDATE on NaN inputs, since other hosts may have.
 
-        A program that spans hosts waits for all of them. If only some had enqueued it
-        before they learnt of the loss, it would meet the next step on the others.
+        A program that spans hosts waits for all of them. If some hosts learnt of the
+        loss before they enqueued it, it would be paired with their next step's program.
         """
         assert self._joined is not None and isinstance(
             self._joined.transport, SocketTransport

@@ -367,7 +367,7 @@ def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
 def _said_bytes(
     state: StageState, ops: Sequence[Op]
 ) -> Iterator[tuple[str, Iterable[int | None]]]:
-    """Yield the compiler's figures by name; of a name's programs one runs at a time."""
+    """Yield the compiler's figures by name; programs of one name run one at a time."""
     programs, updates = state.programs, state.updates
     for op in ops:
         yield op.name, [temp_bytes(programs.program(op))]

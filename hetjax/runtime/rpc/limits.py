@@ -13,8 +13,8 @@ from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 
 WATCHDOG_FACTOR = 10.0  # times the expected time, after which a worker hangs
 LEAST_S = 60.0  # even if less is expected: a machine may be starved
-# The time with programs from a cache says nothing of the time to compile them. This is
-# the limit for a wait in which no program gets done, as one may be large.
+# The same for a wait in which no program is finished: the times so far may be those of
+# programs from a cache, and a single program may be large.
 LEAST_COMPILE_S = 600.0
 SLOW_BYTES_PER_S = 20e6  # of the slowest disk or link that is still useful
 
@@ -28,8 +28,8 @@ def limit_s(
     """Return how long a worker may take for this kind of request, before it hangs.
 
     `predicted_s` is the expected time, `longest_s` the longest time so far; None if not
-    known. If both are None, only the table counts. Of steps, only the first of a plan
-    is predicted; it may compile something, too.
+    known. If both are None, only the table counts. Callers predict a step only if it is
+    the first of a plan; that step may also compile programs.
     """
     most_s = LIMITS[what].seconds
     known_s = [found for found in (predicted_s, longest_s) if found is not None]

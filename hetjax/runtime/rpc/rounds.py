@@ -292,7 +292,7 @@ _NEVER = "has not connected"
 def _see_to_round(state: Rounds, now_s: float) -> Reaction:
     """End the round if no worker is late; abort it past its limit, or after a loss.
 
-    Workers that then answer had waited for another; one that does not answer is lost.
+    A worker that answers after the abort was waiting for another; the others are lost.
     """
     found = state.round
     if found is None:

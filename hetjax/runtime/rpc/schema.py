@@ -44,7 +44,7 @@ class Trained(Message):
 
 
 class Reached(Message):
-    """The number of steps behind the state (None: no state), and the last commit."""
+    """How many steps the state was trained for (None: no state); the last commit."""
 
     at: int | None
     commit: StepCommit | None
@@ -88,7 +88,7 @@ class NeededState(Message):
 
 
 class Collected(Message):
-    """The leaves that did not come; bytes that did and seconds taken, by tier."""
+    """The leaves that did not arrive; the bytes received and seconds taken by tier."""
 
     missing: Sequence[str]
     num_bytes: Mapping[str, int]
@@ -368,8 +368,8 @@ class SendCopies(
 class SaveState(Request[Done], minutes=30, what="start a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
-    `host` goes into its manifest. Save `safe` and step `best` stay. Only if it
-    `is_stored` is the checkpoint copied to the store for now.
+    `host` goes into its manifest. The worker keeps save `safe` and step `best`, and
+    uploads the checkpoint at once only if it `is_stored`.
     """
 
     storage: CheckpointStorage

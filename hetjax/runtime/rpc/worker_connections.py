@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connects a controller and its workers by sockets, for requests and answers.
 
-Owns the connections, and waiting for the end of a round. A side that sends what is no
-message, or no message that it may send now, counts as lost, like one that has ended.
+Owns the connections, and waiting for the end of a round. A side that sends an invalid
+message, or one that it may not send now, counts as lost, like one that has ended.
 Does not own the conclusions from messages (`rounds.py`), the messages (`schema.py`),
 nor their meaning (`runtime/worker/`, `runtime/control/`).
 """

@@ -150,9 +150,10 @@ class OutOfOrder(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The number of steps behind the state, `at` (None: no state), and the last commit.
+    """How many steps the state was trained for (None: no state); the last commit.
 
-    `commit` is set if that step was done here, and not restored.
+    `commit` is set only if this worker committed step `at` itself: not if it restored
+    that state.
     """
 
     at: int | None = None

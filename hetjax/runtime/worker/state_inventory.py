@@ -159,7 +159,7 @@ def collect_leaves(
     peers: Peers | None,
     needed: Mapping[str, Entry],
 ) -> Collected:
-    """Give and take leaves; report missing ones, and by tier what came and when.
+    """Give and take leaves; report missing ones, and bytes and seconds by tier.
 
     `needed` has the entry of each leaf. A worker without peers gives and takes nothing.
     Raises PeerLost.

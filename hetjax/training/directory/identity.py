@@ -256,9 +256,9 @@ def _check_may_be_its_own(claim: Claim, saved: SavedRun) -> None:
 
 
 def _hold_older(others: Sequence[SavedRun]) -> bool:
-    """Return whether saves without an identity count as those of the other runs.
+    """Return whether saves without an identity may belong to the `others`.
 
-    These then began before runs had identities.
+    They may if all of these runs began before runs had identities.
     """
     return all(began_before_identities(saved.id) for saved in others)
 
@@ -331,7 +331,7 @@ def _other_settings(claim: Claim, saved: SavedRun) -> OtherRun:
 
 
 def _its_settings(claim: Claim, saved: SavedRun) -> str:
-    """Return the options and the text with which nothing differs from the saved run."""
+    """Return what to give so that this run is like the saved one: options, its text."""
     names = claim.unlike(saved)
     settings = {n: saved.settings[n] for n in names if n in claim.settings}
     typed = [as_options(settings)] * bool(settings)

@@ -58,9 +58,9 @@ def _check_is_no_copy(
 ) -> None:
     """Raise IsCopy or LeaseHeld if the run was resumed, or runs, in the original.
 
-    The original is the directory for which `holder` took lease `number`, which was
-    copied along. The check needs to see it from this machine. A directory that was
-    moved has no original any more.
+    The original is the directory for which `holder` took lease `number`; a copy has
+    that lease, too. The check finds only an original that this machine sees. A
+    directory that was moved has no original any more.
     """
     host, _, path = [*holder.home.split(" ", 2), "", ""][:3]
     if not path or holder.home == held_for.home:

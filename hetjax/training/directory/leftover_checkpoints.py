@@ -179,10 +179,10 @@ def check_begins(
 ) -> None:
     """Raise BadInput if the run begins anew, but has saved or may have saved before.
 
-    `saved` is the newest step that the run's directory records, `is_local` whether
-    checkpoints are elsewhere, `was_on` the nodes on which the run may have saved
-    without a record. A start that resumes from `step` only warns of each later save
-    that it passes over because workers other than those `asked` have parts of it.
+    `saved` is the newest step that the run's directory records. If `is_local`, the run
+    may have saved outside that directory; `was_on` are the nodes on which it may have
+    done so without a record. A start that resumes from `step` passes over later saves
+    that need parts of workers not `asked`; it only warns of each.
     """
     missed = unasked(held, {*map(file_name, asked)})
     if step is not None:

@@ -146,9 +146,9 @@ def _use(source: ModelSource, cache_dir: Path, giver: GiverPlace) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class _PartOfFile:
-    """A file of which the parts that were read are here; a `twin` may be the same file.
+    """A file of which only parts are here; the local file `twin` may be the same file.
 
-    Pieces that this process has not checked are checked before they are used.
+    This process checks each piece before it first uses it.
     """
 
     name: str

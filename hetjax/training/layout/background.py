@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a process beside a run that answers one request, line by line.
+"""Starts a process that answers one request of a run, line by line.
 
 Owns both sides of the process. A thread of the run would slow training, and a thread
 that is inside a solver or a compiler when the interpreter ends aborts the whole

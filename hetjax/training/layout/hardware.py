@@ -277,7 +277,7 @@ def is_virtual(config: RunConfig) -> bool:
 
 
 def on_cpus(config: RunConfig, cluster: Cluster) -> bool:
-    """Return whether some device is the CPU that its host compiles on."""
+    """Return whether some node trains on the CPUs that its host compiles on."""
     kinds = {canonical_name(node.device) for node in cluster.nodes}
     return is_virtual(config) or "cpu" in kinds
 

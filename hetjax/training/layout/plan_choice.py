@@ -242,7 +242,8 @@ def searched_again(
 ) -> tuple[Plan, float]:
     """Return the simplest of the plans that do best until the horizon, and `move_s`.
 
-    `move_s`, the seconds until its state is where it belongs, counts against a plan.
+    `move_s` is how long moving the state to this plan takes; the search counts such a
+    time against each plan.
     """
     from hetjax.planner.search.replan import replan
 
@@ -252,7 +253,7 @@ def searched_again(
 
 
 def _as_now(config: RunConfig, current: Plan) -> RunConfig:
-    """Return the settings; hosts may still keep what the current plan keeps on them."""
+    """Return the settings; allow offloading to hosts if the current plan offloads."""
     away = {stage.offload for _, _, stage in current.stages()} != {"none"}
     if config.offload != "none" or not away:
         return config

@@ -94,9 +94,9 @@ class RecoveredRecord:
 class SlowRecord:
     """From step `since` on, `who` takes `factor` times as long as before, or as peers.
 
-    `step` is when that was clear. `what` is its kind: node, device, stage, link,
-    batches of a replica, or all of the run. If `is_over`, it is as before again, and
-    `factor` is the former one.
+    At `step` that became clear. `what` is the kind of `who`: node, device, stage, link,
+    batches of a replica, or all of the run. If `is_over`, `who` has become as fast as
+    before, and `factor` is how slow it was.
     """
 
     step: int

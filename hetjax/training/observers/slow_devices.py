@@ -36,8 +36,8 @@ _ACTIONS_OF_A_PASS = 2  # the pass itself, and what it receives
 def watches(config: RunConfig) -> bool:
     """Return whether the run's steps are timed.
 
-    Simulated devices share one machine's cores with all else that runs there: what
-    makes one of them slow is not a device.
+    Simulated devices share one machine's cores with everything else that runs there: if
+    one of them is slow, the cause is not a device.
     """
     if config.watch_speeds == "auto":
         return not config.simulate

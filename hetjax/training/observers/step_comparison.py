@@ -52,9 +52,9 @@ from hetjax.training.layout.plan_choice import (
 )
 from hetjax.training.settings.config import RunConfig
 
-# Steps of a plan before each look at their times. At the first look, the step is
-# compared; the first step only warms up. Later looks learn again, from more steps, if
-# these take longer or less by more than _UNLIKE: learning may take a second
+# Steps of a plan to collect before each look at their times. The first look compares
+# and learns, without the first step, which only warms up. Later looks, at more steps,
+# learn again only if these differ by more than _UNLIKE: learning may take a second
 _LOOKS = (4, 8, 16, 32)
 _UNLIKE = 1.03
 _FAR_OFF = 1.25

@@ -44,7 +44,7 @@ class DegradedMode:
         self._controller, self._launcher, self._config = controller, launcher, config
         self._since: _Since | None = None
         self._prepared_s: float | None = None  # when missing workers began to compile
-        self._is_whole = True  # whether workers go by the whole plan, as far as known
+        self._is_whole = True  # False once workers may have been rerouted
         self._aside = set[str]()  # workers whose state is not that of the run
         self.commit: StepCommit | None = None  # of a step that the loss interrupted
 
@@ -129,7 +129,8 @@ class DegradedMode:
     def _are_ready(self, now: CurrentPlan) -> bool:
         """Let missing workers compile while the others train, up to a time limit.
 
-        Return whether that is over. Hosts of one node would have to compile together.
+        Return whether they are done or out of time. Also return True, without letting
+        any compile, if hosts of one node would have to compile together.
         """
         controller, missing = self._controller, self.missing
         if any(len(controller.members.hosts(node_of(w))) > 1 for w in missing):
@@ -146,9 +147,9 @@ class DegradedMode:
         return [worker for worker in workers if worker not in self._aside]
 
     def end(self, plan: Plan, workers: Sequence[str]) -> None:
-        """Let the `workers` that were built for the plan go on with all of it.
+        """Switch the `workers` that were built for the plan back to all of it.
 
-        Workers that were aside lack state until `forget`.
+        Workers that did not take part lack the run's state until `forget`.
         """
         if not self._is_whole:
             built_for = WorkerMap(plan, self._controller.members.nodes).workers

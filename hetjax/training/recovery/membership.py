@@ -16,8 +16,8 @@ from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 
-# The part of a cluster that is there, None if nothing is; True: look again, do not use
-# a recent result
+# Returns the part of a cluster that is there, or None if nothing is; the flag says
+# whether to look again instead of using a recent result
 Present = Callable[[Cluster, bool], Cluster | None]
 
 

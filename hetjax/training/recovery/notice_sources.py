@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for notices: of clouds that take a machine away, and in an operator's file.
+"""Looks for notices: from clouds that take a machine away, and in an operator's file.
 
 Owns the table of clouds, the requests to each one's metadata server, and the file. Does
 not own the thread that looks (`notices.py`), nor the reaction to a notice
@@ -34,10 +34,10 @@ _AZURE_ENDS = {"Preempt", "Terminate", "Redeploy", "Reboot"}  # Freeze lasts sec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """The machine of `node` goes in `grace_s`.
+    """The machine of `node` will be taken away in `grace_s`.
 
-    Without a `node` it is this machine or, if an operator asks, all of them. `source`
-    names the sender, for users.
+    Without a `node`, the notice is for this machine or, if an operator asks, for all
+    machines. `source` names the sender, for users.
     """
 
     source: str

@@ -61,10 +61,10 @@ Verdict = Literal["go back", "leave the nodes", "give up"]
 
 
 def verdict(before: Sequence[PastRollback], now: PastRollback) -> Verdict:
-    """Return what to do: the same again, without a newer checkpoint, is not chance.
+    """Return what to do: the same fault after the same checkpoint is not chance.
 
-    Nodes that are named twice are left out. If no node is named, the third time ends
-    the run. So does a third spike.
+    At the second disagreement that names the same nodes, the run leaves them out. It
+    gives up at the third that names none, and at the third spike.
     """
     times = 1 + before.count(now)
     if now.why == Disagreed.name and now.nodes:

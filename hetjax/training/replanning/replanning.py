@@ -93,7 +93,7 @@ class Replanning:
         found: Sequence[Slowdown] = (),
         slow: Slowness | None = None,
     ) -> list[Outcome]:
-        """Take a step, what was found with it, and what is slow since.
+        """Take a step's time, what has newly become clear, and all that is `slow` now.
 
         Return the outcomes that are clear now. `num_left` steps are to come.
         """
@@ -168,9 +168,9 @@ class Replanning:
         return min(num_left, step - self._moved_at)
 
     def _cost_s(self, move_s: float) -> CredibleInterval:
-        """Return a move's cost: that of the last one, else of the start, and `move_s`.
+        """Return a move's cost: the last move's, else the start's, plus `move_s`.
 
-        `move_s` is the time of the bytes that this move sends.
+        `move_s` is how long sending the bytes of this move takes.
         """
         like_s = self._pauses_s[-1] if self._pauses_s else self.start_s
         sigma = _LIKE_A_MOVE if self._pauses_s else _LIKE_THE_START

@@ -24,11 +24,11 @@ from hetjax.training.layout.plan_choice import searched_again
 from hetjax.training.observers.step_comparison import predict_at
 from hetjax.training.settings.config import RunConfig
 
-# Error of the logarithm of a factor: a node that is slow at its present work is as slow
-# at other work, but not exactly, for example a throttled memory at matrix products
+# Error of the logarithm of a factor under another plan: a node is only about as slow at
+# other work; throttled memory, for example, affects matrix products differently
 OTHER_WORK = 0.05
-# Error of the logarithm of a ratio in which all that is modelled cancels: from two runs
-# of ours
+# Error of the logarithm of a ratio of step times that remains once all modelled errors
+# cancel: measured in two of our runs
 NOT_MODELLED = 0.03
 _STEP = 1.25  # by which factors are varied
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text has the requested length, beside what another process printed."""
+"""Rates and memory of generated text, beside those of a fake transformers."""
 
 from pathlib import Path
 

@@ -43,7 +43,7 @@ from tests.short_runs import draws
 NUM_PLANS = 20  # per request
 SEEDS = (10, 11, 18, 32, 40, *range(10), *range(12, 18))
 SCHEDULES = ("zero-bubble", "searched")
-MEASURED = (10, 18, 32, 40)  # few devices: some plan is below another bound
+MEASURED = (10, 18, 32, 40)  # few devices: some plan is below a faulty bound
 
 
 def with_halves(request: PlanRequest, seed: int) -> PlanRequest:

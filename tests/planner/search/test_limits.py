@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that no plan meets: how near a plan comes, what is known, and that the advice
-works."""
+"""Limits that no plan meets: the error names the nearest plan, and its advice works."""
 
 import re
 

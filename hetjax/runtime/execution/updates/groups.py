@@ -22,10 +22,10 @@ CPU = "cpu"  # the kind of device whose updates round alike on any mesh
 class GradientGroup:
     """A gradient group of the stage.
 
-    Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which needs one
-    data rank and one holder. `owned` by its first holder in each replica; one of these
-    counts it at NORM. `shared` if other stages hold it, too; `is_exact` if an update
-    rounds the same way on all of them.
+    The stage packs it as `rows` rows, or leaves it as accumulator leaves (`rows` is 0)
+    if it has one data rank and one holder. It is `owned` if this stage is its first
+    holder in the replica; one of the owners counts it at NORM. It is `shared` if other
+    stages hold it, too, `is_exact` if an update rounds the same way on all of them.
     """
 
     name: Group
@@ -48,10 +48,10 @@ def rounds_alike(
 ) -> bool:
     """Return whether an update gives a group's weights the same bits on these stages.
 
-    On CPUs, including hosts of other devices, it is compiled so that it does
-    (`UpdatePrograms`). Elsewhere it does if it is the same program for the same
-    devices; for a tied parameter it is not, as its stacks differ. A rule that sums over
-    a leaf may add in another order anywhere.
+    On CPUs, including the hosts that update for other devices, all updates are compiled
+    to round alike (`UpdatePrograms`). Other devices round alike only if they run the
+    same program on the same kind and mesh. Holders of a tied parameter do not: their
+    stacks differ. A rule that sums over a leaf may add in another order on any device.
     """
     if isinstance(optimizer, NonElementwise):
         return False

@@ -265,10 +265,11 @@ class UpdatePrograms:
         """Return options that round every operation as written, if weights are shared.
 
         XLA turns a / b into a * (1 / b), and LLVM may round a * b + c once, depending
-        on the shapes around. So holders with unlike meshes would drift apart by last
-        bits, and a resumed run, whose holders all restore one copy, from an unbroken
-        one. These options make an update four times slower on a CPU (35 against 9 ms
-        for 8 M parameters). Not set on GPU: nothing was tried there.
+        on the shapes around. So holders with unlike meshes would drift apart in their
+        last bits. A resumed run would drift away from an uninterrupted one, as all its
+        holders restore the same copy. These options make an update four times slower on
+        a CPU (35 against 9 ms for 8 M parameters). Only CPUs get them; GPUs were not
+        tried.
         """
         on_cpu = self.programs.mesh.devices.flat[0].platform == "cpu"
         if not on_cpu or not any(g.shared and g.touches(index) for g in self.groups):
