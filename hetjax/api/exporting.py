@@ -155,10 +155,11 @@ def weight_reader(
 ) -> Read:
     """Return a function that reads a parameter by its full path.
 
-    A saved parameter has the value at which its optimizer evaluates the model, usually
-    the saved one, or with `ema` its saved average. Any other has its initial value. The
-    function rounds a value as the run held it, and adds the adapter if `adapted`. It
-    computes in fp32; values without computation have the dtype."""
+    For a saved parameter, it returns the value at which the optimizer evaluates the
+    model, usually the saved value, or with `ema` the saved average. For any other, it
+    returns the initial value. It rounds weights that the run held quantised, and adds
+    adapters if `adapted`. The values of both are fp32; all others have `dtype`.
+    """
     model = run_model(config)
     _check_same_model(config, model, checkpoint)
     saved_as = AVERAGES if ema else WEIGHTS

@@ -37,7 +37,7 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster some of whose nodes may be gone, with their links."""
+    """Read a run's cluster; zones may lack links that went with lost nodes."""
     return read_file(path, parse_cluster, what="cluster file")
 
 

@@ -17,11 +17,11 @@ _ROUNDED = 0.05  # "24" for 23.7 GiB is no mistake
 
 
 def with_reported_memory(node: Node, reported_gib: Collection[float]) -> Node:
-    """Return the node with the least memory that its cards report, if it gives none.
+    """Return the node; if it states no memory, with the least that its cards report.
 
-    If the least is nearly the catalogue's figure, that stays. Warns of cards with
-    unlike memory, and of a node that claims more than a card has. `reported_gib` leaves
-    out cards that report nothing.
+    If that is nearly the catalogue's figure, the node stays unchanged. Warns of cards
+    with unlike memory, and of a node that claims more than a card has. `reported_gib`
+    leaves out cards that report nothing.
     """
     if not reported_gib:
         return node

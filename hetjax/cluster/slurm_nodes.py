@@ -29,8 +29,8 @@ _GONE = {"DOWN", "ERROR", "FAIL", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "POWERE
 class JobPart:
     """One component of a job, or a whole job without components.
 
-    `component` is its number in a heterogeneous job. `gres` has what the job holds of
-    which nodes. Nodes have Slurm's spelling: a[01-03].
+    `component` is its number in a heterogeneous job. `gres` has pairs of nodes and the
+    generic resources that the job holds on them. Nodes have Slurm's spelling: a[01-03].
     """
 
     job: str

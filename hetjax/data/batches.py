@@ -40,7 +40,7 @@ def aux_weight(batch: Batch) -> float:
 
 
 def weights(batches: Sequence[Batch]) -> list[float]:
-    """Return the weights of the mean losses of batches in their mean: 1 on average."""
+    """Return the weight of each batch's mean loss in the overall mean: 1 on average."""
     counts = [num_targets(batch) for batch in batches]
     return [count / (sum(counts) / len(counts)) for count in counts]
 

@@ -57,7 +57,7 @@ class Sources:
 
 
 def file_name(split: str, number: int) -> str:
-    """Return the stem of the files of a split of one source, which has this number."""
+    """Return the stem of the files for a split of the source with this number."""
     return f"{split}_{number}" if number else split
 
 

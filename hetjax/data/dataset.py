@@ -128,7 +128,7 @@ def kept(
     """Open the dataset with these hashes that was fetched before, or fetch it.
 
     `fetch` writes the file of a name to a path. Several processes may call this at once
-    on one cache. Raises DamagedDataset if other files come.
+    on one cache. Raises DamagedDataset if the fetched files have other hashes.
     """
     directory = cache_dir / f"fetched-{_key(hashes)[:16]}"
     if directory.exists():

@@ -52,7 +52,8 @@ class Outline:
 class Split:
     """Which distinct rows are kept aside.
 
-    `cut` is a document of which only the tail is, and the tail's approximate share.
+    `cut` is the index of a document of which only the tail is kept aside, and the
+    tail's approximate share of that document.
     """
 
     aside: frozenset[int]
@@ -167,7 +168,7 @@ def _check_kinds(name: str, kinds: set[bool]) -> None:
 
 
 def _check_enough(found: Outline, option: str, least: int) -> None:
-    """Raise BadInput for fewer characters of documents, or fewer other rows."""
+    """Raise BadInput for fewer than `least` characters of text, or other rows."""
     num_rows = len(found.bytes_D)
     if found.is_text and found.chars_D.sum() < least:
         characters = "two characters" if least > 1 else "one character"

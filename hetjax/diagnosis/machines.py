@@ -39,8 +39,10 @@ _LISTEN_S = 600.0
 def look_at_machines(
     reach: Reach, run_dir: Path | None, cluster: Cluster | None = None
 ) -> Machines:
-    """Check all machines that are there; report the others as `absent`, and the first
-    node of the `cluster` that no machine is there for."""
+    """Check all machines that are there; report the others as `absent`.
+
+    `absent` also has the first node of `cluster` that gets no machine.
+    """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

@@ -102,7 +102,7 @@ def _has_default(field: Field[Any]) -> bool:
 
 
 def kind_of(hint: Any) -> Kind:
-    """Return what a file has for a field of this type, or of this type and None."""
+    """Return the kind of value in files for a field of this type, optional or not."""
     if NoneType in get_args(hint):
         (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
     if get_origin(hint) is Literal:

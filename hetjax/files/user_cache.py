@@ -19,7 +19,7 @@ def user_cache(name: str) -> Path:
 def expanded(folder: Path) -> Path:
     """Return the folder without ~; below ~/.cache, it is below $XDG_CACHE_HOME.
 
-    As the XDG Base Directory specification says, a relative path there is ignored.
+    As the XDG Base Directory specification says, a relative $XDG_CACHE_HOME is ignored.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if home.is_absolute() and folder.is_relative_to(_DEFAULT):

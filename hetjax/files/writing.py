@@ -25,9 +25,9 @@ def write_whole(path: str | Path, text: str, mode: int = 0o666) -> None:
     """Write a file whole or not at all; an OSError names it.
 
     `mode` says who may read and write it, less what the umask takes away. A device or a
-    pipe (/dev/null, `>(jq .)`) is written into and stays what it is, and a link keeps
-    its target. A file that others may not read replaces any existing file, which
-    another user may have put there.
+    pipe (/dev/null, `>(jq .)`) is written into and stays what it is; a symbolic link
+    stays, and the file that it names is replaced. But if `mode` admits only the owner,
+    the path itself is replaced: another user may have put a link or a pipe there.
     """
     path = Path(path)
     with naming(path):

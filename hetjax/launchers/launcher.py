@@ -60,10 +60,10 @@ class Launcher(Protocol):
         ...
 
     def present(self, cluster: Cluster, again: bool) -> Cluster | None:
-        """Return what is there of a cluster, and what else is if it was discovered.
+        """Return the nodes of the cluster that are there; None if none is.
 
-        None if nothing is there. If `again`, checks anew instead of returning a recent
-        result.
+        If the cluster was discovered, newly found nodes are added. If `again`, checks
+        anew instead of returning a recent result.
         """
         ...
 

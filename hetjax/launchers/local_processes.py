@@ -148,7 +148,7 @@ class OnThisMachine:
         return {worker: child.pid for worker, child in children.items()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """Return all of it; if devices are missing, warn and return the previous."""
+        """Return the cluster; if devices are missing, warn and return the last one."""
         if self._cluster is None or cluster == self._seen:
             return self._cluster or cluster
         self._seen = cluster

@@ -199,8 +199,8 @@ class OnMachines:
     def _awaited(self) -> Cluster:
         """Return the cluster without simulated nodes that wait for their own host.
 
-        Any machine can simulate any node, but one that is named after a lost host would
-        not return to that host.
+        Any machine can simulate any node. But if another machine took a node that is
+        named after a lost host, the node would not return to that host.
         """
         lost = self._own - _names(self._there) if self._simulate else set()
         stay = {node.name for node in self._cluster.nodes} - lost

@@ -3,8 +3,8 @@
 
 Owns placing, starting and watching the workers, and which machines are there; Ray
 collects their output. No data of a step passes through Ray: controller and workers have
-their own connections, and of our objects only a few words of text are pickled. Does not
-own which machine is which node (`hetjax/cluster/machines.py`), nor what a worker does
+their own connections, and Ray pickles only a few short strings for us. Does not own
+which machine is which node (`hetjax/cluster/machines.py`), nor what a worker does
 (`hetjax/training/worker.py`).
 """
 
@@ -228,10 +228,10 @@ def _accelerators_of(node: Node, machine: Machine, simulate: bool) -> dict[str, 
 
 
 def _visible(node: Node, machine: Machine, simulate: bool) -> dict[str, str]:
-    """Return what shows a worker its own devices.
+    """Return the variables that show a worker its own devices.
 
-    Returns nothing if all devices of the machine are alike: then Ray does this. Of
-    unlike devices, Ray only counts how many are free, not which.
+    Returns none if all devices of the machine are alike, because Ray then sets them.
+    If they differ, Ray only counts how many are free, not which.
     """
     if _is_virtual(machine, simulate):
         return visible_devices((), ())

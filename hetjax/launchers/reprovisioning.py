@@ -36,7 +36,7 @@ _KEYS = ("name", "device", "count", "hosts", "zone", "spot")
 
 
 def nothing_missing() -> Sequence[Node]:
-    """Return no nodes, for a time in which none are to be asked for."""
+    """Return no nodes: for `missing`, while the run must not request any."""
     return ()
 
 
@@ -97,9 +97,9 @@ def split_command(typed: str | None, launcher: str) -> tuple[str, ...]:
 class Reprovisioning:
     """Within `with`, runs the command while `missing` returns nodes.
 
-    `on_end` is called for each command that has ended. Another thread calls both.
-    Output of commands is appended to LOG in `logs`. A command that still runs at the
-    end is killed, with all that it has started.
+    A separate thread calls `missing`, and calls `on_end` for each command that has
+    ended. Output of commands is appended to LOG in `logs`. A command that still runs at
+    the end is killed, with all that it has started.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Reprovisioning:
     def follow(
         self, missing: Missing, on_end: Callable[[CommandEnded], None] | None = None
     ) -> None:
-        """Ask for what `missing` returns from now on, and report to `on_end`.
+        """From now on, request the nodes that `missing` returns; report to `on_end`.
 
-        The end of a command that runs at present is reported there, too.
+        `on_end` also gets the end of a command that is already running.
         """
         with self._lock:
             self._missing, self._on_end = missing, on_end or self._on_end

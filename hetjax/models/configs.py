@@ -59,7 +59,7 @@ class NormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """How RoPE is stretched to more positions than those of a first training.
+    """How RoPE is stretched to more positions than the model was first trained on.
 
     `linear` multiplies the frequency of all dims by 1 / factor. `llama3` does so only
     for slow dims, with less than `low_turns` turns in `original_positions`, and in part
@@ -151,7 +151,7 @@ class LlamaConfig(DecoderConfig):
     from the first block on, repeated. These blocks have the RoPE base
     `window_rope_theta`, if given, without scaling. `rope_blocks` is such a pattern,
     too: the blocks with RoPE. With norms "around", the outputs of attention and MLP are
-    normalised. With all norms, they are multiplied by `residual_scale`.
+    normalised. Whatever `norms` is, `residual_scale` multiplies these outputs.
     """
 
     inner_size: int

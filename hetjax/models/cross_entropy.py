@@ -198,7 +198,10 @@ class _Blocks:
 
 
 def _number(num_tokens: int, least: int) -> int:
-    """Return `least`, or a number of blocks below twice that if all are then full."""
+    """Return the first number of full, equal blocks from `least` to below twice that.
+
+    If there is none, return `least`, or the number of tokens if that is less.
+    """
     full = (n for n in range(least, 2 * least) if num_tokens % n == 0)
     return next(full, min(least, num_tokens))
 

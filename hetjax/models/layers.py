@@ -244,8 +244,8 @@ class Embedding(nnx.Module):
 def _rows(num_words: int, table_VD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
     """Return x_BLD, rows of a table of `num_words` words.
 
-    The table's gradient is summed in fp32 and rounded once. A sum in bf16 stops growing
-    at the 257th of equal terms, and a text has some tokens more often than that.
+    The table's gradient is summed in fp32 and rounded once. A bf16 sum of equal terms
+    stops growing at the 257th, and some tokens occur more often than that in a text.
     """
     return jnp.take(table_VD, tokens_BL, axis=0)
 
@@ -270,9 +270,9 @@ _rows.defvjp(_rows_forward, _rows_backward)
 
 
 def _sum_of_equals(num_words: int, tokens_N: jax.Array, d_ND: jax.Array) -> jax.Array:
-    """Return the fp32 sum of all d of a token at one of its places; zero at others.
+    """Sum each token's d in fp32; return the sum at one of its places, 0 at others.
 
-    Takes N x D numbers, whatever the number of words.
+    Takes N x D numbers of memory, whatever the number of words.
     """
     place_V = jnp.zeros(num_words, jnp.int32).at[tokens_N].set(jnp.arange(len(d_ND)))
     sums_ND = jnp.zeros(d_ND.shape, jnp.float32)

@@ -50,7 +50,7 @@ def model_config(name: str) -> DecoderConfig:
 
 
 def _gpt3(name: str, hidden_size: int, num_blocks: int, num_heads: int) -> GPTConfig:
-    """Return GPT-3 as trained by Hapt/HARP (arXiv 2509.24859): 1024 of 51200 tokens."""
+    """Return Hapt/HARP's GPT-3 (arXiv 2509.24859): length 1024, vocabulary 51200."""
     return GPTConfig(
         name=name,
         vocab_size=51_200,

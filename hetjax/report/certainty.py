@@ -35,7 +35,7 @@ def how_sure_lines(certainty: Certainty) -> Iterator[str]:
 
 
 def memory_lines(predicted: Predicted) -> Iterator[str]:
-    """Yield a line on the memory of the fullest device, by the end of its interval.
+    """Yield a line on the memory of the fullest device, by its interval's upper end.
 
     Yields nothing if no kind of device is known.
     """

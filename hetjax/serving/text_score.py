@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores how well a model predicts a text: nats per token, perplexity, bits per byte.
 
-Owns which tokens of a row count. In a document all of its text counts, but not the
-tokens that the model wants before it. In a prompt with its completion and in a
-conversation those tokens count that training learns. Does not own files
-(`data/sources/readers.py`).
+Owns which tokens of a row count. In a document, all tokens of its text count, but not
+those that the model expects before it. In completions and conversations, the tokens
+that training learns count. Does not own files (`data/sources/readers.py`).
 """
 
 import math

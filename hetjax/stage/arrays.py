@@ -65,7 +65,7 @@ PARTS = trained_part, frozen_part
 
 
 def joined_parts(trained: Any, frozen: Any) -> Any:
-    """Return the weights of which these are the parts."""
+    """Merge the trained and the frozen part of the weights."""
     return tuple(a | b for a, b in zip(trained, frozen, strict=True))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the mathematics of one stage that continues texts, from what modules keep.
+"""Defines the mathematics of one stage that continues texts, from its modules' state.
 
-Owns how a stage's stacks continue, and the layout of what is kept: by stack and module,
-texts on dim 0, then the units of a stack. Rows of a batch are texts that continue by
-the same number of positions. Does not own the modules (`hetjax/models/decoding.py`),
-nor compiled programs (`hetjax/runtime/execution/text_programs.py`).
+Owns how a stage's stacks continue, and the layout of their state: by stack and module,
+with texts on dim 0, then the units of a stack. All texts of a batch continue by the
+same number of positions. Does not own the modules (`hetjax/models/decoding.py`), nor
+compiled programs (`hetjax/runtime/execution/text_programs.py`).
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Kept = tuple[Any, ...]  # by stack, then by module
 def rooms(
     function: StageFunction, params: StageParams, num_texts: int, num_positions: int
 ) -> Kept:
-    """Return room for what is kept of so many texts of so many positions."""
+    """Return room for the state of `num_texts` texts of `num_positions` positions."""
 
     def of_unit(stack: BlockStack, own: dict[str, jax.Array]) -> Kept:
         return tuple(
@@ -54,9 +54,9 @@ def decode(
     kept: Kept,
     start: jax.Array,
 ) -> tuple[jax.Array, Kept]:
-    """Return the residual stream from position `start` on, and what is kept then.
+    """Return the residual stream from position `start` on, and the new state.
 
-    The stream is that after all but the head.
+    A stage with the head returns the stream that the head receives.
     """
     if not function.first:
         x = x.astype(compute_dtype(function.stacks, params))

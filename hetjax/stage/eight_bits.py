@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds an optimizer's moments in 8 bits between two updates of a parameter.
 
-After Dettmers et al. (arXiv 2110.02861): blocks of a moment, each with the fp32 size of
-its largest value, and codes for all values in proportion to it. Here a block is a row
-along a dim that no stage cuts, so that no cut changes a code. Codes are fourth powers:
-steps are fine near 0, as theirs are, and only roots are needed to find a code, whereas
-a table of codes would be searched.
+As in Dettmers et al. (arXiv 2110.02861), a moment is stored in blocks. Each has an fp32
+scale, which is its largest magnitude, and a code for the share of each value in that.
+Here a block is a row along a dim that no stage cuts, so that no cut changes a code. A
+code stands for its fourth power: steps are fine near 0, as theirs are, and two square
+roots find a code, whereas a table of codes would need a search.
 
 Owns the codes, the blocks and the state that holds them. Does not own which moments a
 rule has, nor their mark (`hetjax/optimizers/`).
@@ -25,7 +25,7 @@ from hetjax.models.model import AbstractParam
 from hetjax.optimizers.moments import Moment
 
 LEAST_SIZE = 4096  # elements: smaller parameters stay in fp32, as in the paper
-LEAST_ROW = 16  # elements: those with shorter rows, too; most would be scales
+LEAST_ROW = 16  # elements: parameters with shorter rows stay in fp32, too
 _MOST_SIGNED = 127
 _MOST_UNSIGNED = 256  # of 1 to 256: a mean of squares never rounds to 0
 

@@ -187,7 +187,7 @@ def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
 def _over_data(
     function: StageFunction, rank_function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Map a function over the leading data dim; with one data rank, only add it."""
+    """Map a function over the leading data dim, or strip and re-add it if it is 1."""
 
     def single(*arrays: Any) -> Any:
         out = rank_function(*jax.tree.map(lambda a: a[0], arrays))

@@ -159,8 +159,10 @@ def _is_rule(row: str) -> bool:
 
 
 def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Return the option, by any of its names, with its values as last typed, which is
-    what counts; all arguments if it has no name."""
+    """Return the option and its values as last typed, under any of its names.
+
+    If it was not typed, return its first name; without names, return all arguments.
+    """
     for i, argument in reversed(list(enumerate(arguments))):
         name, has_value, value = argument.partition("=")
         if name.replace("_", "-") in names:

@@ -3,9 +3,9 @@
 
 Reads lines of JSON, first the template, then requests, and answers each with one or
 several lines. Owns the limits of this process: 1 GiB of memory, a few seconds of CPU
-time for a text, and the length of texts. A template that goes beyond them in one
-computation ends the process, which its parent sees. Started by `chat_template.py`; not
-meant to be typed.
+time for a text, and the length of texts. A text that needs more memory or is too long
+is refused; one that takes more time ends the process, which its parent sees. Started by
+`chat_template.py`; not meant to be typed.
 """
 
 import json
@@ -26,7 +26,8 @@ from hetjax.data.sources.rows import Conversation
 
 MEMORY_BYTES = 1 << 30
 RENDER_S = 2  # of CPU time, for a text; the system counts whole seconds
-# The texts of a request may have so many characters, and more for each of its own
+# A request's texts may have so many characters, plus _CHARS_PER_CHAR for each of its
+# own characters
 _CHARS = 10_000_000
 _CHARS_PER_CHAR = 8
 

@@ -68,7 +68,8 @@ def written(
 def _ways(chat: Conversation) -> Iterator[Conversation]:
     """Yield the same conversation in the forms that templates expect.
 
-    Arguments of calls are objects, then JSON; missing content stays so, then "", null.
+    Arguments of tool calls become objects, then JSON text. For each of these, messages
+    without content stay as they are, then get "", then null.
     """
     has_calls = any(message.get("tool_calls") for message in chat.messages)
     is_silent = any(map(_is_silent, chat.messages))
@@ -247,7 +248,7 @@ class _Turns:
         return rows[::-1]
 
     def _turn(self, index: int, text: str) -> Span | None:
-        """Return the answer's span in the text; None: not as the model writes it."""
+        """Return the answer's span in the text; None if it needs a row of its own."""
         until = self._rendered.whole(index + 1)[0]
         shown = until.rstrip()
         if text.startswith(until) or text.startswith(self._without_eos(shown)):

@@ -37,7 +37,7 @@ _PACKAGES = {
     "optax": "optax",
     "orbax": "orbax-checkpoint",
 }
-# Increased when the same rows become other tokens than before; texts never did
+# Increase it when the same rows, other than plain texts, become other tokens
 _READING = 2
 _SKIPPED_FOLDERS = frozenset(
     "test tests testing vendor _vendor third_party idlelib lib2to3 ensurepip "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the messages of a conversation, in the forms that people have them.
+"""Reads the messages of a conversation, in the forms that data sets use.
 
 Owns what a message may hold, and the conversion of other forms to messages with a role
 and a content: ShareGPT's `from` and `value`, contents that are lists of texts, and

@@ -74,7 +74,7 @@ def join(joining: Joining) -> None:
 
 
 def _dialled(joining: Joining) -> TlsStream:
-    """Return the stream to a side that has shown the expected certificate."""
+    """Connect to the run; raise BadInput if it shows another certificate."""
     end_s = time.monotonic() + words.JOIN_S
     try:
         return dial_pinned(joining.address, joining.fingerprint, end_s)
@@ -229,7 +229,7 @@ class _Joined:
         os._exit(_INTERRUPTED)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        """Tell the run, which lets the worker leave; end at once without a worker."""
+        """Tell the run, which lets the worker leave; if there is none, end at once."""
         if self._child is None or self._child.poll() is not None:
             os._exit(_TERMINATED)
         if not self._is_leaving:

@@ -20,8 +20,8 @@ class JoinTerms:
     seconds. A run waits up to `wait_s` seconds for its nodes at its beginning.
     `model_code` is the function that workers will call as the model (empty: none).
     `note` informs users; `is_done` returns whether the run has nothing more to do.
-    `on_waiting` gets a function, for any thread, that returns the nodes to ask for; it
-    holds until the next one.
+    `on_waiting` receives a function that returns the nodes to request. Any thread may
+    call that function, until `on_waiting` receives another.
     """
 
     address: str

@@ -3,7 +3,7 @@
 
 Legend: B sequences, L positions, D residual width, N query heads, K key/value heads
 (each serves N / K query heads), H head size.
-Owns the module with its config, and the choice of form. Does not own the form in blocks
+Owns the module with its config, and the choice of form. Does not own the chunked form
 (`chunked_attention.py`) nor the cache of keys and values (`kv_cache.py`).
 """
 

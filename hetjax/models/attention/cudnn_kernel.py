@@ -2,9 +2,9 @@
 """cuDNN's attention: the forward, and the gradients from what the forward kept.
 
 Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
-For NVIDIA GPUs from compute capability 8.0, in bf16 and fp16. Owns the calls of cuDNN,
-below JAX's public function. The public function looks for a GPU at trace time, and has
-no backward apart from its forward. Does not own the choice of cuDNN (`attention.py`).
+For NVIDIA GPUs from compute capability 8.0, in bf16 and fp16. Owns the calls of cuDNN.
+They bypass JAX's public function, which looks for a GPU at trace time and cannot run
+the backward pass separately. Does not own the choice of cuDNN (`attention.py`).
 """
 
 from inspect import signature

@@ -4,8 +4,8 @@
 Legend: B sequences, L positions, D residual width, F inner width, E experts, k choices
 of a token; R = B L k rows, one for each choice, sorted by expert.
 
-Owns the way of rows to their experts and back, and the replacements of experts with a
-capacity where no token may be dropped. Does not own routing and its balance loss
+Owns how rows reach their experts and return, and the modules that replace experts with
+a capacity where no token may be dropped. Does not own routing and its balance loss
 (`moe.py`). Devices that share a stage cut the inner width of all experts (`mlp`), so
 that each device has the same work whatever the router does.
 """

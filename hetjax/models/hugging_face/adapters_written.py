@@ -3,8 +3,8 @@
 
 PEFT's A is (rank, inputs) and its B (outputs, rank), whatever the layout of its base.
 Where its base has one tensor for queries, keys and values (GPT-2), PEFT has one adapter
-for them: its A has the rows of ours, its B a block for each. Does not own where values
-come from.
+for them: its A stacks those of our three adapters, its B is block-diagonal. Does not
+own where values come from.
 """
 
 import json

@@ -73,7 +73,7 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
 
 
 def _of_whole_weights(name: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields without the quantisation of weights that are not there."""
+    """Drop the quantisation settings, as there are no quantised weights here."""
     if raw.get(SETTINGS):
         _warn_once(f"model {name!r}: {SETTINGS} is ignored, only its sizes are used")
     return {key: value for key, value in raw.items() if key != SETTINGS}
@@ -106,7 +106,7 @@ def _warn_once(text: str) -> None:
 
 
 def _of_text(raw: Any, name: str) -> Any:
-    """Return the text model's fields: all, or those of its part with shared ones."""
+    """Return the text model's fields; with vision, its part's and the shared ones."""
     kind = str(raw.get("model_type")) if isinstance(raw, Mapping) else "none"
     family = families_with_eyes().get(kind)
     if family is None:

@@ -17,10 +17,10 @@ _FETCHED = ("*.json", "*.safetensors", "*.jinja")
 
 
 def local_folder(name: str) -> Path:
-    """Return the folder of that path, or one with the hub's files of that name; in a
-    worker, the copy of what its controller has under that name.
+    """Return the folder at that path, or fetch the hub's files of that name.
 
-    Raises BadInput if there is neither.
+    In a worker, returns the copy of the controller's folder of that name, if it has
+    one. Raises BadInput if there is no such folder or name.
     """
     if (here := meant_by(name)) is not None:
         return here

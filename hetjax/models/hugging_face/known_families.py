@@ -31,8 +31,7 @@ def known_families() -> Mapping[str, Family]:
 
 @cache
 def families_with_eyes() -> Mapping[str, Family]:
-    """Return families that are the text part of models with vision, by the `model_type`
-    of the latter."""
+    """Return the families of vision models' text parts, by the vision `model_type`."""
     all_of_them = known_families().values()
     return {family.with_eyes: family for family in all_of_them if family.with_eyes}
 

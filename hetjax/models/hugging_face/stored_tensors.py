@@ -156,7 +156,7 @@ def opened(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _PartlyHere:
-    """A file that is partly here: each tensor is brought before it is read."""
+    """A partial file: each tensor is fetched before it is read."""
 
     found: Any
     header: Mapping[str, TensorInfo]

@@ -43,7 +43,7 @@ class TensorPart:
         return value.reshape(self.ours)
 
     def write(self, value: np.ndarray) -> np.ndarray:
-        """Return their value of our part: one third where three are side by side."""
+        """Return our part in their layout: only its third if theirs holds three."""
         if self.row.inputs is None:
             third = self.row.third is not None
             return value.reshape(-1) if third else value.reshape(self.shape)

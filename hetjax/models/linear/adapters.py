@@ -58,7 +58,7 @@ class Held:
 def factor_dims(
     dims: tuple[Any, ...], num_inputs: int, between: Any
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return what A and B have by dim (sizes, axes): the weight's and `between`."""
+    """Return the sizes or axes of A (inputs, between) and of B (between, outputs)."""
     return (*dims[:num_inputs], between), (between, *dims[num_inputs:])
 
 

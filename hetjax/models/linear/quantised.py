@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen linear weights in few bits (QLoRA, arXiv 2305.14314), made whole where used.
+"""Frozen linear weights in few bits (QLoRA, arXiv 2305.14314), dequantised where used.
 
 A weight is cut into blocks of 64 along the last dim of its inputs. Each block has one
 fp32 scale. For `nf4` the scale is the block's largest magnitude, and codes stand for
-fractions of it. For `int8` it is a 127th of that magnitude, and codes count it. The 16
-numbers of NF4 are those of the paper's appendix E. Two NF4 codes share a byte, the
-first in its low bits. The scales themselves are not quantised again.
+fractions of it. For `int8` the scale is a 127th of that magnitude, and codes are
+multiples of it. The 16 numbers of NF4 are those of the paper's appendix E. Two NF4
+codes share a byte, the first in its low bits. The scales themselves are not quantised.
 
-The product makes the weight whole in the precision of its input, and discards it. The
-backward makes it again from the codes, whatever else is kept for the backward.
+The product dequantises the weight to the precision of its input, then discards it. The
+backward pass dequantises it again, whatever else the forward pass keeps.
 
 Owns the forms, the conversion of a weight to a form, and its product. Does not own
 which weights are quantised (`finetuning.py`).
@@ -87,7 +87,7 @@ def quantised(form: FrozenForm, weight: jax.Array, num_inputs: int) -> Quantised
 
 
 def whole(held: Quantised, num_inputs: int, dtype: Any) -> jax.Array:
-    """Return the whole weight in this dtype."""
+    """Dequantise a weight to this dtype."""
     dim = num_inputs - 1
     if held.codes.dtype == DTYPES["nf4"]:
         values = _looked_up(_unpacked(held.codes, dim))
@@ -125,7 +125,7 @@ product.defvjp(_product_forward, _product_backward)
 
 
 def _operand(formula: str, held: Quantised, dtype: Any) -> jax.Array:
-    """Return the whole weight; its inputs end with the last dim that is summed over."""
+    """Dequantise the weight; its inputs end with the last dim that is summed over."""
     _, of_weight, of_y = _dims(formula)
     last = max(at for at, dim in enumerate(of_weight) if dim not in of_y)
     return whole(held, last + 1, dtype)
@@ -175,7 +175,7 @@ def quantised_on_host(
 
 
 def rounded(form: FrozenForm, weight: np.ndarray, num_inputs: int) -> np.ndarray:
-    """Return a weight (fp32) after it was quantised and made whole again.
+    """Quantise a weight (fp32) and dequantise it again.
 
     Only some blocks are quantised at once, as that takes several times their bytes.
     """

@@ -72,7 +72,8 @@ class Label:
 class DrawnBar:
     """A bar, its numbers as text: milliseconds along, rows down.
 
-    `times` are start and length of the whole that the bar is a part of, else empty.
+    If the bar is part of a longer span, `times` are that span's start and length.
+    Otherwise `times` is empty.
     """
 
     x: str

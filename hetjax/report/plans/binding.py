@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what binds in a predicted step: computing, a link, or the pipeline's ends.
+"""Finds what binds (limits) a predicted step: compute, a link, or pipeline fill.
 
 Owns the measure and its words. Does not own the simulation (`schedule/`).
 """
@@ -11,7 +11,7 @@ from hetjax.report.prediction import lane_name
 from hetjax.schedule.predicted import Predicted
 
 _TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
-_BINDS = 0.7  # of the step: below that, only the pipeline's ends are in the way
+_BINDS = 0.7  # of the step: below that, filling and draining the pipeline binds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,7 +75,7 @@ def sure_lines(planned: Planned) -> Iterator[str]:
 
 
 def warning_lines(planned: Planned) -> Iterator[str]:
-    """Yield what to know before reading the figures: a plan that may be poor."""
+    """Yield warnings: the plan may be poor, or some of its figures may be guesses."""
     gap, mfu = planned.found.gap, mfu_of(planned)
     if gap is not None and gap > _LOOSE_GAP:
         yield (
@@ -91,9 +91,9 @@ def warning_lines(planned: Planned) -> Iterator[str]:
 
 
 def _why_gap(planned: Planned) -> str:
-    """Return whether the plan or the bound may be poor.
+    """Return why the gap is wide: the plan may be poor, or the bound too low.
 
-    The planner's own model tells them apart, as it knows more of a plan than the bound.
+    The planner's own model can tell, because it captures more of a plan than the bound.
     """
     found = planned.found
     if planned.objective.wish != "time" or planned.moved is not None:
@@ -172,9 +172,9 @@ def search_lines(planned: Planned) -> Iterator[str]:
 
 
 def cost_lines(planned: Planned) -> Iterator[str]:
-    """Yield how much cheaper any plan could be, if cost is the objective.
+    """Yield the bound on cost, if cost is the objective, and prices that change.
 
-    Yields also the prices that are of electricity, or are spot prices, which change.
+    These are the spot prices and electricity prices of the plan's nodes.
     """
     found, request = planned.found, planned.request
     if planned.objective.wish == "cost":
@@ -289,7 +289,7 @@ def _comparison(ratio: float) -> str:
 
 
 def wish_rows(planned: Planned) -> list[Row]:
-    """Return a row per wish: its best plan, and that plan's figures by other wishes."""
+    """Return a row per objective: its best plan, with all figures of that plan."""
     rows = []
     for found in planned.pareto:
         best, wish = found.best, found.objective.wish
@@ -310,7 +310,7 @@ def wish_rows(planned: Planned) -> list[Row]:
 
 
 def change_rows(planned: Planned) -> list[Row]:
-    """Return a row per cluster that might be, compared with the first, which exists."""
+    """Return a row per what-if cluster, compared with the first, the real one."""
     rows = []
     now = planned.what_if[0].tokens_per_s if planned.what_if else None
     for case in planned.what_if:

@@ -3,7 +3,7 @@
 
 A part is a kind of device or a zone; the best plan on it alone is shown, too. Owns the
 words and the rows. Does not own how they are laid out (`found.py`, `html/plan_page.py`)
-nor what is true of them (`planner/search/`).
+nor the search for these plans (`planner/search/`).
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, s
 def part_rows(planned: Planned) -> list[Row]:
     """Return a row per kind of device and zone: best plans without it, and on it alone.
 
-    `~` marks those of a quick look.
+    `~` marks plans of a quick search, which may have missed better ones.
     """
     return [
         (

@@ -95,7 +95,7 @@ class Race:
         return "planner", "tokens/s", "vs even", "devices", ""
 
     def factor(self, entry: RaceEntry) -> float | None:
-        """Return the speed as a multiple of the even split's; None without either."""
+        """Return the speed relative to the even split; None if either has no plan."""
         even = self.entry(EVEN).tokens_per_s
         return entry.tokens_per_s / even if even and entry.tokens_per_s else None
 
