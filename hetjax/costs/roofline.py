@@ -260,7 +260,7 @@ def attention_share(length: int, head_size: int, constants: Calibration) -> floa
 
 
 def attention_products(name: str, length: int) -> float:
-    """Return as how many products over all scores a pass of causal attention counts.
+    """Return how many products over all scores a pass of causal attention amounts to.
 
     `name` is that of the pass (`kernel_attention.py`). Blocks that no query sees do not
     count.

@@ -94,8 +94,8 @@ def _backward_bytes(
     traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
 ) -> int:
     if around.backend != "cpu":
-        # XLA for GPUs was seen to run a whole backward in the first order even though
-        # another order needs less
+        # we saw XLA for GPUs run a whole backward in order `freeing` although another
+        # order needs less
         halves = isinstance(traced, SplitPasses)
         peak = least_peak_bytes if halves else peak_bytes
         return peak(backward, traced.cuts, around)

@@ -25,7 +25,8 @@ Dtype = Literal["best", "bfloat16", "float16", "float32"]
 def node_precision(node: Node, asked: Dtype | None = None) -> Precision:
     """Return the precision of stages on the node that give none themselves.
 
-    A device that is not in the catalogue is assumed to have bf16.
+    A device is assumed to have bf16 if neither its node nor the catalogue names its
+    best precision.
     """
     if asked is not None and asked != "best":
         return asked

@@ -108,8 +108,8 @@ class _Search:
         return bool(self._sums(limit)[-1] >> self.most & 1)
 
     def counts(self, limit: Fraction) -> tuple[int, ...]:
-        """Return such counts, chosen from the last replica on, each as large as it can
-        be."""
+        """Return counts that reach all samples within the limit: from the last replica
+        to the first, each as large as possible."""
         rest, found = self.most, list[int]()
         steps = zip(self.replicas, pairwise(self._sums(limit)), strict=True)
         for replica, (before, _) in reversed(list(steps)):

@@ -79,8 +79,8 @@ class OrderForm:
 
 def whole_forms(plan: Plan, costs: Costs, limits: Limits) -> Iterator[OrderForm]:
     """Yield forms without split backwards: named schedules, greedy lists, and both
-    with the launch-aheads of `spread`, whether or not memory caps stages: the numbers
-    of forms do not depend on that."""
+    with the launch-aheads of `spread`. The last are there even if memory caps no stage,
+    so that the forms' numbers do not depend on memory."""
     shares = shares_devices(plan)
     rules = () if shares else RULES.values()
     for n, rule in enumerate(rules):
@@ -165,7 +165,7 @@ def _within(plan: Plan, limits: Limits, schedule: str) -> Plan:
 
 
 def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
-    """Yield numbers of backwards to split: enough to fill the end, or all.
+    """Yield numbers of backwards to split: all, a few, or enough to fill the end.
 
     After its last I, a stage should work as long as the backwards of the stages before
     it take. So the first stage needs no split backwards, and deeper stages need more.

@@ -102,7 +102,7 @@ def certainty_of(
 
 
 def _basis(kind: str, calibration: StepCalibration, measured: Set[str]) -> str:
-    """Return the best source of a kind's speeds."""
+    """Return the sources of a kind's speeds as text, the best first."""
     before = PROFILE if kind in measured else source(kind)
     if kind not in calibration.kinds():
         return before

@@ -76,7 +76,7 @@ class Predicted:
 
     @cached_property
     def bound(self) -> LowerBound:
-        """The lower bound of the step time under such a schedule, if one is known."""
+        """The lower bound on the step time, if one is known for the plan's schedule."""
         if SCHEDULES[self.plan.schedule].shares or self.plan.programs:
             return LowerBound(why="none is known for such a schedule")
         bound = LowerBound(step_s=prefix_bound_s(self.plan, self.costs))

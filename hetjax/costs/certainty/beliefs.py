@@ -74,9 +74,9 @@ class CredibleInterval:
 class Observation:
     """A measured time and its prediction.
 
-    `what` was measured is a step, the work of one kind of device in a step, or a sum
-    over devices alone. `noise` is the standard deviation of the logarithm that no
-    parameter explains, `plan` a digest of the plan of a step, empty if unknown.
+    `what` tells what was measured: a step, the work of one kind of device in a step, or
+    a sum over devices alone. `noise` is the standard deviation of the time's logarithm
+    that no parameter explains. `plan` is a digest of a step's plan, empty if unknown.
     """
 
     measured_s: float
@@ -159,8 +159,8 @@ class Beliefs:
         """Return the cluster at the means, for which plans are made and predicted.
 
         Slower software slows down every kind of work, except times that a profile has
-        measured, which already include the software. So that a step takes its overhead
-        as well, all work there takes longer by it.
+        measured, which already include the software. The overhead of a step is spread
+        over all its work, which takes longer by that factor.
         """
         means = dict(zip(self.parameters, self.mean_P, strict=True))
         factors = {

@@ -44,10 +44,10 @@ def calibration_from(
 
 
 def _observed_ring(ring: RingMeasurement, cluster: Cluster) -> Observation:
-    """Return the time of a long message, with its prediction for such devices.
+    """Return the ring's measured time for a long message, with the predicted time.
 
-    The devices' figures are the cluster's, else the catalogue's. Raises BadInput for
-    devices that neither describes.
+    The prediction uses the figures of the cluster, else of the catalogue. Raises
+    BadInput for devices that neither describes.
     """
     speed, bytes_per_s = _modelled(ring, cluster)
     return Observation(

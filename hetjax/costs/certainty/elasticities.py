@@ -53,8 +53,8 @@ def work_elasticities(
 ) -> dict[Work, Elasticities]:
     """Return the elasticities of the times of work that `predict` returns.
 
-    Work depends on its own kind of device alone, so a speed of all kinds varies at
-    once.
+    Work depends on its own kind of device alone, so each speed is varied for all kinds
+    at once.
     """
     kinds = {canonical_name(node.device) for node in cluster.nodes}
     found: dict[Work, dict[Parameter, float]] = {}

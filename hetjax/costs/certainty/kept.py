@@ -52,8 +52,8 @@ _WAIT_S = 5.0  # while another run writes
 _FIX = "remove the file: runs write a new one"
 _WHAT = "steps of earlier runs"
 
-# By kind of device, its precision and its modelled figures: steps count for devices of
-# which all of these are the same
+# By kind of device, its precision and a digest of its modelled figures: a step counts
+# if it shares a kind with the cluster, and these are equal for every shared kind
 RanAs = Mapping[str, str]
 Precisions = Mapping[str, str]  # the precision of nodes, by their names
 

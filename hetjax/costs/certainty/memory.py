@@ -20,8 +20,8 @@ _LOW, _HIGH = (1 - LEVEL) / 2, (1 + LEVEL) / 2
 
 # What compilers needed as a share of the estimate: its 0th, 5th, 10th... percentile
 # over stages of four models that were compiled for the devices of a backend
-# (`experiments/results/memory_shares.json`). Where packing 16-bit weights takes more
-# than any pass, no compiler was asked.
+# (`experiments/results/memory_shares.json`). We asked no compiler about stages in
+# which packing 16-bit weights takes more than any pass.
 SHARES: Mapping[Backend, tuple[float, ...]] = {
     "cpu": (
         *(0.831, 0.897, 0.904, 0.910, 0.926, 0.928, 0.934, 0.940, 0.943, 0.944, 0.946),

@@ -172,8 +172,8 @@ def _fused(
 def _whole(
     graph: Graph, slices: frozenset[int], stored: frozenset[int]
 ) -> dict[int, Value]:
-    """Return, by identity, the values that are stored whole, each with its array:
-    itself, or for a reshape the array that gets another shape without a copy.
+    """Return, by identity, the values that are stored whole, each with the array that
+    stores it: itself or, for a reshape, its input, since that makes no copy.
 
     A graph output has its own buffer.
     """

@@ -34,8 +34,8 @@ from hetjax.costs.graph.sums import reduced
 from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
-# Of all ready kernels the one that frees most; or depth first, with the heaviest first
-# or in the order in which kernels read.
+# The next kernel: of all that are ready, the one that frees most; or depth first, the
+# heaviest first or in the order in which kernels read.
 Order = Literal["freeing", "heaviest", "read"]
 
 _UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
@@ -46,8 +46,8 @@ class Surroundings:
     """Facts about a program and, by identity, about its values.
 
     `elsewhere` have their own buffers; `relaid` are stacks that a loop can only read as
-    a copy in another layout. `backend` is JAX's word for the platform, `order` that of
-    an accelerator's kernels. `turns_gates`: whether the program copies `gated_stacks`.
+    a copy in another layout. `backend` is JAX's name of the platform. An accelerator's
+    kernels run in `order`. `turns_gates`: whether the program copies `gated_stacks`.
     """
 
     backend: Backend = "cpu"
@@ -60,8 +60,8 @@ class Surroundings:
 def least_peak_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
     """Return the peak bytes in the best of the three orders that XLA tries for GPUs.
 
-    In programs with all-reduces XLA moves kernels again to hide these: such programs
-    were seen in the first order.
+    In programs with all-reduces XLA moves kernels again to hide these: all that we saw
+    ran in order `freeing`.
     """
     if around.backend != "gpu" or all_reduces(graph, cuts):
         return peak_bytes(graph, cuts, around)
@@ -79,7 +79,7 @@ def peak_bytes(
     """Return the most bytes of a graph's values and copies that are live at once.
 
     The graph's inputs do not count, but copies of `slices` do, which a body reads off
-    stacks. Outputs of a body that kernels write into `stacks` live until then.
+    stacks. Outputs of a body live until kernels have written them into `stacks`.
     """
     ordered = _in_turn(graph, cuts, slices, stacks, around.backend, around.order)
     written = identities([v for v, _ in stacks])
@@ -150,8 +150,9 @@ def _there_at_once(
     own: Collection[int],
     around: Surroundings,
 ) -> dict[int, int]:
-    """Return, by identity, the bytes of arrays that exist as zeros from the start:
-    stacks, and in the first order also scatters' sums. TPUs make zeros when needed."""
+    """Return, by identity, the bytes of arrays that exist from the start: stacks, in
+    order `freeing` also scatters' sums, and on CPUs carries that begin as constants.
+    TPUs make such arrays only when kernels need them."""
     if around.backend == "tpu":
         return {}
     at_once = around.order == "freeing"
@@ -176,7 +177,7 @@ def _filled(step: Operation, sums: bool) -> tuple[Value, ...]:
 
 def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings) -> int:
     """Return the bytes that are live while a loop of the graph runs: its body's, its
-    carry, relaid stacks."""
+    carry, copies of stacks, and on CPUs constant arrays."""
     if step.body is None:
         return 0
     num_consts, num_carry = step.num_consts, step.num_carry

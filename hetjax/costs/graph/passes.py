@@ -266,8 +266,8 @@ def _by_primes(
 
 
 def _by_prime(stage: StageStacks, shares: Shares) -> tuple[Shares, dict[int, int]]:
-    """Return the same for sequences; not with a head, which splits its tokens depending
-    on their number."""
+    """Return shares with a prime as the number of sequences, and what it stands for;
+    unchanged with a head, which splits its tokens depending on their number."""
     if stage.last:
         return shares, {}
     prime = next(_primes_for(_sizes(stage, shares), _MANY_SEQUENCES))

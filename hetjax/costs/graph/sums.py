@@ -2,10 +2,11 @@
 """Fuses sums and maxima with the operations around them, as XLA's CPU backend does.
 
 Its library of kernels (YNN) runs a reduction together with the elementwise operations
-around it, such as whole norms and softmaxes. Upwards it includes operations, products
-too, that nothing else reads; downwards a result's only reader. Such a kernel stores its
-last output, and reads arrays in their full shape: a scale that a norm and its
-derivative share is stored once per row. An all-reduce separates two kernels. XLA
+around it, such as whole norms and softmaxes. Upwards it includes operations, even
+products, whose results nothing else reads; downwards a result's only reader. Such a
+kernel stores only its last output, and reads arrays in their full shape: a scale that a
+norm and its derivative share is stored once per row. An all-reduce separates two
+kernels. XLA
 combines all-reduces that do not depend on each other.
 
 Owns these kernels. Does not own other fusion (`fusion.py`).

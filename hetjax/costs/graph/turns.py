@@ -63,10 +63,11 @@ def least_memory(
     """Return the kernels in the order of a list scheduler: next is the ready kernel
     that frees the most bytes, less those that it makes; of equals the first.
 
-    For the scheduler, a write into one of the `stacks` makes the whole stack. Devices
-    all-reduce `partial` values; meanwhile another product or loop runs, if one is
-    ready. With `loops_wait`, a loop starts after its zeros, which are scheduled like
-    other arrays: for them, what the loop frees does not count.
+    Copies of the graph's inputs come before all others. For the scheduler, a write into
+    one of the `stacks` makes the whole stack. Devices all-reduce `partial` values;
+    meanwhile another product or loop runs, if one is ready. With `loops_wait`, a loop
+    starts after its zeros, which are scheduled like other arrays: for them, what the
+    loop frees does not count.
     """
     needs, users = _dependencies(found)
     sizes = {id(v): num_bytes(v) for kernel in found for v in kernel.step.outputs}

@@ -28,7 +28,7 @@ _TAG = re.compile(r"^(\[[\d,]+\]<\w+>:)?\s*")  # mpirun puts it before lines
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\w+)")
 _MOST_LINES, _MOST_RANKS = 100_000, 65_536
 _LONGEST = 500  # characters of a line
-_RANGE = 64.0  # of sizes in the fit of a rate: NCCL sends smaller ones otherwise
+_RANGE = 64.0  # of sizes in the fit of a rate: NCCL sends smaller ones differently
 _NEAR = 0.03  # tolerance of the share of bytes that a collective sends
 _UNKNOWN = "N/A"  # for unchecked results
 

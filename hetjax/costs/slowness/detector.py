@@ -379,7 +379,7 @@ class _Watch:
         return float(np.average(np.exp(shift_K[tests]), weights=share))
 
     def _since(self, step: int) -> tuple[Floats, Floats]:
-        """Return medians since this step over the reference: `apart_NK`, `own_NK`."""
+        """Return medians since this step minus the reference: `apart_NK`, `own_NK`."""
         rows = [found for at, found in self._recent if at >= step]
         apart_K = medians(np.array([found.apart_NK[0] for found in rows]))
         own_K = medians(np.array([found.own_NK[0] for found in rows]))

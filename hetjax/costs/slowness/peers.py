@@ -21,8 +21,8 @@ def behind_peers(
 ) -> dict[StageKey, float]:
     """Return the logarithms of the slowdown factors of slow lanes.
 
-    A lane is compared with other nodes, if these have lanes with equal work, else with
-    other devices of its own node: with their lower median.
+    A lane is compared with the lower median of lanes with equal work: those on other
+    nodes or, if there are none, those on other devices of its own node.
     """
     lanes_NU = logs(steps, what).lanes_NU
     lanes = [what.lanes.by_key[key] for key in what.keys]

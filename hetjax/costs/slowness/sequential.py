@@ -71,7 +71,7 @@ class Reference:
 
 
 def reference(series_NK: Floats) -> Reference:
-    """Return robust centers and scales; scales are rather too wide than too narrow.
+    """Return robust centers and scales; scales err on the wide side.
 
     A scale is the largest of three: the median absolute deviation, which may be small
     by chance for few steps; the deviation with outliers clipped; and the distance above

@@ -2,11 +2,11 @@
 """Converts step times to series in which only slow parts stand out.
 
 A part's time in a step varies with the batch, with the devices' environment, and by
-chance. The common change of a replica's stages is subtracted from each stage: the lower
-median by node and then over nodes. So a slow node does not count as common as long as
-one other node is as before. The same applies between replicas. The common changes form
-separate series. Owns the order of series and this arithmetic. Does not own the
-detection of changes (`sequential.py`) nor their meaning (`detector.py`).
+chance. The common change of a replica's stages is subtracted from each of them: it is
+the lower median over nodes of each node's lower median. So one slow node does not shift
+it while another node is as before. The same applies between replicas. The common
+changes form separate series. Owns the order of series and this arithmetic. Does not own
+the detection of changes (`sequential.py`) nor their meaning (`detector.py`).
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ Owns both exhaustive searches. All replicas are equal: the same number of blocks
 every stage, and equally many microbatches.
 
 * Megatron-LM (arXiv 2104.04473) tries all tensor, data and pipeline degrees, microbatch
-  sizes and remats. It uses all devices, or the most by which the batch divides; it also
+  sizes and remats. It uses as many replicas as fit and divide the batch; it also
   tries to leave out the slowest kinds, as a good engineer would. Ranks follow the nodes
   in the order of the file, tensor fastest, then data, then pipeline. With a data degree
   above 1, devices share the optimizer state, as its distributed optimizer does. Plans

@@ -5,7 +5,7 @@ Owns the linear program that distributes layers and sequences among devices, ign
 pipelines, and the bound that its duals prove. Does not own the meaning of a limit on
 work (`cut_bound.py`).
 
-    y_P       share of the batch, of the layers of one kind under one option
+    y_P       share of the batch for which layers of one kind run under one option
     busy_PC   seconds of a device of each class in a step, if y_P is 1
     weight_P  what that takes of the limit on work, in whole sequences
     room_C    devices of each class

@@ -122,8 +122,8 @@ def proved(
     """Return the bound, not compared with any plan. For the interleaved space it
     assumes devices that compute all the time.
 
-    Raises NoFeasiblePlan if no plan fits into memory, or computes the batch within
-    `longest_s`.
+    Raises NoFeasiblePlan if no plan fits into memory, or if none computes the batch in
+    any sensible time, or in `longest_s` if that is longer.
     """
     if space != "whole":
         p, early_s, parts = split_bound_problem(request, request.degrees)

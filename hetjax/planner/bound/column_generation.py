@@ -102,9 +102,9 @@ def lower_bound(
     It is within 0.05 % of that where this takes little work, else within 0.4 %, or
     within 1 to 2 % if `quick`. It is further below where a fair amount of work cannot
     decide this. A bound `seen` before shortens the search. Raises NoFeasiblePlan if not
-    even fractions of pipelines compute the global batch, in the time of any sensible
-    plan or in `longest_s`. In the prefix form, when the time is up
-    (`model/deadline.py`), the bound is what was proven until then.
+    even fractions of pipelines compute the global batch within `_LONGEST` times the
+    compute bound, or within `longest_s` if that is longer. In the prefix form, when the
+    time is up (`model/deadline.py`), the bound is what was proven until then.
     """
     found = seen
     if found is None:
@@ -145,8 +145,8 @@ def seen_in(p: Problem, bound: Bound) -> Bound:
 
 
 def _with_paid(p: Problem, found: Bound) -> Floats:
-    """Return duals halfway between `found`'s and the columns' own. So the limit on work
-    gets a price: any price could prove a bound, and none is known yet."""
+    """Return duals of devices halfway between `found`'s and the columns' own, and the
+    columns' price of work. `found` has none yet, and any price could prove a bound."""
     step_s, devices = found.relaxed_s * (1 - _PRECISION), len(p.room_R)
     paid_R = solve_restricted_master(p, stacked(found.columns), step_s).duals_R
     usual_R, room_R = found.duals_R, p.room_at(step_s)

@@ -138,10 +138,10 @@ def _after_s(p: Problem) -> Floats:
 
 
 def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
-    """Number the ranges of layers by all that matters; return the numbers, and the
-    first range with each number.
+    """Give ranges of layers with equal costs the same number; return the numbers, and
+    the first range with each number.
 
-    In the prefix form the number of layers before a range matters, too.
+    In the prefix form these ranges also have equally many layers before them.
     """
     starts, ends = np.triu_indices(p.num_layers + 1, k=1)
     before = starts if form == "prefix" else np.where(starts, p.kind_J[starts], -1)

@@ -3,7 +3,7 @@
 
 Owns the count of devices that are needed to hold all layers. Stages are added from the
 last to the first. With given devices and stages, holding more layers is always better,
-since layers need more memory than a part of them. Does not own the times of pipelines
+since any part of these layers needs less memory. Does not own the times of pipelines
 (`pricing.py`) nor advice on what would help (`search/infeasible.py`).
 
 Letters of array names as in `model/problem.py`; T different amounts of the limits that

@@ -114,8 +114,9 @@ class PricingProgram:
 
     @cached_property
     def per_s_NQ(self) -> Floats:
-        """The price of a second. Usual is what `hi` microbatches may cost per second of
-        the step, or a microbatch per second of the slowest stage, if that is known."""
+        """The price of a second, by trade. The usual one is what `hi` microbatches may
+        cost per second of the step or, if the slowest stage's time is known, what one
+        microbatch may cost per second of that."""
         usual_N = self.each_N * self.hi_N / self.slack.step_s
         known = self.least_s_N > 0
         usual_N[known] = self.each_N[known] / self.least_s_N[known]
@@ -145,7 +146,7 @@ class PricingProgram:
 
 
 def interval_bound_ratios(s: PricingProgram) -> Floats:
-    """Return intervals' least cost over budget; intervals from 1 on are ruled out."""
+    """Return each interval's least cost over its budget; 1 or more rules it out."""
     after_s_N = s.p.least_after_s_AB.sum(axis=0)[s.b_N]
     first_s_N = s.p.least_after_s_AB[s.p.sure_of_first_A].sum(axis=0)[s.b_N]
     spent_NQ = s.rest_NQJF[:, :, -1, 0] + s.per_s_NQ * first_s_N[:, None]

@@ -82,10 +82,10 @@ def all_kinds(cluster: Cluster) -> set[str]:
 def known_degrees(
     degrees: tuple[int, ...], cluster: Cluster, profile: Profile | None
 ) -> tuple[int, ...]:
-    """Return the tensor degrees that the profile measured; all of them if none.
+    """Return those of the tensor degrees that the profile measured; all if it has none.
 
-    Also all of them if the profile lacks a device kind: that one is estimated at every
-    degree.
+    Also all if the profile lacks a device kind of the cluster: its times are estimated
+    at every degree.
     """
     kinds = all_kinds(cluster)
     if profile is None or not kinds <= profile.devices:

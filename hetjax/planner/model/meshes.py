@@ -4,8 +4,8 @@
 *Fragments*: a stage lies inside one node. This limits the devices that stages of a size
 and above can have in total. Where sizes divide each other, stages within these limits
 fit into the nodes. *Meshes*: options that differ only in what they keep form one mesh.
-With so many microbatches in flight, the mesh takes its fastest option that holds them
-all. Does not own the costs of options (`problem.py`) nor the nodes of stages
+For each number of microbatches in flight, the mesh takes its fastest option that holds
+them all. Does not own the costs of options (`problem.py`) nor the nodes of stages
 (`seating.py`).
 
 Letters of array names: M meshes, F microbatches held, from 1; others as in

@@ -68,8 +68,9 @@ class LayerCosts:
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
     microbatch; every stage adds `stage_s_BO`. NaN: no such option at this size.
     A stage's device holds `static_bytes_BOK` (`spared_bytes_BOK` less for its only
-    layer of a kind) and, for every microbatch in flight, `saved_bytes_BOK` and once
-    `message_bytes_BO`, within `memory_bytes_BO`. With none in flight it holds
+    layer of a kind). For every microbatch in flight it also holds `saved_bytes_BOK`
+    and, once per stage, `message_bytes_BO`. All this must fit into `memory_bytes_BO`.
+    With none in flight it holds
     `packed_bytes_OK` while gradients are packed, and `updated_bytes` (by counts of
     kinds in ranges) while weights are updated, each within `device_bytes_O`.
 
@@ -77,8 +78,8 @@ class LayerCosts:
     arrival, one way, `link_s_BKOO` how long the link is held (both may be 0). Where
     messages keep stages busy, `send_s_BKOO` is the earlier stage's time for the
     activation, `return_s_BKOO` the later stage's for the gradient. In published costs
-    the last stage pays `last_factor` times, the first of at least `long_from` stages
-    `long_first_factor` times.
+    `last_factor` multiplies the last stage's return, and `long_first_factor` the first
+    stage's send if there are at least `long_from` stages.
 
     `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas.
     `sync_exposed` says which sum comes after the pipeline: the `largest`, that of the

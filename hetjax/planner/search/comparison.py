@@ -74,9 +74,9 @@ class Planned:
     `alone` is the result before plans of other planners were known; with them the
     search may find a better plan, or a plan at all. `moved` is the move from the
     current plan, if there is one. `bfloat16_step_s` is the plan's step if workers send
-    gradients in bfloat16; None if they already do, or send none. `left_out` names what
-    there was no time for. `cut_short` is whether the time was up before the search
-    ended.
+    gradients in bfloat16; None if they already do or send none, or if the plan does not
+    simulate quickly. `left_out` names the planners and clusters for which there was no
+    time. `cut_short` is whether the time was up before the search ended.
     """
 
     request: PlanRequest

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a contest of planners: even split, fastest kind alone, published ones, and ours.
 
-Owns the list of contestants, that all plan the same request, and the split of a limited
-time between them. Does not own the searches (`find.py`, `baselines/`) nor the display
-of results (`report/race/race.py`).
+Owns the list of contestants, the rule that all plan the same request, and the split of
+a limited time among them. Does not own the searches (`find.py`, `baselines/`) nor the
+display of results (`report/race/race.py`).
 """
 
 from collections import defaultdict

@@ -100,15 +100,15 @@ class Found:
 
     @property
     def whole_gap(self) -> float | None:
-        """The gap of `whole`; None if `whole` splits backward passes, too."""
+        """The gap of `whole`; None if its bound is unknown or does not cover it."""
         if space_of(self.request, self.whole.plan) != "whole":
             return None
         return self.whole_bound.gap(self.whole.simulation.step_time_s)
 
     @property
     def cost_gap(self) -> float | None:
-        """How far the USD per million tokens are above their bound. None if `gap` is
-        None, or if the plan's price is unknown."""
+        """How far the USD per million tokens are above their bound. None if bound or
+        price is unknown, or if the plan is outside the space."""
         usd = self.best.usd_per_million_tokens
         if not self.least_usd or usd is None:
             return None
@@ -139,8 +139,8 @@ def find_plan(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Run the garbage collector 25 times more rarely. It took a third of the time to
-    scan all that JAX holds, and a search makes few reference cycles."""
+    """Run the garbage collector 25 times less often. Its scans of all that JAX holds
+    took a third of the time, and a search makes few reference cycles."""
     usual = gc.get_threshold()
     gc.set_threshold(25 * usual[0], *usual[1:])
     try:

@@ -141,7 +141,7 @@ class Incumbents:
         return (found for found in self.evaluate.seen.values() if found is not None)
 
     def under_all_schedules(self) -> Iterator[Predicted]:
-        """Yield these plans, and the results of other schedules for some of them."""
+        """Yield the plans of `simulated`, and all results under other schedules."""
         tried = (found for found in self.tried.values() if found is not None)
         return chain(self.simulated(), tried)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles requests whose limits of cost and time no plan keeps: reports the nearest.
+"""Reports the nearest plan if no plan keeps to a request's limits of cost and time.
 
 Owns the objective of the search in this case, and the error text: by how much the
 nearest plan misses the limits, and whether any plan could keep to them. Does not own

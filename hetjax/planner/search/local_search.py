@@ -43,7 +43,7 @@ def alike(plan: Plan, request: PlanRequest) -> list[list[int]]:
 def more_evenly(
     predicted: Predicted, plan: Plan, groups: Sequence[Sequence[int]]
 ) -> Iterator[Plan]:
-    """Yield plans with a microbatch moved from a replica that ends last to another."""
+    """Yield plans with sequences moved from replicas that end late to early ones."""
     ends_s = _ends_s(predicted)
     lasts = [max(group, key=ends_s.__getitem__) for group in groups]
     firsts = [min(group, key=ends_s.__getitem__) for group in groups]

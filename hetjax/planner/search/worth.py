@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the worth of every kind of device and every zone: the best plan without it,
-and the best plan on it alone.
+"""Computes the worth of every kind of device, class of nodes and zone: the best plan
+without it, and the best plan on it alone.
 
 Owns which parts are compared with the best plan. Does not own the search for their
 plans (`floor.py`, `first_plans.py`), nor why devices are idle (`idle.py`).
@@ -36,8 +36,8 @@ class Instead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
-    """A kind of device or a zone: its number of devices, how many the best plan uses,
-    and the best plans `without` it and `alone` on it (None if none was found)."""
+    """A kind of device, a class of nodes or a zone: its number of devices, how many the
+    best plan uses, and the best plans `without` it and `alone` on it (or None)."""
 
     part: str
     num_devices: int

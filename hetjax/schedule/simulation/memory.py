@@ -5,9 +5,9 @@ Owns which buffers are live at once, in addition to static memory:
 
 * each buffer from the action that makes it (for a received one, the RECV) to its FREE,
   in program order;
-* a sent buffer in the sender's memory, also after its FREE, until the sender can be
+* a sent buffer in the sender's memory, even after its FREE, until the sender can be
   sure of its receipt (`programs/receipts.py`): y at the latest when its dy comes back,
-  dx when an activation arrives that was made after the use of that dx;
+  dx when an activation arrives that the receiver made after it had used that dx;
 * in addition to y or dx, the parts that are cut out of it for a receiver that splits
   the batch over more devices; in addition to x or dy, the parts that it is joined from.
 

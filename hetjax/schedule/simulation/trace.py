@@ -66,9 +66,9 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def traced_spans(trace: Any) -> list[Span]:
-    """Return the spans of such an object, to the microsecond; times from its start.
+    """Return the spans of a trace, to the microsecond; times count from its start.
 
-    Raises ValueError if `perfetto` did not make the object.
+    Raises ValueError if `perfetto` did not make the trace.
     """
     try:
         events = trace["traceEvents"]

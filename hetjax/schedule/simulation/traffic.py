@@ -79,7 +79,7 @@ class Traffic:
     ) -> None:
         """Send `size` bytes; call this at the time `now`, that is, from an event.
 
-        `arrive` is called with their arrival time and the argument, when that is known.
+        Calls `arrive` with the arrival time and the argument once that time is known.
         """
         if not self._trunks[channel]:
             arrive(now + self._latency[channel], argument)

@@ -27,8 +27,8 @@ from hetjax.plans.plan import Offload, StageMesh
 def kept_bytes(
     request: PlanRequest, option: Option, layer: int, shares: Shares
 ) -> tuple[float, ...]:
-    """Return the bytes that a microbatch keeps: by layer, by layer at least (however
-    layers form runs), and once by run; then the workspace of `layer_workspace_bytes`.
+    """Return the bytes that a microbatch keeps: per layer, per layer at least (however
+    layers form stacks), and per stack; then the result of `layer_workspace_bytes`.
 
     Residuals grow by the same bytes with every sequence, so two sizes determine all. In
     a stage that begins with layer 0, layers before the first trained one have no

@@ -87,7 +87,7 @@ def search_problem(
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
-    Gradient sums take as long as over `num_replicas` and such `holders` of layers
+    Gradient sums are priced for `num_replicas` replicas and these `holders` of layers
     (`hops.py`). The part that earlier stages do not hide is added to the step. If
     `num_replicas` is 1, plans have one replica. Otherwise stages have room to pack
     gradients, unless `packing` is off.

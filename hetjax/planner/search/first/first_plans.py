@@ -223,7 +223,7 @@ class FirstPlans:
 
 
 def _within_work(plans: Iterable[Plan], most_work: float) -> Iterator[Plan]:
-    """Yield the first plan, and those after it whose forwards fit `most_work`."""
+    """Yield plans while their forwards fit into `most_work`, but at least the first."""
     work = 0
     for plan in plans:
         if work and work + plan.num_forwards > most_work:

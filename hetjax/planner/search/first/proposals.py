@@ -54,9 +54,9 @@ _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # step times that may be cheaper
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScreenedProblem:
     """A problem (a part of the cluster at some tensor degrees), and the heuristic bound
-    from a first look. Gradient sums are for `num_replicas`, and such `holders` of
-    layers. If `tight`, the extra memory of several layers is left out, so plans may not
-    fit."""
+    from a first look. Gradient sums are priced for `num_replicas` replicas and these
+    `holders` of layers. If `tight`, the extra memory of several layers is left out, so
+    plans may not fit."""
 
     request: PlanRequest
     degrees: tuple[int, ...]
@@ -72,16 +72,15 @@ class ScreenedProblem:
 
     @property
     def counted(self) -> tuple[Holders, bool]:
-        """The costing of the problem; step times compare only if it is equal."""
+        """How the problem is priced; step times are comparable only if it is equal."""
         return self.holders, self.tight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Proposal:
-    """Layouts for a problem, best first.
+    """Layouts (unplaced plans) for a problem, best first.
 
-    By the model, no layout takes less than `bound_s`; infinity if the search was not
-    for the fastest.
+    `bound_s` is the model's lower bound on a layout's time; infinity if none is known.
     """
 
     look: ScreenedProblem
