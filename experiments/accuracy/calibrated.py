@@ -14,7 +14,8 @@ hosts are measured first, and all predictions use these times, those of the runs
 `measured_s` is the median of the steps after those that the run learns from; `noise` is
 the relative difference between the medians of their even and their odd ones. `own` and
 `other` are a plan's predicted over its measured time, with the file of its own run and
-with that of the other plan's; `without` uses no file.
+with that of the other plan's; `without` uses no file. `other_in_interval`: whether the
+90 % interval by the other plan's file holds the measured time.
 """
 
 import argparse
@@ -116,9 +117,9 @@ def of_mix(
             times_s = _train(folder / name, cluster, plan, on)
             measured[name] = times_s[_LEARNT:]
 
-    def predicted_s(name: str, learnt_from: str | None) -> float:
+    def predicted(name: str, learnt_from: str | None) -> hetjax.SimulatedStep:
         file = learnt_from and folder / learnt_from / "run" / "calibration.json"
-        step = hetjax.simulate_plan(
+        return hetjax.simulate_plan(
             found[name],
             model=_MODEL,
             cluster=cluster,
@@ -127,7 +128,6 @@ def of_mix(
             calibration=file or "none",
             quiet=True,
         )
-        return step.step_time_s
 
     rows: dict[str, Any] = {}
     for name, other in (("samples", "layers"), ("layers", "samples")):
@@ -137,11 +137,17 @@ def of_mix(
             "plan": str(found[name]).splitlines(),
             "measured_s": step_s,
             "noise": abs(halves[0] / halves[1] - 1),
-            "without": predicted_s(name, None) / step_s,
-            "own": predicted_s(name, name) / step_s,
-            "other": predicted_s(name, other) / step_s,
+            "without": predicted(name, None).step_time_s / step_s,
+            "own": predicted(name, name).step_time_s / step_s,
+            "other": (by_other := predicted(name, other)).step_time_s / step_s,
+            "other_in_interval": _holds(by_other, step_s),
         }
     return {"percents": list(percents), **rows}
+
+
+def _holds(step: hetjax.SimulatedStep, measured_s: float) -> bool:
+    assert step.certainty is not None
+    return measured_s in step.certainty.interval
 
 
 def _train(folder: Path, cluster: Cluster, plan: Plan, on: Hosts) -> list[float]:
