@@ -41,6 +41,7 @@ from hetjax.costs.measured.layer_profile import write_profile
 from hetjax.models.named import TypedName, load_named
 from hetjax.planner.baselines.stage_costs import shared_out
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.prediction import SimulatedStep
 from hetjax.training import open_run
 from hetjax.training.directory.rundir import PROFILE
 from hetjax.training.observers.step_comparison import StepComparison
@@ -117,7 +118,7 @@ def of_mix(
             times_s = _train(folder / name, cluster, plan, on)
             measured[name] = times_s[_LEARNT:]
 
-    def predicted(name: str, learnt_from: str | None) -> hetjax.SimulatedStep:
+    def predicted(name: str, learnt_from: str | None) -> SimulatedStep:
         file = learnt_from and folder / learnt_from / "run" / "calibration.json"
         return hetjax.simulate_plan(
             found[name],
@@ -145,7 +146,7 @@ def of_mix(
     return {"percents": list(percents), **rows}
 
 
-def _holds(step: hetjax.SimulatedStep, measured_s: float) -> bool:
+def _holds(step: SimulatedStep, measured_s: float) -> bool:
     assert step.certainty is not None
     return measured_s in step.certainty.interval
 
