@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from statistics import mean
 from time import process_time
 
 from hetjax.cluster.catalogue import canonical_name
@@ -157,7 +158,9 @@ def _work(
 ) -> list[Observation]:
     """Return the measured work of each kind of device, by kind of action.
 
-    `costs` are the plan's on the nodes that it has `used`.
+    `costs` are the plan's on the nodes that it has `used`. An action that takes a small
+    share of the device's work, as measured or as predicted, tells little of its speed:
+    its noise is larger by the root of that share, as if parts of the work were observed.
     """
 
     def predict(there: Cluster) -> dict[Work, float]:
@@ -166,13 +169,22 @@ def _work(
     found = predicted_parts(parts, plan, costs)
     measured = work_of({part: parts[part] for part in found}, plan, used)
     predicted, slopes = work_of(found, plan, used), work_elasticities(predict, used)
+    shares = _shares(measured), _shares(predicted)
+    noise = {w: NOISE_OF_WORK / math.sqrt(min(s[w] for s in shares)) for w in measured}
     return [
         replace(
-            _as_modelled(beliefs, s, predicted[w], slopes[w], NOISE_OF_WORK),
-            what="work",
+            _as_modelled(beliefs, s, predicted[w], slopes[w], noise[w]), what="work"
         )
         for w, s in measured.items()
     ]
+
+
+def _shares(work: Mapping[Work, float]) -> dict[Work, float]:
+    """Return the share of each kind of action in all work of its kind of device."""
+    total_s: dict[str, float] = {}
+    for (device, _), seconds in work.items():
+        total_s[device] = total_s.get(device, 0.0) + seconds
+    return {w: seconds / total_s[w[0]] for w, seconds in work.items()}
 
 
 def _as_modelled(
