@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
-from statistics import mean
 from time import process_time
 
 from hetjax.cluster.catalogue import canonical_name
