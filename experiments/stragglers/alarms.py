@@ -16,8 +16,8 @@ device's: `noise` is the deviation of the logarithm of the noisiest part, as the
 detector sees it.
 
 `--real` trains the same models for so many steps instead, and lists the alarms. Each
-has `measured`: the median time of the named devices in the first 20 steps from the
-alarm's `since` on, over their median in the 200 steps before.
+has `measured`: the median time of the named devices from the alarm's `since` to the
+step of the alarm, over their median in the 200 steps before.
 """
 
 import argparse
@@ -156,8 +156,8 @@ def _ratio(found: Slowdown, heard: Sequence[StepTimes]) -> float | None:
         times.step: sum(s for part, s in times.parts.items() if part[:2] in named)
         for times in heard
     }
-    since = found.since
-    after = [s for step, s in took_s.items() if since <= step < since + 20]
+    since, until = found.since, found.step
+    after = [s for step, s in took_s.items() if since <= step <= until]
     before = [s for step, s in took_s.items() if since - 200 <= step < since]
     return round(median(after) / median(before), 3)
 

@@ -159,7 +159,7 @@ def _work(
 
     `costs` are the plan's on the nodes that it has `used`. An action that takes a small
     share of the device's work, as measured or as predicted, tells little of its speed:
-    its noise is larger by the root of that share, as if parts of the work were observed.
+    its noise is larger by the root of that share, as if only parts were observed.
     """
 
     def predict(there: Cluster) -> dict[Work, float]:
