@@ -227,7 +227,10 @@ def reached(run_dir: Path) -> int:
 
 
 def unlike(found: Sequence[tuple[int, float]], whole: Sequence[tuple[int, float]]):
-    """Return the first step at which the two differ by more than rounding, or None."""
+    """Return the first step at which the two differ by more than rounding, or None.
+
+    Returns "their length" if only that differs.
+    """
     for one, other in zip(found, whole, strict=False):
         if one[0] != other[0] or not isclose(one[1], other[1], rel_tol=1e-5):
             return one[0]

@@ -196,11 +196,9 @@ class Trial:
         assert [type(found) for found in self._heard] == [Rerouted], self._heard
         told = self._heard.pop()
         next_s = self._step()
-        detour_s = next_s if self._heard else None
         end_s = time.monotonic() + _LONGEST_S
         while not self._heard and time.monotonic() < end_s:
-            took_s = self._step()
-            detour_s = took_s if not self._heard else detour_s
+            self._step()
         found = {
             "killed_at": share,
             "old_step_s": old_s,

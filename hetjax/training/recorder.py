@@ -59,7 +59,7 @@ class Recorder:
     def skipped(
         self, step: int, commit: StepCommit, step_time_s: float, learning_rate: float
     ) -> None:
-        """Record a step that changed nothing."""
+        """Record a step that changed no weights."""
         line = skipped_line(step, commit, step_time_s, learning_rate)
         self._metrics.append(line)
         self.note(f"step {step} skipped: {line['reason']}")

@@ -68,9 +68,9 @@ class Grouping:
 
 
 def mixes(units_C: Sequence[int], most_units: int) -> Ints:
-    """Return every mix of up to so many units, unless these are too many.
+    """Return every mix of up to so many units (at most `_MOST_DEEP`) of four classes.
 
-    If so, groups are limited to a smaller depth, or to fewer classes each.
+    If these are too many, mixes are limited to fewer units, or to fewer classes each.
     """
     num_classes, most = len(units_C), min(most_units, _MOST_DEEP, sum(units_C))
     kinds, deep = min(num_classes, 4), most

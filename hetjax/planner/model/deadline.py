@@ -93,7 +93,7 @@ def deadline(
     seconds: float = math.inf, planned: tuple[int, ...] = ()
 ) -> Iterator[Deadline]:
     """Limit the enclosed code to `seconds`, or to the `planned` work, or until it is
-    stopped. The outermost deadline counts work from 0."""
+    stopped. The outermost deadline counts work from 0; `planned` is only for that."""
     outer = _DEADLINE.get()
     work = SearchWork(planned=planned) if outer is _NONE else outer.work
     found = Deadline(until_s=time.monotonic() + seconds, work=work, outer=outer)

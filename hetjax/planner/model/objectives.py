@@ -99,7 +99,7 @@ def within(predicted: Predicted, objective: Objective) -> bool:
 
 
 def score(predicted: Predicted, cluster: Cluster, objective: Objective) -> float:
-    """Return the value to minimise; inf if the wish is cost and no price is known."""
+    """Return the value to minimise; inf for cost without a price, or no goodput."""
     match objective.wish:
         case "time":
             return predicted.simulation.step_time_s

@@ -46,7 +46,7 @@ Evaluated = Mapping[str, Predicted | NoFeasiblePlan]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """Another cluster and the best step on it; None if nothing fits."""
+    """A cluster, as it is or as it might be, and the best step on it (None if none)."""
 
     name: str
     step_time_s: float | None

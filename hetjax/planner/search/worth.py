@@ -90,8 +90,8 @@ def worth_of_parts(
         if best is None:
             return None
         worse = worse_by(ours, score(best, request.cluster, found.objective))
-        # others may be better than a plan that is kept because a move does not pay
         is_searched = nodes in searched or best.plan.nodes in searched
+        # others may be better than a plan that is kept because a move does not pay
         return Instead(predicted=best, worse=max(worse, 0.0), is_searched=is_searched)
 
     names: dict[Nodes, list[str]] = {}

@@ -149,7 +149,7 @@ def _wire_lines(planned: Planned) -> Iterator[str]:
 
 
 def search_lines(planned: Planned) -> Iterator[str]:
-    """Yield what is known of better plans, and how this one was found."""
+    """Yield the bound, gains and prices of a plan, and what the search left out."""
     found = planned.found
     yield bound_line(found)
     gained = h1f1b_line(found)

@@ -41,7 +41,7 @@ class StepCommit:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether UPDATE changes nothing."""
+        """Whether UPDATE changes nothing but step counters."""
         if self.is_left_out or not math.isfinite(self.squares):
             return True
         return self.skips_spikes and self.is_spike
