@@ -55,7 +55,7 @@ def skips_all(
 def skipped_line(
     step: int, result: StepCommit, step_time_s: float, learning_rate: float
 ) -> dict[str, Any]:
-    """Return the line of `metrics.jsonl` for a step that changed no weights: no loss."""
+    """Return the `metrics.jsonl` line of a step that changed no weights: no loss."""
     line = {
         "step": step,
         "skipped": True,
