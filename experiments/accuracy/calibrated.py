@@ -171,17 +171,26 @@ def measure(
     for percents in mixes:
         with TemporaryDirectory() as folder:
             rows.append(of_mix(Path(folder), percents, with_profile))
-        errors = {
-            which: [abs(row[name][which] - 1) for row in rows for name in plans([1])]
-            for which in ("without", "own", "other")
-        }
         yield {
             "command": " ".join([_COMMAND, *["--profile"] * with_profile]),
             "machine": machine(),
-            "median_error": {which: median(found) for which, found in errors.items()},
-            "largest_error": {which: max(found) for which, found in errors.items()},
+            **summary(rows),
             "mixes": rows,
         }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the errors of both plans of all mixes."""
+    each = [row[name] for row in rows for name in plans([1])]
+    errors = {
+        which: [abs(one[which] - 1) for one in each]
+        for which in ("without", "own", "other")
+    }
+    return {
+        "median_error": {which: median(found) for which, found in errors.items()},
+        "largest_error": {which: max(found) for which, found in errors.items()},
+        "median_noise": median(one["noise"] for one in each),
+    }
 
 
 def main() -> None:
