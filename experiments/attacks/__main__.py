@@ -4,9 +4,9 @@
     python -m experiments.attacks [--only F3 F8] [--output FILE] [--folder FOLDER]
 
 Prints a line of JSON for each finding: the attack, what was expected, what happened,
-and what was wrong. With `--output` it also appends the lines to the file, and
-skips findings that the file has. With `--folder` the runs stay there for inspection,
-and another call reuses their compiled programs. Exit code 1 if something is wrong.
+and what was wrong. With `--output` it also appends the lines to the file, and skips
+findings that the file has. With `--folder` the runs stay there for inspection, and
+another call reuses their compiled programs. Exit code 1 if something is wrong.
 """
 
 import argparse

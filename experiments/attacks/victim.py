@@ -41,7 +41,7 @@ FOLDER, LIMIT_S, CALL_S = (
     "HETJAX_ATTACK_LIMIT_S",
     "HETJAX_ATTACK_CALL_S",
 )
-_BREAK_OFF_S, _FOR_EVER_S = 2.0, 3600.0
+_ABORT_S, _FOR_EVER_S = 2.0, 3600.0
 _answer = WorkerService.answer
 
 
@@ -86,7 +86,7 @@ def shorten_limits() -> None:
             if kind != START:
                 LIMITS[kind] = Limit(most_s, limit.what)
         kind = schema.Abort
-        LIMITS[kind] = Limit(_BREAK_OFF_S, LIMITS[kind].what)
+        LIMITS[kind] = Limit(_ABORT_S, LIMITS[kind].what)
     store.CALL_S = float(os.environ.get(CALL_S, store.CALL_S))
 
 

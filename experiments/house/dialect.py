@@ -5,9 +5,9 @@
 
 Counts, in the Python files of a folder (hetjax), functions whose whole name is in
 `BARE`, functions whose name ends in `_of`, uses of the identifiers in `DIALECT`, and
-class names that are defined more than once. Leading and trailing underscores do not
-matter. Prints JSON. `now` is not counted: it is the usual name of a local time, or of
-the current value, and is read where it is set.
+public class names that are defined more than once. Underscores around the names in
+`BARE` and `DIALECT` do not matter. Prints JSON. `now` is not counted: it is the usual
+name of a local time, or of the current value, and is read where it is set.
 """
 
 import ast

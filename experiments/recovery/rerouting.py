@@ -186,7 +186,7 @@ class Trial:
         self._driver.begin()
 
     def measured(self, share: float) -> dict[str, Any]:
-        """Kill after this share of a step; `back` has no phases without a return."""
+        """Kill after this share of a step; if nobody returns, `back` has no phases."""
         before_s = [self._step() for _ in range(_STEPS)][1:]
         old_s = statistics.median(before_s)
         killed_s = list[float]()

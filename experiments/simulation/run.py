@@ -138,7 +138,7 @@ class Run:
         self._store_faults = stored and StoreFaults(stored, self.faults)
         self._journal = SimJournal(invariants.hear_line)
         self.num_starts = self.num_recoveries = self.num_detours = 0
-        self._named = set[str]()  # nodes that, by a refusal, may have a whole save
+        self._named = set[str]()  # nodes that may together have a save, by a refusal
         self._missed = list[str]()  # those of them that were not asked
         self._passed_over = set[int]()  # that the last start reported as passed over
         self._was_on = frozenset[str]()  # nodes of the plan when the last start ended

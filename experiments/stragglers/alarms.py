@@ -148,7 +148,8 @@ def real(num_steps: int) -> dict[str, Any]:
 
 
 def _ratio(found: Slowdown, heard: Sequence[StepTimes]) -> float | None:
-    """Return how many times as long the named devices took; None for links."""
+    """Return how many times as long the named devices took; None for links and
+    recoveries, and if nearly nothing was measured before."""
     named = found.subject.lanes
     if found.is_over or not named:
         return None
@@ -159,6 +160,8 @@ def _ratio(found: Slowdown, heard: Sequence[StepTimes]) -> float | None:
     since, until = found.since, found.step
     after = [s for step, s in took_s.items() if since <= step <= until]
     before = [s for step, s in took_s.items() if since - 200 <= step < since]
+    if len(before) < 10:
+        return None
     return round(median(after) / median(before), 3)
 
 

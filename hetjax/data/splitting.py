@@ -168,7 +168,7 @@ def _check_kinds(name: str, kinds: set[bool]) -> None:
 
 
 def _check_enough(found: Outline, option: str, least: int) -> None:
-    """Raise BadInput for fewer than `least` characters of text, or other rows."""
+    """Raise BadInput unless there are `least` characters, or rows if it is no text."""
     num_rows = len(found.bytes_D)
     if found.is_text and found.chars_D.sum() < least:
         characters = "two characters" if least > 1 else "one character"

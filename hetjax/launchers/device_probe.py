@@ -95,7 +95,7 @@ def _reported_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | N
 def _by_jax(environment: Mapping[str, str]) -> list[LocalDevice]:
     """Return what JAX reports.
 
-    It queries AMD cards of several kinds one by one: together, all look like the first.
+    Queries AMD cards of several kinds one by one: together, all look like the first.
     """
     shown = environment.get(VISIBLE_AMD) or environment.get(VISIBLE)
     found = _with_handles(_asked(environment), shown)

@@ -148,7 +148,7 @@ class OnThisMachine:
         return {worker: child.pid for worker, child in children.items()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        """Return the cluster; if devices are missing, warn and return the last one."""
+        """Return the cluster; warn and return the previous if devices are missing."""
         if self._cluster is None or cluster == self._seen:
             return self._cluster or cluster
         self._seen = cluster

@@ -36,7 +36,7 @@ _KEYS = ("name", "device", "count", "hosts", "zone", "spot")
 
 
 def nothing_missing() -> Sequence[Node]:
-    """Return no nodes: for `missing`, while the run must not request any."""
+    """Return no nodes; serves as `missing` while the run must not request any."""
     return ()
 
 

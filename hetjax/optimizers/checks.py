@@ -17,7 +17,7 @@ _BETAS = {"beta1": BETA, "beta2": BETA}  # also for rules that do not read them
 
 
 def optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
-    """Yield the problems of settings, given that those of all rules are in range.
+    """Yield problems of settings; those common to all rules must already be in range.
 
     Raises BadInput for a name of no rule.
     """

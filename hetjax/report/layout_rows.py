@@ -2,8 +2,8 @@
 """Turns a layout into rows and boxes: which node holds which layers of which replica.
 
 Owns what is drawn: a row per node, a box per stage as wide as its devices, a colour per
-replica. Large clusters are drawn in groups: alike replicas have the name of the first
-of them, and nodes with the same stages have one row. Does not own the colours
+replica. Large clusters are drawn in groups: replicas that are alike have the name of
+the first of them, and nodes with the same stages have one row. Does not own the colours
 (`colours.py`) nor the drawing (`pictures/`, `html/`).
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a backward pass in two: what its first outputs need, and the rest.
 
-Owns the split of a backward pass into I (the gradient of its input) and W (those of its
-weights). It works on the traced program (the jaxpr), so it holds for any module and any
-remat choice:
+Owns the split of a stage's backward pass into I (the gradient of the stage's input) and
+W (those of its weights). It works on the traced program (the jaxpr), so it holds for
+any module and any remat choice:
 
 * the second half is the last matrix product before each of the other outputs, and what
   follows from it: sums over tokens and products on the way belong to the first half;

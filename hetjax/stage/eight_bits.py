@@ -2,10 +2,10 @@
 """Holds an optimizer's moments in 8 bits between two updates of a parameter.
 
 As in Dettmers et al. (arXiv 2110.02861), a moment is stored in blocks. Each has an fp32
-scale, which is its largest magnitude, and a code for the share of each value in that.
-Here a block is a row along a dim that no stage cuts, so that no cut changes a code. A
-code stands for its fourth power: steps are fine near 0, as theirs are, and two square
-roots find a code, whereas a table of codes would need a search.
+scale, its largest magnitude, and for each value a code for its share of the scale. Here
+a block is a row along a dim that no stage cuts, so that no cut changes a code. Codes
+stand for fourth powers: steps are fine near 0, as theirs are, and two square roots find
+a code, whereas a table of codes would need a search.
 
 Owns the codes, the blocks and the state that holds them. Does not own which moments a
 rule has, nor their mark (`hetjax/optimizers/`).

@@ -84,6 +84,8 @@ class Recorder:
         name = "as_before" if finding.is_over else "slow"
         self.event(name, finding.step, **finding.values())
         self.note(str(finding))
+        if self._comparison is not None:
+            self._comparison.slow()
 
     def replanning(self, outcome: Outcome) -> None:
         """Record that another plan was weighed, or what a move to it has gained."""
@@ -175,6 +177,8 @@ class Recorder:
 
     def rerouting(self, rerouted: Rerouted) -> None:
         """Record which replicas' samples others train on until these are back."""
+        if self._comparison is not None:
+            self._comparison.stop()
         took_s = sum(rerouted.seconds.values())
         self.event(
             "rerouted",

@@ -26,12 +26,6 @@ from hetjax.costs.certainty.kept import (
     kept_file,
     read_kept,
 )
-from hetjax.costs.certainty.priors import (
-    NOISE,
-    NOISE_OF_OTHER_PLANS,
-    NOISE_OF_PROFILE,
-    NOISE_OF_RUN,
-)
 
 A100, V100 = "A100-SXM4-80GB", "V100-SXM2-16GB"
 FAST = Node(name="fast", device=A100, count=2)
@@ -153,16 +147,6 @@ def test_steps_of_earlier_runs_are_trusted_less_than_those_of_the_run():
     ]
     assert factors == sorted(factors)
     assert max(factors[0] / factors[1], factors[1] / factors[2]) < 0.95
-
-
-def test_another_plan_is_less_certain_than_one_that_ran_even_with_a_profile():
-    ran = replace(step(kind="L4", layers=1.0), plan="a")
-    seen = StepCalibration((ran,))
-    same, other = (
-        seen.beliefs(on("L4"), NOISE_OF_PROFILE, plan).noise for plan in ("a", "b")
-    )
-    assert same == NOISE_OF_RUN and other == NOISE_OF_OTHER_PLANS > same
-    assert seen.beliefs(on("L4"), NOISE, "b").noise == NOISE
 
 
 def test_steps_that_a_profile_predicted_are_not_kept():

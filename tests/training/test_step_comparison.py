@@ -4,6 +4,7 @@
 import json
 from contextlib import closing
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
@@ -15,11 +16,13 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.certainty.calibration import read_calibration
 from hetjax.costs.certainty.kept import kept_file
+from hetjax.costs.slowness.findings import Slowdown, Subject
 from hetjax.costs.slowness.known import slowness, write_slowness
 from hetjax.costs.slowness.step_times import StepTimes
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.report.display import Display
+from hetjax.report.prediction import SimulatedStep
 from hetjax.training.directory.journal import Journal
 from hetjax.training.observers import slow_devices
 from hetjax.training.observers.step_comparison import (
@@ -29,8 +32,11 @@ from hetjax.training.observers.step_comparison import (
     predict_step,
 )
 from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.recovered import Rerouted
 from hetjax.training.session import run
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
+
+CLUSTER = hetjax.load_cluster(SIX)
 
 
 def test_a_run_says_once_what_was_measured_and_what_simulate_predicts(
@@ -104,6 +110,10 @@ def learning(found: Any) -> tuple[StepComparison, list[Any]]:
     return comparison, learnt
 
 
+def predicted_step(directory: Path) -> SimulatedStep:
+    return predict_step(small_preset(directory).config, MODEL, TWO_REPLICAS, CLUSTER)
+
+
 def timed(step: int, seconds: float) -> StepTimes:
     return StepTimes(step=step, parts={(0, 0, "F"): seconds}, links={})
 
@@ -125,12 +135,9 @@ def test_what_is_learnt_of_parts_is_of_the_warm_steps_of_this_plan(tmp_path: Pat
 
 
 def test_a_plan_is_learnt_again_from_more_steps_where_these_are_unlike(tmp_path: Path):
-    preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
-    comparison, learnt = learning(
-        predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
-    )
+    comparison, learnt = learning(predicted_step(tmp_path))
     for _ in range(2):  # of the second plan, too
-        comparison.begin(TWO_REPLICAS, cluster)
+        comparison.begin(TWO_REPLICAS, CLUSTER)
         for num, seconds in ((4, 2.0), (8, 1.0), (16, 1.02), (32, 1.1), (500, 9.0)):
             for step in range(num):
                 # one step that took long, as on a shared machine, changes no median
@@ -141,20 +148,105 @@ def test_a_plan_is_learnt_again_from_more_steps_where_these_are_unlike(tmp_path:
     assert parts == 2 * [2.0, 1.0, 1.1]
 
 
-@pytest.mark.parametrize("is_timed", [True, False])
-def test_steps_without_parts_do_not_take_the_place_of_steps_with_them(
-    is_timed: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("num_first", "num_later", "seconds", "learns"),
+    [
+        (3, 0, 1.0, False),  # parts are not lost
+        (3, 1, 1.0, False),  # one odd step does not stand for three
+        (3, 3, 1.0, True),
+        (0, 0, 1.0, True),  # --watch-speeds off
+        (0, 2, 2.0, True),  # parts are new
+        (3, 8, 2.0, False),
+    ],
+)
+def test_steps_replace_others_only_if_as_many_were_timed(
+    num_first: int, num_later: int, seconds: float, learns: bool, tmp_path: Path
 ):
-    preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
-    comparison, learnt = learning(
-        predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
-    )
-    comparison.begin(TWO_REPLICAS, cluster)
+    comparison, learnt = learning(predicted_step(tmp_path))
+    comparison.begin(TWO_REPLICAS, CLUSTER)
     for step in range(4):
-        comparison.add(2.0, timed(step, 1.0) if is_timed else None)
-    for _ in range(8):
-        comparison.add(1.0)
-    assert [s for _, _, s, *_ in learnt] == ([2.0] if is_timed else [2.0, 1.0])
+        comparison.add(2.0, timed(step, 1.0) if 0 < step <= num_first else None)
+    for step in range(8):
+        comparison.add(seconds, timed(step, 1.0) if step < num_later else None)
+    assert len(learnt) == 1 + learns
+
+
+def test_after_something_was_slow_the_next_steps_are_learnt_whatever_they_take(
+    tmp_path: Path,
+):
+    comparison, learnt = learning(predicted_step(tmp_path))
+    journal = Journal(tmp_path / "events.jsonl", last_step=0)
+    finding = Slowdown(
+        subject=Subject(what="node", name="h20-0"),
+        step=9,
+        since=2,
+        factor=2.0,
+        evidence="others as before",
+    )
+    with closing(journal):
+        recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
+        comparison.begin(TWO_REPLICAS, CLUSTER)
+        for step in range(9):
+            recorder.compare(step, 2.0)
+        recorder.slow(finding)
+        for step in range(7):
+            recorder.compare(9 + step, 2.0)
+        assert len(learnt) == 1  # steps before the finding count no more
+        recorder.compare(16, 2.0)
+    assert [again for *_, again in learnt] == [False, True]
+
+
+def test_steps_without_a_replica_teach_nothing(tmp_path: Path):
+    comparison, learnt = learning(predicted_step(tmp_path))
+    journal = Journal(tmp_path / "events.jsonl", last_step=0)
+    lost = Rerouted(
+        reason="worker h20-0: lost", replicas=(1,), from_step=4, step=4, seconds={}
+    )
+    with closing(journal):
+        recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
+        comparison.begin(TWO_REPLICAS, CLUSTER)
+        for step in range(4):
+            recorder.compare(step, 2.0)
+        recorder.rerouting(lost)
+        for step in range(60):
+            recorder.compare(4 + step, 9.0)
+    assert [s for _, _, s, *_ in learnt] == [2.0]
+
+
+def unlike_steps(tmp_path: Path, *raised: Exception | None) -> list[bool]:
+    """Let a plan's later steps take half as long as its first four.
+
+    The function that learns raises these errors in turn. Returns the `again` of each of
+    its calls.
+    """
+    again_of: list[bool] = []
+
+    def learn(*step: object, again: bool) -> None:
+        again_of.append(again)
+        error = raised[len(again_of) - 1] if len(again_of) <= len(raised) else None
+        if error is not None:
+            raise error
+
+    found = predicted_step(tmp_path)
+    comparison = StepComparison(
+        predict=lambda *_: found, learn=learn, is_simulated=False
+    )
+    comparison.begin(TWO_REPLICAS, CLUSTER)
+    for step in range(100):
+        comparison.add(2.0 if step < 4 else 1.0)
+    return again_of
+
+
+def test_a_profile_that_changes_in_a_run_ends_learning_and_not_the_run(tmp_path: Path):
+    bad = BadInput(got="profile.json of another model", allowed="", fix="")
+    with pytest.warns(UserWarning, match="learns no more .*: profile.json of another"):
+        assert unlike_steps(tmp_path, None, bad) == [False, True]
+
+
+def test_a_step_that_a_full_disk_did_not_keep_is_replaced_by_none(tmp_path: Path):
+    full = OSError(ENOSPC, "No space left on device", "calibration.json")
+    with pytest.warns(UserWarning, match="cannot keep .*: No space left"):
+        assert unlike_steps(tmp_path, full) == [False, False]
 
 
 def test_a_run_on_a_real_device_learns_how_long_it_works(

@@ -4,7 +4,7 @@
 Owns the fit. The logarithm of measured over predicted time is a sum of slopes times
 errors of speeds, plus an offset of the family and noise. The error of a speed has three
 parts: one common to all rows, one of the kind of device, and one of the family
-(framework and hardware). All are normal; their widths maximize the marginal likelihood
+(framework and hardware). All are normal; their widths maximise the marginal likelihood
 of the rows times a prior of the widths. Does not own predictions (`predicting.py`).
 """
 

@@ -224,7 +224,7 @@ class TimeLimitedStore:
 
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
-    """Return what `act` returns; raise StoreError, naming `what`, after `limit_s`."""
+    """Return or raise what `act` does, or a StoreError with `what` after `limit_s`."""
     outcome: Future[_T] = Future()
 
     def work() -> None:

@@ -81,8 +81,6 @@ class StepCalibration:
                 noise = min(noise, NOISES[self.lesson])
             elif all(source(kind) != NOBODY for kind in kinds):
                 noise = min(noise, NOISE_OF_OTHER_PLANS)
-            else:
-                noise = max(noise, NOISE_OF_OTHER_PLANS)
         return prior.observed(self.observations).with_noise(noise)
 
     def applied(self, cluster: Cluster) -> Cluster:

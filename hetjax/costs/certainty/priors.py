@@ -68,8 +68,8 @@ NOISE, NOISE_OF_PROFILE, NOISE_OF_RUN = 0.134, 0.03, 0.03
 NOISE_OF_STEP, NOISE_OF_WORK = 0.015, 0.05
 # The same after runs of other plans or jobs with the same kinds and software: the
 # spread within one family of published runs around its mean. On kinds of which nobody
-# has published runs, other plans stay as uncertain as before, but not less than this
-# even with a profile: 7 of 12 were within 0.05 (`experiments.accuracy.calibrated`)
+# has published runs, other plans stay as uncertain as before
+# (`experiments.accuracy.calibrated`)
 NOISE_OF_EARLIER_RUNS = NOISE_OF_OTHER_PLANS = 0.07
 NOISES: dict[Lesson, float] = {
     RUN: NOISE_OF_RUN,

@@ -79,7 +79,7 @@ def peak_bytes(
     """Return the most bytes of a graph's values and copies that are live at once.
 
     The graph's inputs do not count, but copies of `slices` do, which a body reads off
-    stacks. Outputs of a body live until kernels have written them into `stacks`.
+    stacks. A body's outputs in `stacks` live only until kernels have written them.
     """
     ordered = _in_turn(graph, cuts, slices, stacks, around.backend, around.order)
     written = identities([v for v, _ in stacks])

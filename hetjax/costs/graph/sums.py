@@ -6,8 +6,7 @@ around it, such as whole norms and softmaxes. Upwards it includes operations, ev
 products, whose results nothing else reads; downwards a result's only reader. Such a
 kernel stores only its last output, and reads arrays in their full shape: a scale that a
 norm and its derivative share is stored once per row. An all-reduce separates two
-kernels. XLA
-combines all-reduces that do not depend on each other.
+kernels. XLA combines all-reduces that do not depend on each other.
 
 Owns these kernels. Does not own other fusion (`fusion.py`).
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.data.sources.docstrings`: the long docstrings of Python files.
 
-Owns the parsing, which never imports a file. A first start spends most of its time on
-it, so there is a process for each core, up to a limit. Does not own which files are
-read (`corpus.py`). Started by `docstrings`; not meant to be typed.
+Owns the parsing, which never imports a file. A first start waits longest for it, so
+there is a process for each core, up to a limit. Does not own which files are read
+(`corpus.py`). Started by `docstrings`; not meant to be typed.
 """
 
 import ast

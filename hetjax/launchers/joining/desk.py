@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets machines join a run, and keeps the connections to them.
 
-Owns who may join: a machine with a good token, the run's versions and the node's
-devices, as a worker of the cluster that no other machine has joined as. Strangers learn
+Owns who may join as a worker of the cluster: a machine with a good token, the run's
+versions and the node's devices, if no other machine is that worker. Strangers learn
 only that they are refused; the size and time of their input are limited. Owns also the
 request to start a worker, and the machine's reports on it. Does not own the messages
 (`hello.py`), tokens (`tokens.py`), nor when a worker is started (`by_joining.py`).
@@ -138,7 +138,7 @@ class Desk:
                 machine.stream.shutdown(socket.SHUT_WR)
 
     def _identify(self, found: socket.socket) -> _Caller | None:
-        """Return the caller if it proves that it knows a token; on its own thread."""
+        """Return the caller if it knows a token, or None; runs on a separate thread."""
         end_s = time.monotonic() + words.JOIN_S
         found.settimeout(words.JOIN_S)
         if found.recv(1, socket.MSG_PEEK) != FIRST_BYTE:

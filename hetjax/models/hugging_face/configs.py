@@ -106,7 +106,7 @@ def _warn_once(text: str) -> None:
 
 
 def _of_text(raw: Any, name: str) -> Any:
-    """Return the text model's fields; with vision, its part's and the shared ones."""
+    """Return all fields or, of a model with vision, its text part's and shared ones."""
     kind = str(raw.get("model_type")) if isinstance(raw, Mapping) else "none"
     family = families_with_eyes().get(kind)
     if family is None:

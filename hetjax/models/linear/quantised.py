@@ -3,7 +3,7 @@
 
 A weight is cut into blocks of 64 along the last dim of its inputs. Each block has one
 fp32 scale. For `nf4` the scale is the block's largest magnitude, and codes stand for
-fractions of it. For `int8` the scale is a 127th of that magnitude, and codes are
+fractions of it. For `int8` the scale is a 127th of that magnitude, and codes stand for
 multiples of it. The 16 numbers of NF4 are those of the paper's appendix E. Two NF4
 codes share a byte, the first in its low bits. The scales themselves are not quantised.
 

@@ -68,9 +68,10 @@ class Grouping:
 
 
 def mixes(units_C: Sequence[int], most_units: int) -> Ints:
-    """Return every mix of up to so many units (at most `_MOST_DEEP`) of four classes.
+    """Return every mix of up to `most_units` units from up to four classes.
 
-    If these are too many, mixes are limited to fewer units, or to fewer classes each.
+    No mix has more than `_MOST_DEEP` units. If there are too many mixes, they are
+    limited to fewer units, or to fewer classes each.
     """
     num_classes, most = len(units_C), min(most_units, _MOST_DEEP, sum(units_C))
     kinds, deep = min(num_classes, 4), most

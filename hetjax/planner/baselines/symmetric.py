@@ -5,11 +5,12 @@ Owns both exhaustive searches. All replicas are equal: the same number of blocks
 every stage, and equally many microbatches.
 
 * Megatron-LM (arXiv 2104.04473) tries all tensor, data and pipeline degrees, microbatch
-  sizes and remats. It uses as many replicas as fit and divide the batch; it also
-  tries to leave out the slowest kinds, as a good engineer would. Ranks follow the nodes
-  in the order of the file, tensor fastest, then data, then pipeline. With a data degree
-  above 1, devices share the optimizer state, as its distributed optimizer does. Plans
-  are ranked by the closed form of the slowest replica.
+  sizes and remats. It uses the most replicas that the devices allow and that compute
+  equal shares of the batch; it also tries to leave out the slowest kinds, as a good
+  engineer would. Ranks follow the nodes in the order of the file, tensor fastest, then
+  data, then pipeline. With a data degree above 1, devices share the optimizer state, as
+  its distributed optimizer does. Plans are ranked by the closed form of the slowest
+  replica.
 * Varuna (arXiv 2111.04007) has no tensor parallelism, and any pipeline depth and number
   of replicas. It assumes that every device is as slow as the slowest. A pipeline's
   devices are neighbours in the file. Memory is that of the real devices.

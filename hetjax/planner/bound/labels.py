@@ -118,11 +118,11 @@ class Labels:
     """Suffixes of pipelines, one per row.
 
     The suffix starts at layer `start` with a stage on `mesh` (-1 if empty). The other
-    fields are as seen from the stage before it, which will be in group `before` of
+    fields are as seen from the previous stage, which will be in group `before` of
     meshes. `fill_s` is the suffix's time by the form, with the hop. `owed_s` is how
-    long sending keeps the stage before busy, and `ahead` is its launch-ahead. `used_XR`
-    is what the suffix takes of scarce limits, 0 where no continuation can exceed them.
-    `parent` is the row, in the pool, of the suffix without its first stage.
+    long sending keeps the previous stage busy, `ahead` is that stage's launch-ahead.
+    `used_XR` is what the suffix takes of scarce limits, 0 where no continuation can
+    exceed them. `parent` is the suffix without its first stage: its row in the pool.
     """
 
     interval: Ints

@@ -114,8 +114,8 @@ class PricingProgram:
 
     @cached_property
     def per_s_NQ(self) -> Floats:
-        """The price of a second, by trade. The usual one is that of `hi` microbatches
-        per second of the step or, if known, of one per second of the slowest stage."""
+        """The price of a second, by trade. Usual is what `hi` microbatches may cost per
+        second of the step or, if known, one per second of the slowest stage."""
         usual_N = self.each_N * self.hi_N / self.slack.step_s
         known = self.least_s_N > 0
         usual_N[known] = self.each_N[known] / self.least_s_N[known]

@@ -19,12 +19,12 @@ Wish = Literal["time", "cost", "goodput"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """What to plan for, and the limits of a plan. `tokens` is their number in the whole
-    run, if known.
+    """What to plan for, and the limits of a plan.
 
-    The times are averages. `recovery_s` is from the loss of a node to the next
-    step, `checkpoint_every_s` is between two checkpoints. After `node_back_s` a lost
-    node, or its replacement, is available again.
+    `tokens` is the number of tokens of the whole run, if known. The times are averages.
+    `recovery_s` is from the loss of a node to the next step, `checkpoint_every_s` is
+    between two checkpoints. After `node_back_s` a lost node, or its replacement, is
+    available again.
     """
 
     wish: Wish = "time"

@@ -68,10 +68,10 @@ class LayerCosts:
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
     microbatch; every stage adds `stage_s_BO`. NaN: no such option at this size.
     A stage's device holds `static_bytes_BOK` (`spared_bytes_BOK` less for its only
-    layer of a kind) and, for every microbatch in flight, `saved_bytes_BOK` and once
-    `message_bytes_BO`; all must fit into `memory_bytes_BO`. With none in flight it
-    holds `packed_bytes_OK` while gradients are packed, and `updated_bytes` (by counts
-    of kinds in ranges) while weights are updated, each within `device_bytes_O`.
+    layer of a kind) and, for every microbatch in flight, `saved_bytes_BOK` and (once
+    per stage) `message_bytes_BO`; all must fit into `memory_bytes_BO`. With none in
+    flight it holds `packed_bytes_OK` while gradients are packed, `updated_bytes` (by
+    counts of kinds in ranges) while weights are updated, each within `device_bytes_O`.
 
     Messages after a layer of kind K: `hop_s_BKOO` is from the end of sending to
     arrival, one way, `link_s_BKOO` how long the link is held (both may be 0). Where

@@ -187,8 +187,8 @@ def _shared_out(c: _Candidates, copies_N: Ints) -> list[ColumnCount]:
 
 
 def _spared(c: _Candidates, copies_N: Ints) -> Ints | None:
-    """Return how many microbatches below their most each column's copies compute, so
-    that the sum is the batch; None if impossible. Every copy keeps at least one."""
+    """Return, by column, how many of their most microbatches the copies leave out to
+    compute exactly the batch; None if impossible. Every copy keeps at least one."""
     most_N = c.sequences_N // c.sizes_N
     left = int(c.sequences_N @ copies_N) - c.p.global_batch
     if left < 0 or (most_N[copies_N > 0] == 0).any():

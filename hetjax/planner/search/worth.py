@@ -37,7 +37,7 @@ class Instead:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
     """A kind of device, a class of nodes or a zone: its number of devices, how many the
-    best plan uses, and the best plans `without` it and `alone` on it (or None)."""
+    best plan uses, and the best found `without` it and `alone` on it (None if none)."""
 
     part: str
     num_devices: int

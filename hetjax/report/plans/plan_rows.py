@@ -149,7 +149,7 @@ def _wire_lines(planned: Planned) -> Iterator[str]:
 
 
 def search_lines(planned: Planned) -> Iterator[str]:
-    """Yield the bound, gains and prices of a plan, and what the search left out."""
+    """Yield a plan's bound, gains, prices and source, and what the search left out."""
     found = planned.found
     yield bound_line(found)
     gained = h1f1b_line(found)

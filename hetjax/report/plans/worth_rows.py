@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes what devices are worth: idle ones, and the best plans without a part.
 
-A part is a kind of device or a zone; the best plan on it alone is shown, too. Owns the
-words and the rows. Does not own how they are laid out (`found.py`, `html/plan_page.py`)
-nor the search for these plans (`planner/search/`).
+A part is a kind of device, a class of nodes or a zone; the best plan on it alone is
+shown, too. Owns the words and the rows. Does not own how they are laid out (`found.py`,
+`html/plan_page.py`) nor the search for these plans (`planner/search/`).
 """
 
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, s
 
 
 def part_rows(planned: Planned) -> list[Row]:
-    """Return a row per kind of device and zone: best plans without it, and on it alone.
+    """Return a row per part: the best plans without it, and on it alone.
 
     `~` marks plans of a quick search, which may have missed better ones.
     """

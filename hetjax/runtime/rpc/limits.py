@@ -13,8 +13,8 @@ from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 
 WATCHDOG_FACTOR = 10.0  # times the expected time, after which a worker hangs
 LEAST_S = 60.0  # even if less is expected: a machine may be starved
-# The same for a wait in which no program is finished: the times so far may be those of
-# programs from a cache, and a single program may be large.
+# The same while programs compile: the times so far may be those of programs from a
+# cache, and a single program may be large.
 LEAST_COMPILE_S = 600.0
 SLOW_BYTES_PER_S = 20e6  # of the slowest disk or link that is still useful
 

@@ -86,25 +86,28 @@ def lane_orders(plan: Plan) -> list[Sequence[Action]]:
         trained = dict.fromkeys(r for r, _, _ in plan.stages())
         return [lane for r in trained for lane in _listed(plan, r)]
     if order == "gpipe" or order == "1f1b":
-        return [
-            _stage_order(
-                r,
-                s,
-                len(plan.replicas[r].stages),
-                plan.replicas[r].num_microbatches,
-                in_flight_limit(plan, r, s),
-            )
-            for r, s, _ in plan.stages()
-        ]
+        return [_stage_order(plan, r, s) for r, s, _ in plan.stages()]
     assert_never(order)
 
 
-@lru_cache(maxsize=1024)  # a search orders many similar plans
-def _stage_order(
-    replica: int, stage: int, num_stages: int, num_microbatches: int, launch_ahead: int
+def _stage_order(plan: Plan, r: int, s: int) -> tuple[Action, ...]:
+    replica = plan.replicas[r]
+    shape = len(replica.stages), s, replica.num_microbatches
+    limit = in_flight_limit(plan, r, s)
+    if replica.num_microbatches > _MOST_KEPT:
+        return _order(r, shape, limit)
+    return _kept_order(r, shape, limit)
+
+
+def _order(
+    replica: int, shape: tuple[int, int, int], launch_ahead: int
 ) -> tuple[Action, ...]:
-    order = one_f_one_b(num_stages, stage, num_microbatches, launch_ahead)
+    stage, order = shape[1], one_f_one_b(*shape, launch_ahead)
     return tuple(Action(op, replica, stage, m) for op, m in order)
+
+
+_MOST_KEPT = 256  # microbatches of an order: about 65 kB
+_kept_order = lru_cache(maxsize=256)(_order)  # a search orders many similar plans
 
 
 def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]:

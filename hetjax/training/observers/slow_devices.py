@@ -24,7 +24,7 @@ from hetjax.runtime.control.step_timing import StepTiming
 from hetjax.training.settings.config import RunConfig
 
 _MOST_SHARE = 0.01  # of a step's time that watching may cost
-_FIRST, _MOST_SHARE_OF_FIRST = 4, 0.03  # a plan's first steps are compared and learnt
+_FIRST, _MOST_SHARE_OF_FIRST = 4, 0.03  # a plan's first steps are compared
 # CPU time to watch an action, on a machine with five times as much work as cores:
 # `experiments/stragglers/cost.py`
 _ACTION_S = 100e-6

@@ -82,7 +82,7 @@ def learn_step(
     again: bool = False,
 ) -> None:
     """Keep a measured step, the `parts` of its time, and their prediction in the run's
-    directory; if `again`, in the place of the plan's last one.
+    directory; if `again`, in the place of the last one, if that is of this plan.
 
     Later runs get them, too, unless CPUs have stood in for other devices. Raises as
     `predict_step` does, and OSError if they cannot be kept.
@@ -240,9 +240,9 @@ class Learn(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class StepComparison:
-    """Compares once per plan, after its fourth step, and learns from it and later ones.
+    """Compares once per plan, after its fourth step, and learns from that step.
 
-    The first steps of a plan may be unlike the rest: devices warm up, and a few steps
+    Learns again from later steps if these are unlike: devices warm up, and a few steps
     on a shared machine tell little.
     """
 
@@ -251,15 +251,25 @@ class StepComparison:
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None
     _num_looks: int = 0
-    _learnt_s: float = 0.0
-    _learnt_parts: bool = False
+    _learnt_s: float | None = None  # the step of this plan that was kept
+    _num_learnt_parts: int = 0  # the number of steps whose parts were kept
+    _is_trusted: bool = True  # False: that step may have been slow in part
     _times_s: list[float] = field(default_factory=list)
     _parts: list[StepTimes] = field(default_factory=list)
 
     def begin(self, plan: Plan, cluster: Cluster) -> None:
         """Collect the times of this plan's steps from now on."""
         self._plan, self._num_looks = (plan, cluster), 0
+        self._learnt_s, self._num_learnt_parts, self._is_trusted = None, 0, True
         self._times_s, self._parts = [], []
+
+    def stop(self) -> None:
+        """Learn no more from this plan: not all of its replicas train."""
+        self._plan = None
+
+    def slow(self) -> None:
+        """Begin the current look anew: speeds have changed since an unknown step."""
+        self._times_s, self._parts, self._is_trusted = [], [], False
 
     def add(
         self, step_time_s: float, parts: StepTimes | None = None
@@ -284,7 +294,7 @@ class StepComparison:
             found = self._compared(plan, cluster, median(self._times_s[1:]))
         self._num_looks, self._times_s, self._parts = self._num_looks + 1, [], []
         if self._num_looks == len(_LOOKS):
-            self._plan = None
+            self.stop()
         return found
 
     def _compared(
@@ -293,12 +303,12 @@ class StepComparison:
         try:
             found = self.predict(plan, cluster).predicted
         except (BadInput, NoFeasiblePlan) as bad:
-            self._plan = None
+            self.stop()
             return ComparedStep(measured_s=measured_s, why=bad.got)
         if self.is_simulated:
-            self._plan = None
+            self.stop()
         else:
-            self._learn(plan, cluster, measured_s, again=False)
+            self._learn(plan, cluster, measured_s)
         return ComparedStep(
             measured_s=measured_s,
             predicted=found,
@@ -307,18 +317,29 @@ class StepComparison:
         )
 
     def _look_again(self, plan: Plan, cluster: Cluster) -> None:
-        if self._learnt_parts and not self._parts:
-            return  # short steps are not all timed; a step without parts teaches less
+        if len(self._parts) < self._num_learnt_parts:
+            return  # short steps are not all timed, and single ones tell little
         measured_s = median(self._times_s)
-        if not 1 / _UNLIKE < measured_s / self._learnt_s < _UNLIKE:
-            self._learn(plan, cluster, measured_s, again=True)
+        is_alike = (
+            self._learnt_s is not None
+            and 1 / _UNLIKE < measured_s / self._learnt_s < _UNLIKE
+        )
+        if is_alike and self._is_trusted and bool(self._parts) == self._has_parts:
+            return
+        try:
+            self._learn(plan, cluster, measured_s)
+        except (BadInput, NoFeasiblePlan) as bad:  # a file has changed since
+            self.stop()
+            line = f"the run learns no more from its steps: {bad.got}"
+            warnings.warn(line, stacklevel=2)
 
-    def _learn(
-        self, plan: Plan, cluster: Cluster, measured_s: float, *, again: bool
-    ) -> None:
+    @property
+    def _has_parts(self) -> bool:
+        return self._num_learnt_parts > 0
+
+    def _learn(self, plan: Plan, cluster: Cluster, measured_s: float) -> None:
         """Keep the step for later predictions; a full disk must not end the run."""
-        self._learnt_s, self._learnt_parts = measured_s, bool(self._parts)
-        parts = measured_parts(self._parts)
+        parts, again = measured_parts(self._parts), self._learnt_s is not None
         try:
             self.learn(plan, cluster, measured_s, parts, again=again)
         except OSError as error:
@@ -327,3 +348,6 @@ class StepComparison:
                 f"{error.filename}: {error.strerror or error}",
                 stacklevel=2,
             )
+            return
+        self._learnt_s, self._num_learnt_parts = measured_s, len(self._parts)
+        self._is_trusted = True

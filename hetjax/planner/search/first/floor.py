@@ -3,9 +3,9 @@
 
 A search of all devices can end with a plan that is slower than one for fewer devices.
 Costs that the model knows least about, such as a link that all replicas share, are
-largest where most devices take part. So every kind, zone, kind within a zone and class,
-and one node of each class, is planned alone, and so are all devices without each kind,
-zone and class.
+largest where most devices take part. So these are planned alone: every kind, zone,
+class, and kind within a zone, and one node of each class. So are all devices without
+each kind, zone and class.
 
 Owns the order in which parts are planned. Does not own which parts there are
 (`parts.py`), whether they come before the whole (`first_plans.py`), how a part is
