@@ -134,13 +134,14 @@ def of_mix(
     for name, other in (("samples", "layers"), ("layers", "samples")):
         step_s, later_s = median(measured[name]), measured[name]
         halves = median(later_s[::2]), median(later_s[1::2])
+        by_other = predicted(name, other)
         rows[name] = {
             "plan": str(found[name]).splitlines(),
             "measured_s": step_s,
             "noise": abs(halves[0] / halves[1] - 1),
             "without": predicted(name, None).step_time_s / step_s,
             "own": predicted(name, name).step_time_s / step_s,
-            "other": (by_other := predicted(name, other)).step_time_s / step_s,
+            "other": by_other.step_time_s / step_s,
             "other_in_interval": _holds(by_other, step_s),
         }
     return {"percents": list(percents), **rows}

@@ -24,7 +24,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -57,43 +57,57 @@ _RUNS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A run that was trained: its lanes, its timed steps, and the findings."""
+
+    lanes: Lanes
+    heard: list[StepTimes]
+    found: list[Slowdown]
+
+
 def record() -> dict[str, Any]:
     """Train, and return the times of the steps as JSON values."""
     return {
         "command": "python -m experiments.stragglers.alarms --record",
         "machine": machine(),
-        "runs": {name: _values(*run) for name, run in _trained(_STEPS).items()},
+        "runs": {name: _values(run) for name, run in _trained(_STEPS).items()},
     }
 
 
-def _trained(
-    num_steps: int, *, detects: bool = False
-) -> dict[str, tuple[Lanes, list[StepTimes], list[Slowdown]]]:
-    """Train all runs; return the lanes, the timed steps and the findings of each."""
+def real(num_steps: int) -> dict[str, Any]:
+    """Train all runs for so many steps, and return their alarms as JSON values."""
+    return {
+        "command": f"python -m experiments.stragglers.alarms --real {num_steps}",
+        "machine": machine(),
+        "runs": {
+            name: {
+                "timed_steps": len(run.heard),
+                "alarms": [
+                    {"alarm": str(one), "measured": _ratio(one, run.heard)}
+                    for one in run.found
+                ],
+            }
+            for name, run in _trained(num_steps, *_SHORT).items()
+        },
+    }
+
+
+def _trained(num_steps: int, *more: str) -> dict[str, _Watched]:
     with TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
         text.write_text(_TEXT.read_text())
-        data = [
-            "--data.path",
-            str(text),
-            "--data.cache-dir",
-            str(Path(folder, "cache")),
-        ]
-        steps = ["--steps", str(num_steps), *(_SHORT if detects else ())]
+        command = ["tiny", "--data.path", str(text), *_SMALL, *more]
+        command += ["--data.cache-dir", str(Path(folder, "cache"))]
+        command += ["--steps", str(num_steps)]
         return {
-            name: _watched(
-                ["--run-dir", str(Path(folder, name)), *data, *steps, *options], detects
-            )
+            name: _watched([*command, "--run-dir", str(Path(folder, name)), *options])
             for name, options in _RUNS.items()
         }
 
 
-def _watched(
-    options: Sequence[str], detects: bool
-) -> tuple[Lanes, list[StepTimes], list[Slowdown]]:
-    watching: list[Lanes] = []
-    heard: list[StepTimes] = []
-    found: list[Slowdown] = []
+def _watched(command: Sequence[str]) -> _Watched:
+    watching, heard, found = list[Lanes](), list[StepTimes](), list[Slowdown]()
     begun, added = SlowDevices.begin, SlowDevices.add
 
     def begin(self: SlowDevices, *args: Any) -> None:
@@ -104,46 +118,29 @@ def _watched(
 
     def add(self: SlowDevices, times: StepTimes) -> list[Slowdown]:
         heard.append(times)
-        found.extend(added(self, times) if detects else ())
-        return []
+        new = added(self, times)
+        found.extend(new)
+        return new
 
     with (
         patch.object(SlowDevices, "begin", begin),
         patch.object(SlowDevices, "add", add),
         patch.object(slow_devices, "_MOST_SHARE", 1.0),  # else few steps would be timed
     ):
-        assert train(["tiny", *_SMALL, *options]) == 0
-    return watching[0], heard, found
+        assert train(command) == 0
+    return _Watched(watching[0], heard, found)
 
 
-def _values(lanes: Lanes, heard: list[StepTimes], _: object) -> dict[str, Any]:
+def _values(run: _Watched) -> dict[str, Any]:
     """Return a run as JSON values."""
-    parts = sorted(set.intersection(*({*times.parts} for times in heard)))
+    parts = sorted(set.intersection(*({*times.parts} for times in run.heard)))
     return {
         "lanes": [
             {"key": list(lane.key), "node": lane.node, "devices": list(lane.devices)}
-            for lane in lanes.lanes
+            for lane in run.lanes.lanes
         ],
         "parts": [list(part) for part in parts],
-        "seconds": [[round(t.parts[p], 6) for p in parts] for t in heard],
-    }
-
-
-def real(num_steps: int) -> dict[str, Any]:
-    """Train all runs for so many steps, and return their alarms as JSON values."""
-    runs = _trained(num_steps, detects=True)
-    return {
-        "command": f"python -m experiments.stragglers.alarms --real {num_steps}",
-        "machine": machine(),
-        "runs": {
-            name: {
-                "timed_steps": len(heard),
-                "alarms": [
-                    {"alarm": str(one), "measured": _ratio(one, heard)} for one in found
-                ],
-            }
-            for name, (_, heard, found) in runs.items()
-        },
+        "seconds": [[round(t.parts[p], 6) for p in parts] for t in run.heard],
     }
 
 

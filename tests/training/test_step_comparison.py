@@ -2,7 +2,8 @@
 """A run compares its step time with the predicted one, and learns from it."""
 
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
@@ -114,19 +115,24 @@ def predicted_step(directory: Path) -> SimulatedStep:
     return predict_step(small_preset(directory).config, MODEL, TWO_REPLICAS, CLUSTER)
 
 
+@contextmanager
+def recorder_of(directory: Path, comparison: StepComparison) -> Iterator[Recorder]:
+    """Yield a recorder that has begun to compare a plan."""
+    journal = Journal(directory / "events.jsonl", last_step=0)
+    with closing(journal):
+        comparison.begin(TWO_REPLICAS, CLUSTER)
+        yield Recorder(directory, journal, journal, Display(20), comparison)
+
+
 def timed(step: int, seconds: float) -> StepTimes:
     return StepTimes(step=step, parts={(0, 0, "F"): seconds}, links={})
 
 
 def test_what_is_learnt_of_parts_is_of_the_warm_steps_of_this_plan(tmp_path: Path):
-    preset, cluster = small_preset(tmp_path), hetjax.load_cluster(SIX)
-    found: Any = predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
-    comparison, learnt = learning(found)
-    journal = Journal(tmp_path / "events.jsonl", last_step=0)
-    with closing(journal):
-        recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
+    comparison, learnt = learning(predicted_step(tmp_path))
+    with recorder_of(tmp_path, comparison) as recorder:
         for first in (1, 11):
-            comparison.begin(TWO_REPLICAS, cluster)
+            comparison.begin(TWO_REPLICAS, CLUSTER)
             recorder.compare(first, 9.0, timed(first, 99.0))  # compiles
             recorder.compare(first + 1, 2.0, timed(first, 77.0))  # of another step
             recorder.compare(first + 2, 2.0, timed(first + 2, 1.0))
@@ -175,7 +181,6 @@ def test_after_something_was_slow_the_next_steps_are_learnt_whatever_they_take(
     tmp_path: Path,
 ):
     comparison, learnt = learning(predicted_step(tmp_path))
-    journal = Journal(tmp_path / "events.jsonl", last_step=0)
     finding = Slowdown(
         subject=Subject(what="node", name="h20-0"),
         step=9,
@@ -183,9 +188,7 @@ def test_after_something_was_slow_the_next_steps_are_learnt_whatever_they_take(
         factor=2.0,
         evidence="others as before",
     )
-    with closing(journal):
-        recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
-        comparison.begin(TWO_REPLICAS, CLUSTER)
+    with recorder_of(tmp_path, comparison) as recorder:
         for step in range(9):
             recorder.compare(step, 2.0)
         recorder.slow(finding)
@@ -198,13 +201,10 @@ def test_after_something_was_slow_the_next_steps_are_learnt_whatever_they_take(
 
 def test_steps_without_a_replica_teach_nothing(tmp_path: Path):
     comparison, learnt = learning(predicted_step(tmp_path))
-    journal = Journal(tmp_path / "events.jsonl", last_step=0)
     lost = Rerouted(
         reason="worker h20-0: lost", replicas=(1,), from_step=4, step=4, seconds={}
     )
-    with closing(journal):
-        recorder = Recorder(tmp_path, journal, journal, Display(20), comparison)
-        comparison.begin(TWO_REPLICAS, CLUSTER)
+    with recorder_of(tmp_path, comparison) as recorder:
         for step in range(4):
             recorder.compare(step, 2.0)
         recorder.rerouting(lost)

@@ -33,6 +33,7 @@ from hetjax.schedule.programs.list_schedule import (
 )
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
+_MOST_KEPT = 256  # microbatches of an order that is kept: about 65 kB
 
 
 def one_f_one_b(
@@ -106,7 +107,6 @@ def _order(
     return tuple(Action(op, replica, stage, m) for op, m in order)
 
 
-_MOST_KEPT = 256  # microbatches of an order: about 65 kB
 _kept_order = lru_cache(maxsize=256)(_order)  # a search orders many similar plans
 
 

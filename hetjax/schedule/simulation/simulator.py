@@ -72,7 +72,6 @@ class _Channel:
 
     number: int
     size: float
-    shares: bool = True  # a trunk of its route with another channel
     sent_s: dict[int, float] = field(default_factory=dict)
     arrival_s: dict[int, float] = field(default_factory=dict)
     waiting: dict[int, "_LaneRun"] = field(default_factory=dict)
@@ -160,8 +159,6 @@ class _Run:
                 for trunk in reduction.trunk_bytes
             ]
         self.traffic = Traffic(costs.trunks, routes)
-        for channel in self.channels.values():
-            channel.shares = not self.traffic.is_alone[channel.number]
         self.lanes = self._lane_runs(programs)
         self.meetings = _Meetings(programs)
         self.reduced: list[Timed] = []
@@ -282,11 +279,11 @@ class _Run:
     def _send(self, end_s: float, channel: _Channel, m: int) -> None:
         """Send a result made at `end_s`, which may be later than the clock."""
         channel.sent_s[m] = end_s
-        if channel.shares:
-            self.traffic.at(end_s, self._depart, (channel, m))
-        else:
-            number, size = channel.number, channel.size
+        number, size = channel.number, channel.size
+        if self.traffic.is_alone[number]:
             self._arrive(self.traffic.arrival_s(end_s, number, size), (channel, m))
+        else:
+            self.traffic.at(end_s, self._depart, (channel, m))
 
     def _depart(self, now: float, message: _Message) -> None:
         channel, _ = message

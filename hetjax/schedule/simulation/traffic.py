@@ -137,5 +137,4 @@ class Traffic:
         """Schedule the end of a channel's message, assuming its present rate."""
         self._version[channel] += 1
         end_s = now + max(self._left_bytes[channel], 0.0) / self._rate[channel]
-        promised = channel, self._version[channel]
-        heappush(self._events, (end_s, next(self._order), self._finish, promised))
+        self.at(end_s, self._finish, (channel, self._version[channel]))

@@ -251,25 +251,25 @@ class StepComparison:
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None
     _num_looks: int = 0
-    _learnt_s: float | None = None  # the step of this plan that was kept
-    _num_learnt_parts: int = 0  # the number of steps whose parts were kept
-    _is_trusted: bool = True  # False: that step may have been slow in part
+    _has_kept: bool = False  # a step of this plan
+    _kept_s: float | None = None  # its time; None: the next look learns any time
+    _num_kept_parts: int = 0  # the number of steps whose parts it has
     _times_s: list[float] = field(default_factory=list)
     _parts: list[StepTimes] = field(default_factory=list)
 
     def begin(self, plan: Plan, cluster: Cluster) -> None:
         """Collect the times of this plan's steps from now on."""
         self._plan, self._num_looks = (plan, cluster), 0
-        self._learnt_s, self._num_learnt_parts, self._is_trusted = None, 0, True
+        self._has_kept, self._kept_s, self._num_kept_parts = False, None, 0
         self._times_s, self._parts = [], []
 
     def stop(self) -> None:
-        """Learn no more from this plan: not all of its replicas train."""
+        """Ignore further steps of this plan, as when not all of its replicas train."""
         self._plan = None
 
     def slow(self) -> None:
-        """Begin the current look anew: speeds have changed since an unknown step."""
-        self._times_s, self._parts, self._is_trusted = [], [], False
+        """Begin the current look anew: speeds have changed at some step before."""
+        self._times_s, self._parts, self._kept_s = [], [], None
 
     def add(
         self, step_time_s: float, parts: StepTimes | None = None
@@ -317,15 +317,13 @@ class StepComparison:
         )
 
     def _look_again(self, plan: Plan, cluster: Cluster) -> None:
-        if len(self._parts) < self._num_learnt_parts:
+        num_parts, measured_s = len(self._parts), median(self._times_s)
+        if num_parts < self._num_kept_parts:
             return  # short steps are not all timed, and single ones tell little
-        measured_s = median(self._times_s)
-        is_alike = (
-            self._learnt_s is not None
-            and 1 / _UNLIKE < measured_s / self._learnt_s < _UNLIKE
-        )
-        if is_alike and self._is_trusted and bool(self._parts) == self._has_parts:
-            return
+        has_new_parts = num_parts > 0 and self._num_kept_parts == 0
+        if self._kept_s is not None and not has_new_parts:
+            if 1 / _UNLIKE < measured_s / self._kept_s < _UNLIKE:
+                return
         try:
             self._learn(plan, cluster, measured_s)
         except (BadInput, NoFeasiblePlan) as bad:  # a file has changed since
@@ -333,15 +331,11 @@ class StepComparison:
             line = f"the run learns no more from its steps: {bad.got}"
             warnings.warn(line, stacklevel=2)
 
-    @property
-    def _has_parts(self) -> bool:
-        return self._num_learnt_parts > 0
-
     def _learn(self, plan: Plan, cluster: Cluster, measured_s: float) -> None:
         """Keep the step for later predictions; a full disk must not end the run."""
-        parts, again = measured_parts(self._parts), self._learnt_s is not None
+        parts = measured_parts(self._parts)
         try:
-            self.learn(plan, cluster, measured_s, parts, again=again)
+            self.learn(plan, cluster, measured_s, parts, again=self._has_kept)
         except OSError as error:
             warnings.warn(
                 "cannot keep the measured step times: "
@@ -349,5 +343,5 @@ class StepComparison:
                 stacklevel=2,
             )
             return
-        self._learnt_s, self._num_learnt_parts = measured_s, len(self._parts)
-        self._is_trusted = True
+        self._has_kept, self._kept_s = True, measured_s
+        self._num_kept_parts = len(self._parts)
