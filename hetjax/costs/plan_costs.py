@@ -66,6 +66,7 @@ def costs_of(
     transport: Transport = "sockets",
     gradient_wire: GradientWire = "float32",
     halves: bool = True,
+    counts_memory: bool = True,
     compiled: CompiledBytes = NOTHING,
 ) -> Costs:
     """Return the plan's costs: measured for devices in the profile, else estimated.
@@ -74,7 +75,8 @@ def costs_of(
     (`plans/precision.py`, `plans/attention.py`). `transport` is how the plan's workers
     communicate, `gradient_wire` the type in which they send gradients, `compiled` the
     compiler's figures for programs. Without `halves` the call is faster, but a plan
-    that splits backward passes cannot be simulated.
+    that splits backward passes cannot be simulated. Without `counts_memory` it is many
+    times as fast, and the costs know nothing about memory.
     Raises BadInput for an unknown device, an unreachable link, a profile of another
     model, or a profile that lacks a layer or the precision of a stage on one of its
     devices.
@@ -97,6 +99,9 @@ def costs_of(
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
+        times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
+        if not counts_memory:
+            continue
         from_compiler = compiled_stage(compiled, programs, (r, s), split=halves)
         if from_compiler.workspace_bytes is not None:
             known.add((r, s))
@@ -108,7 +113,6 @@ def costs_of(
             compiled=from_compiler,
             **traced,
         )
-        times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
     edges = _edges(plan)
     routes = {edge: route(cluster, *places) for edge, places in edges.items()}
     return Costs(

@@ -43,12 +43,13 @@ _MOST_GROUPS = 64  # groups of devices of a cluster; with more, groups are made 
 _HOPELESS = 1.1  # times the best; tasks with a larger lower bound are pruned
 
 
-def hapt(request: PlanRequest) -> list[Plan]:
-    """Return the best single pipelines. Raises NoFeasiblePlan if none fits memory."""
+def hapt(request: PlanRequest, *, both_ways: bool = False) -> list[Plan]:
+    """Return the best single pipelines; `both_ways`: also with every order of clusters
+    reversed. Raises NoFeasiblePlan if none fits memory."""
     costs = stage_costs(request)
     tasks = [
         (b, order, task, limit_s)
-        for order in _orders(costs)
+        for order in _orders(costs, both_ways)
         for b, _ in costs.sizes
         for task, limit_s in [_possible_task(costs, b, order)]
         if np.isfinite(limit_s)
@@ -64,12 +65,16 @@ def hapt(request: PlanRequest) -> list[Plan]:
     return best_first("hapt", request, candidates)
 
 
-def _orders(costs: StageCosts) -> list[tuple[int, ...]]:
-    """Return the classes with options in the order of the file, and sorted by zone."""
+def _orders(costs: StageCosts, both_ways: bool) -> list[tuple[int, ...]]:
+    """Return the classes with options in the order of the file, and sorted by zone;
+    `both_ways`: also from the last to the first."""
     in_file = sorted({option.device_class for option in costs.problem.options})
     classes = costs.request.classes
     by_zone = sorted(in_file, key=lambda c: classes[c].nodes[0].zone)
-    return list(dict.fromkeys([tuple(in_file), tuple(by_zone)]))
+    orders = [tuple(in_file), tuple(by_zone)]
+    if both_ways:
+        orders += [order[::-1] for order in orders]
+    return list(dict.fromkeys(orders))
 
 
 def _possible_task(

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from hetjax.planner.bound.certificate import Space, certified_bound, held, space_of
@@ -23,9 +23,9 @@ from hetjax.planner.model.deadline import (
     deadline,
     left_s,
 )
-from hetjax.planner.model.evaluator import PlanEvaluator
+from hetjax.planner.model.evaluator import PlanEvaluator, least_step_s
 from hetjax.planner.model.objectives import Objective, promise, score
-from hetjax.planner.model.request import PlanRequest, check_request
+from hetjax.planner.model.request import PlanRequest, check_request, fastest_first
 from hetjax.planner.search.first.first_plans import FirstPlans
 from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
@@ -175,6 +175,7 @@ class Search:
         progress: TellProgress = _quietly,
         local_work: float = LOCAL_WORK,
     ) -> None:
+        request = replace(request, cluster=fastest_first(request.cluster))
         self.request, self.objectives, self.progress = request, objectives, progress
         self.local_work = local_work
         self.incumbents = Incumbents(
@@ -275,12 +276,14 @@ class Search:
             with deadline(left_s() / (len(ways) - n)), suppress(TimeUp):
                 by = partial(judge, cluster=self.request.cluster, objective=objective)
                 start = self.incumbents.least(objective, by)
+                by_step = judge is score and objective.wish == "time"
                 local_search(
                     start.predicted,
                     partial(self.incumbents.offer, source=start.source),
                     by,
                     self.request,
                     most_work=self.local_work,
+                    least=partial(least_step_s, self.request) if by_step else None,
                 )
 
     def finish(self) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
-from hetjax.planner.model.evaluator import evaluate_plan, forms_for
+from hetjax.planner.model.evaluator import evaluate_plan, forms_for, least_step_s
 from hetjax.planner.model.objectives import Objective, promise, score, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.in_parts import in_parts
@@ -32,7 +32,8 @@ Tried = MutableMapping[tuple[Plan, bool, Forms], Predicted | None]
 # and of kinds whose best plan is among them
 _MOST_PLANS, _MOST_FORWARDS, _MOST_UNLIKE = 40, 5_000, 16
 _MOST_STARTS, _NEARLY = 3, 1.05  # starts of local search: kinds, and times the best
-_MOVED_WORK, _NUM_FORMS = 8_000, 3  # per start: about 50 plans under so many forms
+# rounds per start, the work of each (about 50 plans), and the forms of their schedules
+_ROUNDS, _MOVED_WORK, _NUM_FORMS = 3, 8_000, 3
 # most forwards of a plan for climbing, for local search, and for all forms
 _CLIMBED, _MOVED, _IN_FULL = 150, 400, 2_000
 # plans in several parts: the numbers of parts, the most plans, the most forwards in
@@ -68,21 +69,12 @@ def finished(
             yield found
     if not tried:
         return
-    best, plan = min(tried, key=lambda each: by_wish(each[0]))
     small = [found for found, before in tried if before.num_forwards <= _MOVED]
     for start in _starts(small, by_wish):
-        forms = forms_for(request, unscheduled(start.plan), _NUM_FORMS)
-
-        def evaluate(plan: Plan, forms: Forms = forms) -> Predicted | None:
-            found = _tried(request, request.said(plan), known, forms=forms)
-            return found if found is not None and within(found, objective) else None
-
-        moved = local_search(start, evaluate, by_wish, request, most_work=_MOVED_WORK)
-        if moved is not start:
+        for moved in _moved(request, objective, start, known):
             yield moved
-        if by_wish(moved) < by_wish(best):
-            best, plan = moved, unscheduled(moved.plan)
-        tried.append((moved, unscheduled(moved.plan)))
+            tried.append((moved, unscheduled(moved.plan)))
+    best, plan = min(tried, key=lambda each: by_wish(each[0]))
     if found := _in_full(request, plan, known):
         yield found
         best = min(best, found, key=by_wish)
@@ -97,6 +89,29 @@ def finished(
         fastest = unscheduled(min(better, key=by_wish).plan)
         if found := _in_full(request, fastest, known):
             yield found
+
+
+def _moved(
+    request: PlanRequest, objective: Objective, start: Predicted, known: Tried
+) -> Iterator[Predicted]:
+    """Yield the better plan that each round of local search leads to. A round has the
+    forms that suit the plan at its start; better plans may want others."""
+    by_wish = partial(score, cluster=request.cluster, objective=objective)
+    least = partial(least_step_s, request) if objective.wish == "time" else None
+    for _ in range(_ROUNDS):
+        forms = forms_for(request, unscheduled(start.plan), _NUM_FORMS)
+
+        def evaluate(plan: Plan, forms: Forms = forms) -> Predicted | None:
+            found = _tried(request, request.said(plan), known, forms=forms)
+            return found if found is not None and within(found, objective) else None
+
+        moved = local_search(
+            start, evaluate, by_wish, request, most_work=_MOVED_WORK, least=least
+        )
+        if moved is start:
+            return
+        yield moved
+        start = moved
 
 
 def _in_full(request: PlanRequest, plan: Plan, known: Tried) -> Predicted | None:
