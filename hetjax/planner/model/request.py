@@ -186,8 +186,10 @@ class PlanRequest:
 
 
 def fastest_first(cluster: Cluster) -> Cluster:
-    """Return the cluster with its fastest kinds of node first, so that a search finds
-    the same in whatever order the cluster file names them."""
+    """Return the cluster with its fastest kinds of nodes first.
+
+    A search then finds the same plan whatever the order of kinds in the cluster file.
+    """
 
     def rank(node: Node) -> tuple[object, ...]:
         spec = device_spec(node)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves that a quick bound rules out: the bound holds, and no better plan is lost."""
+
+from functools import partial
+
+import pytest
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.evaluator import PlanEvaluator, evaluate_plan, least_step_s
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.local_search import local_search
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+from tests.planner.whole_space import all_plans, random_request
+from tests.short_runs import draws
+
+_NUM_PLANS = 25  # of each request
+
+
+def step_s(found: Predicted) -> float:
+    return found.simulation.step_time_s
+
+
+def some_plans(request: PlanRequest) -> list[Plan]:
+    plans = list(all_plans(request))
+    return plans[:: max(len(plans) // _NUM_PLANS, 1)]
+
+
+@pytest.mark.parametrize("seed", draws(range(12), short=3))
+@pytest.mark.parametrize("schedule", ["gpipe", "h1f1b", "zero-bubble", "searched"])
+def test_no_schedule_is_faster_than_the_least_step(schedule: str, seed: int) -> None:
+    request, ratios = random_request(seed), list[float]()
+    for plan in some_plans(request):
+        try:
+            found = evaluate_plan(request, plan, schedule)
+        except NoFeasiblePlan:
+            continue
+        ratios.append(step_s(found) / least_step_s(request, plan))
+    assert min(ratios) >= 1 - 1e-9
+    assert min(ratios) < 1.5  # a bound of nothing would rule nothing out
+
+
+@pytest.mark.parametrize("seed", draws([5, 9, 6, 11], short=2))
+def test_moves_that_are_ruled_out_change_nothing_but_the_work(seed: int) -> None:
+    request, found, seen = random_request(seed), list[Predicted](), list[int]()
+    for least in (None, partial(least_step_s, request)):
+        evaluate = PlanEvaluator(request)
+        starts = (evaluate(plan) for plan in all_plans(request))
+        start = max(filter(None, starts), key=step_s)
+        evaluate.seen.clear()
+        found.append(
+            local_search(start, evaluate, step_s, request, most_work=1e9, least=least)
+        )
+        seen.append(len(evaluate.seen))
+    assert found[0].plan == found[1].plan
+    assert seen[1] < seen[0]
