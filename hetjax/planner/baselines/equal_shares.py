@@ -80,7 +80,7 @@ def _plans(request: PlanRequest, num: int, shares: list[_Share]) -> Iterator[Pla
     cluster = Cluster(name=request.cluster.name, nodes=nodes, links=links)
     part = replace(request, cluster=cluster, global_batch=request.global_batch // num)
     try:
-        found = hapt(part, both_ways=True)
+        found = hapt(part, more_orders=True)
     except NoFeasiblePlan:
         return
     share_of = {node.name: share for share in shares for node in share.nodes}

@@ -16,6 +16,7 @@ range, U different ranges, O options.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import permutations
 
 import numpy as np
 
@@ -40,16 +41,17 @@ from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.plans.plan import Plan
 
 _MOST_GROUPS = 64  # groups of devices of a cluster; with more, groups are made larger
+_FEW = 3  # classes, all of whose orders are tried
 _HOPELESS = 1.1  # times the best; tasks with a larger lower bound are pruned
 
 
-def hapt(request: PlanRequest, *, both_ways: bool = False) -> list[Plan]:
-    """Return the best single pipelines; `both_ways`: also with every order of clusters
-    reversed. Raises NoFeasiblePlan if none fits memory."""
+def hapt(request: PlanRequest, *, more_orders: bool = False) -> list[Plan]:
+    """Return the best single pipelines, with `more_orders` than the two of the paper.
+    Raises NoFeasiblePlan if none fits memory."""
     costs = stage_costs(request)
     tasks = [
         (b, order, task, limit_s)
-        for order in _orders(costs, both_ways)
+        for order in _orders(costs, more_orders)
         for b, _ in costs.sizes
         for task, limit_s in [_possible_task(costs, b, order)]
         if np.isfinite(limit_s)
@@ -65,15 +67,19 @@ def hapt(request: PlanRequest, *, both_ways: bool = False) -> list[Plan]:
     return best_first("hapt", request, candidates)
 
 
-def _orders(costs: StageCosts, both_ways: bool) -> list[tuple[int, ...]]:
-    """Return the classes with options in the order of the file, and sorted by zone;
-    `both_ways`: also from the last to the first."""
-    in_file = sorted({option.device_class for option in costs.problem.options})
+def _orders(costs: StageCosts, more: bool) -> list[tuple[int, ...]]:
+    """Return the classes with options in the order of the file, and sorted by zone.
+
+    With `more`, also return both backwards, or every order of few classes.
+    """
+    in_file = tuple(sorted({option.device_class for option in costs.problem.options}))
     classes = costs.request.classes
-    by_zone = sorted(in_file, key=lambda c: classes[c].nodes[0].zone)
-    orders = [tuple(in_file), tuple(by_zone)]
-    if both_ways:
-        orders += [order[::-1] for order in orders]
+    by_zone = tuple(sorted(in_file, key=lambda c: classes[c].nodes[0].zone))
+    orders = [in_file, by_zone]
+    if more and len(in_file) <= _FEW:
+        orders += permutations(in_file)
+    elif more:
+        orders += [in_file[::-1], by_zone[::-1]]
     return list(dict.fromkeys(orders))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 from hetjax.errors import BadInput
@@ -155,11 +155,13 @@ def _resized(replica: Replica, size: int) -> Replica:
 
 
 def swapped(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
-    """Yield plans in which two stages on unlike nodes swap places, but keep layers."""
+    """Yield plans in which two stages on unlike nodes swap places: with their numbers
+    of layers, or without."""
     stages = plan.replicas[group[0]].stages
     for a, b in combinations(range(len(stages)), 2):
         if request.class_of[stages[a].node] != request.class_of[stages[b].node]:
-            yield _of_group(plan, group, partial(_exchanged, a=a, b=b))
+            for exchange in (_reordered, _exchanged):
+                yield _of_group(plan, group, partial(exchange, a=a, b=b))
 
 
 def onto_idle(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
@@ -217,6 +219,17 @@ def _cut_up(replica: Replica, s: int, seat: Seat, cut: int, before: bool) -> Rep
     halves = replace(first, layers=(lo, cut)), replace(second, layers=(cut, hi))
     stages = (*replica.stages[:s], *halves, *replica.stages[s + 1 :])
     return replace(replica, stages=stages)
+
+
+def _reordered(stages: Sequence[Stage], a: int, b: int) -> tuple[Stage, ...]:
+    """Return the stages with a and b exchanged; all keep their numbers of layers."""
+    order = list(stages)
+    order[a], order[b] = order[b], order[a]
+    ends = accumulate((hi - lo for lo, hi in (s.layers for s in order)), initial=0)
+    return tuple(
+        replace(stage, layers=layers)
+        for stage, layers in zip(order, pairwise(ends), strict=True)
+    )
 
 
 def _exchanged(stages: Sequence[Stage], a: int, b: int) -> tuple[Stage, ...]:

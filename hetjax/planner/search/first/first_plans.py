@@ -179,6 +179,7 @@ class FirstPlans:
         for proposal in proposals(part, whole=True):
             proposed.append(proposal)
             self._look_at(proposal)
+        self._simulate_within("parts", equal_pipelines(part, self._best_s))
         plans = chain(equal_share_plans(part), plans_by_rank(proposed))
         for plan in _within_work(plans, _MOST_WORK):
             self.incumbents.offer(plan, "parts")
