@@ -78,27 +78,50 @@ def finished(
     if found := _in_full(request, plan, known):
         yield found
         best = min(best, found, key=by_wish)
+    yield from _finished_in_parts(request, objective, best, tried, known)
+
+
+def _finished_in_parts(
+    request: PlanRequest,
+    objective: Objective,
+    best: Predicted,
+    tried: Iterable[tuple[Predicted, Plan]],
+    known: Tried,
+) -> Iterator[Predicted]:
+    """Yield the plans of `tried` in several parts that are clearly better than `best`,
+    and the plan that local search leads to from the best of these."""
+    by_wish = partial(score, cluster=request.cluster, objective=objective)
+    promised = partial(promise, cluster=request.cluster, objective=objective)
     most = by_wish(best) * (1 - _LEAST_GAIN)
-    saved = partial(promised, filled=_SAVED)
-    tried = [each for each in tried if promised(each[0], filled=1.0) < most]
-    tried.sort(key=lambda each: saved(each[0]))
+    near = [each for each in tried if promised(each[0], filled=1.0) < most]
     unlike: dict[object, Plan] = {}
-    for _, plan in tried:
+    for _, plan in sorted(near, key=lambda each: promised(each[0], filled=_SAVED)):
         unlike.setdefault(_meshes(request, plan), plan)
     cut = _in_parts(request, list(unlike.values()), known)
     better = [x for x in cut if within(x, objective) and by_wish(x) < most]
+    if not better:
+        return
     yield from better
-    if better:
-        fastest = unscheduled(min(better, key=by_wish).plan)
-        if found := _in_full(request, fastest, known):
+    first = last = min(better, key=by_wish)
+    if first.plan.num_forwards <= _MOVED:
+        work = _MOVED_WORK // 2
+        for last in _moved(request, objective, first, known, work):
+            yield last
+    for plan in dict.fromkeys(unscheduled(each.plan) for each in (first, last)):
+        if found := _in_full(request, plan, known):
             yield found
 
 
 def _moved(
-    request: PlanRequest, objective: Objective, start: Predicted, known: Tried
+    request: PlanRequest,
+    objective: Objective,
+    start: Predicted,
+    known: Tried,
+    work: float = _MOVED_WORK,
 ) -> Iterator[Predicted]:
-    """Yield the better plan that each round of local search leads to. A round has the
-    forms that suit the plan at its start; better plans may want others."""
+    """Yield the better plan that each round of local search leads to. A round may do
+    this much work, and tries the forms that suit the plan at its start: better plans
+    may want others."""
     by_wish = partial(score, cluster=request.cluster, objective=objective)
     least = partial(least_step_s, request) if objective.wish == "time" else None
     for _ in range(_ROUNDS):
@@ -109,7 +132,7 @@ def _moved(
             return found if found is not None and within(found, objective) else None
 
         moved = local_search(
-            start, evaluate, by_wish, request, most_work=_MOVED_WORK, least=least
+            start, evaluate, by_wish, request, most_work=work, least=least
         )
         if moved is start:
             return

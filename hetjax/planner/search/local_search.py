@@ -21,6 +21,7 @@ from hetjax.planner.model.seating import Seat, idle_devices
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation.result import shares_devices
 
 _SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, where the stage is cut in two
 _OF_A_PLAN = 100  # work of evaluating a plan, besides its forwards
@@ -313,6 +314,9 @@ def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
     for group in groups:
         yield from with_other_remat(plan, group, request.remats)
         yield from with_other_offload(plan, group, request)
+    if shares_devices(plan):
+        return  # the other moves are for plans whose stages have devices of their own
+    for group in groups:
         yield from with_other_size(plan, group, request.microbatch_sizes)
         yield from swapped(plan, group, request)
     for group in groups:
