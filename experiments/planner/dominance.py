@@ -99,7 +99,7 @@ def row(seed: int, most_devices: int) -> dict[str, object]:
         parts_s += seconds
         if found is not None and (best is None or _step_s(found) < _step_s(best)):
             best = found
-    told: dict[str, object] = {
+    planned: dict[str, object] = {
         "cluster": seed,
         "there": [f"{n.count} {n.device} {n.zone}" for n in request.cluster.nodes],
         "model": request.model.name,
@@ -110,10 +110,10 @@ def row(seed: int, most_devices: int) -> dict[str, object]:
         "parts_cpu_s": round(parts_s, 1),
     }
     if best is None:
-        return told
+        return planned
     part = [node.name for node in best.request.cluster.nodes]
     behind = None if whole is None else _step_s(whole) / _step_s(best) - 1
-    return told | {"part": part, "part_s": _step_s(best), "behind": behind}
+    return planned | {"part": part, "part_s": _step_s(best), "behind": behind}
 
 
 def _step_s(found: Found) -> float:
@@ -128,10 +128,10 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     behind: list[float] = []
     for seed in range(given.first, given.first + given.clusters):
-        told = row(seed, given.devices)
-        print(json.dumps(told), flush=True)
-        if isinstance(told.get("behind"), float):
-            behind.append(float(str(told["behind"])))
+        compared = row(seed, given.devices)
+        print(json.dumps(compared), flush=True)
+        if isinstance(compared.get("behind"), float):
+            behind.append(float(str(compared["behind"])))
     late = [share for share in behind if share > _ALLOWED]
     most = max(behind, default=0.0)
     print(json.dumps({"clusters": len(behind), "behind": len(late), "most": most}))

@@ -133,7 +133,7 @@ def quick_request(seed: int, most_devices: int) -> PlanRequest:
 def row(seed: int, most_devices: int, variations: Sequence[str]) -> dict[str, object]:
     request, begin_s = quick_request(seed, most_devices), time.process_time()
     drawn_s = step_s(request)
-    told: dict[str, object] = {
+    drawn: dict[str, object] = {
         "cluster": seed,
         "there": [f"{n.count} {n.device} {n.zone}" for n in request.cluster.nodes],
         "model": request.model.name,
@@ -141,26 +141,26 @@ def row(seed: int, most_devices: int, variations: Sequence[str]) -> dict[str, ob
         "step_s": drawn_s,
     }
     if drawn_s is None:
-        return told
+        return drawn
     found = {name: step_s(varied(request, name, seed)) for name in variations}
     behind = {name: s / drawn_s - 1 if s else None for name, s in found.items()}
     cpu_s = round(time.process_time() - begin_s, 1)
-    return told | {"varied_s": found, "behind": behind, "cpu_s": cpu_s}
+    return drawn | {"varied_s": found, "behind": behind, "cpu_s": cpu_s}
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return how many variations got slower plans, or no plan, and the worst."""
     behind: list[tuple[float, str, object]] = []
     lost: list[tuple[str, object]] = []
-    for told in rows:
-        by_name = told.get("behind")
+    for each in rows:
+        by_name = each.get("behind")
         for name, share in by_name.items() if isinstance(by_name, dict) else ():
             if isinstance(share, float):
-                behind.append((share, name, told["cluster"]))
+                behind.append((share, name, each["cluster"]))
             else:
-                lost.append((name, told["cluster"]))
+                lost.append((name, each["cluster"]))
     late = [each for each in behind if each[0] > ALLOWED]
-    planned = sum(told["step_s"] is not None for told in rows)
+    planned = sum(each["step_s"] is not None for each in rows)
     return {
         "clusters": planned,
         "variations": len(behind),
