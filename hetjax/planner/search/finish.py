@@ -94,10 +94,8 @@ def _finished_in_parts(
     promised = partial(promise, cluster=request.cluster, objective=objective)
     most = by_wish(best) * (1 - _LEAST_GAIN)
     near = [each for each in tried if promised(each[0], filled=1.0) < most]
-    unlike: dict[object, Plan] = {}
-    for _, plan in sorted(near, key=lambda each: promised(each[0], filled=_SAVED)):
-        unlike.setdefault(_meshes(request, plan), plan)
-    cut = _in_parts(request, list(unlike.values()), known)
+    near.sort(key=lambda each: promised(each[0], filled=_SAVED))
+    cut = _in_parts(request, [plan for _, plan in near], known)
     better = [x for x in cut if within(x, objective) and by_wish(x) < most]
     if not better:
         return
@@ -232,22 +230,18 @@ def _few(request: PlanRequest, ranked: Sequence[Predicted]) -> Iterator[Predicte
 
 
 def _cuts(request: PlanRequest, plan: Plan) -> object:
-    """Return the meshes of the plan, and the layers of its stages, without remat, which
-    local search chooses."""
-    cuts = sorted(tuple(x.layers for x in replica.stages) for replica in plan.replicas)
-    return _meshes(request, plan), tuple(cuts)
-
-
-def _meshes(request: PlanRequest, plan: Plan) -> object:
-    """Return the microbatches of replicas and the meshes of their stages, without their
-    places among equal nodes."""
+    """Return the cuts and microbatches of replicas, without their places among equal
+    nodes, and without remat, which local search chooses."""
     class_of = request.class_of
     return tuple(
         sorted(
             (
                 replica.num_microbatches,
                 replica.microbatch_size,
-                tuple((class_of[x.node], x.mesh) for x in replica.stages),
+                tuple(
+                    (class_of[x.node], x.mesh.tensor, x.mesh.data, x.layers)
+                    for x in replica.stages
+                ),
             )
             for replica in plan.replicas
         )
