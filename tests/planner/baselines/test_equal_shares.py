@@ -3,7 +3,8 @@
 every device kind that may span hosts can be planned for."""
 
 from collections import Counter
-from itertools import product
+from dataclasses import replace
+from itertools import permutations, product
 
 import pytest
 
@@ -15,7 +16,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
-from tests.planner.whole_space import small_model
+from tests.planner.whole_space import small_model, two_kinds
 
 KINDS = [name for name, spec in catalogue().items() if spec.links_span_hosts]
 SHAPES = [
@@ -75,3 +76,15 @@ def hosts_of(plan: Plan, r: int, node: Node) -> list[int]:
         for device in stage.devices
     )
     return [used[host] for host in sorted(used)]
+
+
+def test_pipelines_run_through_few_kinds_in_every_order() -> None:
+    request = two_kinds(model=small_model(6))
+    fast, slow = (replace(node, count=1) for node in request.cluster.nodes)
+    nodes = (fast, slow, replace(slow, name="other", device="made-up-other"))
+    cluster = replace(request.cluster, nodes=nodes)
+    orders = {
+        tuple(stage.node for stage in plan.replicas[0].stages)
+        for plan in equal_share_plans(replace(request, cluster=cluster))
+    }
+    assert orders >= set(permutations(node.name for node in nodes))

@@ -85,6 +85,33 @@ def test_no_part_is_faster_than_the_whole(seed: int, num_nodes: int):
             assert whole_s <= part_s * 1.005, [node.name for node in kept]
 
 
+def test_a_node_beside_another_gets_the_equal_pipelines_that_it_gets_alone():
+    """A slow network makes one node of the two worth searching by itself."""
+    one = Node(name="n0", device="RTX-4090", count=4, network_gbit_per_s=0.1)
+    request = PlanRequest(
+        model=model_preset("gpt2-124m"),
+        cluster=Cluster(name="two", nodes=(one, replace(one, name="n1"))),
+        seq_len=512,
+        global_batch=16,
+        microbatch_sizes=(4,),
+        tensor_degrees=(1,),
+        data_degrees=(1,),
+    )
+    simulated = []
+    for cluster in (request.cluster, part_of(request.cluster, ["n0"])):
+        search = Search(replace(request, cluster=cluster), [Objective()])
+        search.propose()
+        simulated.append(
+            {
+                found.plan.replicas
+                for found in search.incumbents.simulated()
+                if len(found.plan.replicas) == 2 and found.plan.nodes == {"n0"}
+            }
+        )
+    beside, alone = simulated
+    assert alone and alone <= beside
+
+
 def test_parts_are_kinds_zones_and_classes_each_once():
     def node(name: str, device: str, zone: str) -> Node:
         return Node(name=name, device=device, count=2, zone=zone)

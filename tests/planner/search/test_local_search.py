@@ -8,10 +8,11 @@ import pytest
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import PlanEvaluator, evaluate_plan, least_step_s
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.local_search import local_search
-from hetjax.plans.plan import Plan
+from hetjax.planner.search.local_search import local_search, swapped
+from hetjax.plans.plan import Plan, StageMesh
 from hetjax.schedule.predicted import Predicted
-from tests.planner.whole_space import all_plans, random_request
+from tests.planner.whole_space import all_plans, random_request, two_kinds
+from tests.planner.wide_space import Seat, plan_of, replica_of
 from tests.short_runs import draws
 
 _NUM_PLANS = 25  # of each request
@@ -54,3 +55,20 @@ def test_moves_that_are_ruled_out_change_nothing_but_the_work(seed: int) -> None
         seen.append(len(evaluate.seen))
     assert found[0].plan == found[1].plan
     assert seen[1] < seen[0]
+
+
+def test_unlike_stages_trade_places_with_their_layers_and_without() -> None:
+    request = two_kinds()
+    seats = [
+        Seat(node=node, devices=(0,), mesh=StageMesh(), remat="none")
+        for node in ("fast", "slow")
+    ]
+    replica = replica_of(8, 1, seats, [(0, 3), (3, 4)])
+    moved = [
+        [(stage.node, stage.layers) for stage in plan.replicas[0].stages]
+        for plan in swapped(plan_of(request, [replica]), [0], request)
+    ]
+    assert moved == [
+        [("slow", (0, 1)), ("fast", (1, 4))],
+        [("slow", (0, 3)), ("fast", (3, 4))],
+    ]
