@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hetjax.cluster.catalogue import Precision, device_spec
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
 from hetjax.costs.measured.compiled import CompiledBytes
@@ -183,19 +183,6 @@ class PlanRequest:
                 fix="give --tensor 1, say",
             )
         return found
-
-
-def fastest_first(cluster: Cluster) -> Cluster:
-    """Return the cluster with its fastest kinds of nodes first.
-
-    A search then finds the same plan whatever the order of kinds in the cluster file.
-    """
-
-    def rank(node: Node) -> tuple[object, ...]:
-        spec = device_spec(node)
-        return -spec.peak_tflops, -spec.memory_gib, -node.count, node.device
-
-    return replace(cluster, nodes=tuple(sorted(cluster.nodes, key=rank)))
 
 
 def may_offload(offload: Offload, node: Node) -> bool:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 from hetjax.planner.bound.certificate import Space, certified_bound, held, space_of
@@ -25,7 +25,7 @@ from hetjax.planner.model.deadline import (
 )
 from hetjax.planner.model.evaluator import PlanEvaluator, least_step_s
 from hetjax.planner.model.objectives import Objective, promise, score
-from hetjax.planner.model.request import PlanRequest, check_request, fastest_first
+from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.first.first_plans import FirstPlans
 from hetjax.planner.search.incumbents import Incumbent, Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
@@ -175,7 +175,6 @@ class Search:
         progress: TellProgress = _quietly,
         local_work: float = LOCAL_WORK,
     ) -> None:
-        request = replace(request, cluster=fastest_first(request.cluster))
         self.request, self.objectives, self.progress = request, objectives, progress
         self.local_work = local_work
         self.incumbents = Incumbents(

@@ -63,18 +63,6 @@ def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() ->
         assert stage.precision == cluster.node(stage.node).precision
 
 
-def test_the_order_of_kinds_in_the_cluster_file_changes_nothing() -> None:
-    request = two_kinds(microbatch_sizes=(1,))
-    fast, slow = request.cluster.nodes
-    other = replace(slow, name="other", device="made-up-other", peak_tflops=0.05)
-    found = [
-        find_plan(replace(request, cluster=replace(request.cluster, nodes=nodes)))
-        for nodes in ((fast, slow, other), (slow, other, fast))
-    ]
-    assert len({each.best.plan for each in found}) == 1
-    assert len({each.bound for each in found}) == 1
-
-
 @pytest.mark.parametrize("seed", draws(range(60, 72), short=2))
 def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
     request = random_request(seed)
