@@ -70,14 +70,19 @@ def finished(
     if not tried:
         return
     small = [found for found, before in tried if before.num_forwards <= _MOVED]
+    ends: list[Plan] = []
     for start in _starts(small, by_wish):
+        end = unscheduled(start.plan)
         for moved in _moved(request, objective, start, known):
             yield moved
-            tried.append((moved, unscheduled(moved.plan)))
+            end = unscheduled(moved.plan)
+            tried.append((moved, end))
+        ends.append(end)
     best, plan = min(tried, key=lambda each: by_wish(each[0]))
-    if found := _in_full(request, plan, known):
-        yield found
-        best = min(best, found, key=by_wish)
+    for plan in dict.fromkeys([*ends, plan]):
+        if found := _in_full(request, plan, known):
+            yield found
+            best = min(best, found, key=by_wish)
     yield from _finished_in_parts(request, objective, best, tried, known)
 
 

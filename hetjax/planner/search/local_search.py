@@ -156,13 +156,25 @@ def _resized(replica: Replica, size: int) -> Replica:
 
 
 def swapped(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
-    """Yield plans in which two stages on unlike nodes swap places: with their numbers
-    of layers, or without."""
+    """Yield plans in which two stages on unlike nodes swap places, but keep layers."""
+    for a, b in _unlike_stages(plan, group, request):
+        yield _of_group(plan, group, partial(_exchanged, a=a, b=b))
+
+
+def reordered(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
+    """Yield plans in which two stages on unlike nodes swap places with their numbers of
+    layers."""
+    for a, b in _unlike_stages(plan, group, request):
+        yield _of_group(plan, group, partial(_reordered, a=a, b=b))
+
+
+def _unlike_stages(
+    plan: Plan, group: Sequence[int], request: PlanRequest
+) -> Iterator[tuple[int, int]]:
     stages = plan.replicas[group[0]].stages
     for a, b in combinations(range(len(stages)), 2):
         if request.class_of[stages[a].node] != request.class_of[stages[b].node]:
-            for exchange in (_reordered, _exchanged):
-                yield _of_group(plan, group, partial(exchange, a=a, b=b))
+            yield a, b
 
 
 def onto_idle(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
@@ -325,3 +337,5 @@ def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
     for group in groups:
         if len(group) > 1:
             yield from shifted(predicted, plan, group[:1])
+    for group in groups:
+        yield from reordered(plan, group, request)
