@@ -78,8 +78,8 @@ def finished(
             end = unscheduled(moved.plan)
             tried.append((moved, end))
         ends.append(end)
-    best, plan = min(tried, key=lambda each: by_wish(each[0]))
-    for plan in dict.fromkeys([*ends, plan]):
+    best, fastest = min(tried, key=lambda each: by_wish(each[0]))
+    for plan in dict.fromkeys([*ends, fastest]):
         if found := _in_full(request, plan, known):
             yield found
             best = min(best, found, key=by_wish)

@@ -8,7 +8,7 @@ import pytest
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import PlanEvaluator, evaluate_plan, least_step_s
 from hetjax.planner.model.request import PlanRequest
-from hetjax.planner.search.local_search import local_search, swapped
+from hetjax.planner.search.local_search import local_search, reordered, swapped
 from hetjax.plans.plan import Plan, StageMesh
 from hetjax.schedule.predicted import Predicted
 from tests.planner.whole_space import all_plans, random_request, two_kinds
@@ -66,7 +66,8 @@ def test_unlike_stages_trade_places_with_their_layers_and_without() -> None:
     replica = replica_of(8, 1, seats, [(0, 3), (3, 4)])
     moved = [
         [(stage.node, stage.layers) for stage in plan.replicas[0].stages]
-        for plan in swapped(plan_of(request, [replica]), [0], request)
+        for move in (reordered, swapped)
+        for plan in move(plan_of(request, [replica]), [0], request)
     ]
     assert moved == [
         [("slow", (0, 1)), ("fast", (1, 4))],
