@@ -100,11 +100,13 @@ def _finished_in_parts(
     most = by_wish(best) * (1 - _LEAST_GAIN)
     near = [each for each in tried if promised(each[0], filled=1.0) < most]
     near.sort(key=lambda each: promised(each[0], filled=_SAVED))
-    cut = _in_parts(request, [plan for _, plan in near], known)
-    better = [x for x in cut if within(x, objective) and by_wish(x) < most]
+    better: list[Predicted] = []
+    for found in _in_parts(request, [plan for _, plan in near], known):
+        if within(found, objective) and by_wish(found) < most:
+            yield found
+            better.append(found)
     if not better:
         return
-    yield from better
     first = last = min(better, key=by_wish)
     if first.plan.num_forwards <= _MOVED:
         work = _MOVED_WORK // 2
