@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes a step time that no 1F1B-like program of a plan can beat.
+"""Computes step times that no program of a plan, or no 1F1B-like one, can beat.
 
 Owns the prefix bound (our derivation; `planner/README.md` proves it) in its two forms,
 for a pipeline whose cuts are known and for one that a search grows stage by stage. It
 holds under the modelled costs for programs with whole backwards and no interleaving,
-not for zero-bubble. Also owns the state of a bound: it may be unknown, and if a step
+not for zero-bubble; the computing bound, which is lower, holds for all. Also owns the state of a bound: it may be unknown, and if a step
 contradicts it, that is an internal error to be shown.
 """
 
@@ -59,6 +59,22 @@ def prefix_bound_s(plan: Plan, costs: Costs) -> float:
     The bound assumes that no two messages share a trunk.
     """
     return max(_replica_bound_s(plan, costs, r) for r in range(len(plan.replicas)))
+
+
+def computing_bound_s(plan: Plan, costs: Costs) -> float:
+    """Return a time that no program of the plan beats, even with split backward passes:
+    the longest that a stage computes, plus the first microbatch's way to the stage.
+
+    Split backward passes are assumed to take no less time than whole ones.
+    """
+    bound_s = 0.0
+    for r, replica in enumerate(plan.replicas):
+        before_s = 0.0
+        for s in range(len(replica.stages)):
+            computing_s = replica.num_microbatches * microbatch_s(plan, costs, (r, s))
+            bound_s = max(bound_s, before_s + computing_s)
+            before_s += costs.times[r, s].forward_s + hop_s(costs, (r, s), (r, s + 1))
+    return bound_s
 
 
 def _replica_bound_s(plan: Plan, costs: Costs, r: int) -> float:

@@ -13,8 +13,8 @@ from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
+from hetjax.schedule.bound import computing_bound_s
 from hetjax.schedule.certainty import Certainty, certainty_of
-from hetjax.schedule.launch_ahead import hop_s, microbatch_s
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.search import Forms, fastest_forms, may_split, with_schedule
 from hetjax.schedule.simulation.result import shares_devices
@@ -75,23 +75,14 @@ def how_sure(request: PlanRequest, predicted: Predicted) -> Certainty:
 
 
 def least_step_s(request: PlanRequest, plan: Plan) -> float:
-    """Return a time that the plan's step exceeds, whatever its schedule: the longest
-    that a stage computes, plus the first microbatch's way to it. It takes a tenth of
-    the time of a simulation.
+    """Return a time that the plan's step takes at least, whatever its schedule. This
+    takes a small part of the time of `evaluate_plan`.
 
-    Whole backward passes are counted, which take no longer than split ones. Raises
-    BadInput if the profile lacks a layer.
+    Raises BadInput if the profile lacks a layer.
     """
     plan = request.said(plan)
     costs = _costs(request, plan, halves=False, counts_memory=False)
-    least_s = 0.0
-    for r, replica in enumerate(plan.replicas):
-        before_s = 0.0
-        for s in range(len(replica.stages)):
-            computing_s = replica.num_microbatches * microbatch_s(plan, costs, (r, s))
-            least_s = max(least_s, before_s + computing_s)
-            before_s += costs.times[r, s].forward_s + hop_s(costs, (r, s), (r, s + 1))
-    return least_s
+    return computing_bound_s(plan, costs)
 
 
 def _costs(

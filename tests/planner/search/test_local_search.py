@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves that a quick bound rules out: the bound holds, and no better plan is lost."""
 
+import math
 from functools import partial
 
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.evaluator import PlanEvaluator, evaluate_plan, least_step_s
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.local_search import local_search, reordered, swapped
@@ -55,6 +57,29 @@ def test_moves_that_are_ruled_out_change_nothing_but_the_work(seed: int) -> None
         seen.append(len(evaluate.seen))
     assert found[0].plan == found[1].plan
     assert seen[1] < seen[0]
+
+
+def test_plans_that_are_ruled_out_count_as_work_and_ask_for_the_time() -> None:
+    request, asked = random_request(9), list[Plan]()
+    evaluate = PlanEvaluator(request)
+    start = next(filter(None, map(evaluate, all_plans(request))))
+
+    def rules_all_out(plan: Plan) -> float:
+        asked.append(plan)
+        return math.inf
+
+    def searched(most_work: float) -> int:
+        asked.clear()
+        end = local_search(
+            start, evaluate, step_s, request, most_work=most_work, least=rules_all_out
+        )
+        assert end is start
+        return len(asked)
+
+    of_plan = start.plan.num_forwards + 100
+    assert 1 <= searched(0.25 * of_plan) <= 4 < searched(1e9)
+    with deadline(0.0):
+        assert searched(1e9) <= 1
 
 
 def test_unlike_stages_trade_places_with_their_layers_and_without() -> None:
