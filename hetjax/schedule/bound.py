@@ -4,8 +4,9 @@
 Owns the prefix bound (our derivation; `planner/README.md` proves it) in its two forms,
 for a pipeline whose cuts are known and for one that a search grows stage by stage. It
 holds under the modelled costs for programs with whole backwards and no interleaving,
-not for zero-bubble; the computing bound, which is lower, holds for all. Also owns the state of a bound: it may be unknown, and if a step
-contradicts it, that is an internal error to be shown.
+not for zero-bubble; the computing bound, which is lower, holds for all. Also owns the
+state of a bound: it may be unknown, and if a step contradicts it, that is an internal
+error to be shown.
 """
 
 from collections.abc import Sequence
