@@ -44,7 +44,7 @@ from hetjax.schedule.programs.action import (
     Tied,
     format_program,
 )
-from hetjax.schedule.programs.lower import lower_lanes
+from hetjax.schedule.programs.lower import lower_lanes, timed_lanes
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
 from hetjax.schedule.simulation.result import shares_devices
 from hetjax.schedule.simulation.simulator import simulate
@@ -205,12 +205,14 @@ class _Judge:
     def _score(self, candidate: OrderedPlan, best: Score | None) -> Score:
         """Return the score, with infinite seconds if the candidate does not fit into
         memory. Memory is checked only if the candidate is better than the best."""
-        programs = lower_lanes(candidate.plan, candidate.lanes, self.tied)
-        simulated = simulate(programs, candidate.plan, self.costs)
+        plan, lanes = candidate.plan, candidate.lanes
+        shares = shares_devices(plan)
+        make = lower_lanes if shares else timed_lanes
+        simulated = simulate(make(plan, lanes, self.tied), plan, self.costs)
         score = candidate.score(simulated.step_time_s)
         if not self.costs.memory or (best is not None and score >= best):
             return score
-        there = fits(programs, candidate.plan, self.costs)
+        there = fits(lower_lanes(plan, lanes, self.tied), plan, self.costs)
         return score if there else candidate.score(float("inf"))
 
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -160,6 +160,7 @@ def parse_program(text: str, name: str = "program") -> Program:
     return tuple(actions)
 
 
+@lru_cache(maxsize=2**14)  # a search reads the programs of many similar plans
 def _parse_action(code: str) -> Action | None:
     match = _LINE.fullmatch(code)
     if match is None or match["verb"] not in _VERBS:

@@ -3,7 +3,7 @@
 
 Owns the passes `communicate`, `reduce`, `finish` and `free`, each from stage orders
 to stage orders, and `lower`, which runs them and projects the result on the nodes;
-`timed_orders` runs only the passes that affect the time.
+`timed_orders` and `timed_lanes` run only the passes that affect the time.
 Does not own the compute order (`generate.py`), the projection (`merge.py`) nor the
 check of the result (`check.py`).
 """
@@ -39,7 +39,9 @@ def lower(plan: Plan, tied: Tied = UNTIED) -> dict[str, Program]:
     A program in the plan replaces the generated one of its node; then all programs are
     checked. Raises BadInput for programs that the checker refuses.
     """
-    programs = lower_lanes(plan, lane_orders(plan), tied)
+    programs = dict.fromkeys((stage.node for _, _, stage in plan.stages()), ())
+    if not programs.keys() <= plan.programs.keys():
+        programs = lower_lanes(plan, lane_orders(plan), tied)
     if plan.programs:
         for node, text in plan.programs.items():
             programs[node] = parse_program(text, f"program of node {node!r}")
@@ -62,7 +64,15 @@ def timed_orders(plan: Plan, tied: Tied = UNTIED) -> dict[StageKey, list[Action]
 
     The plan must have no programs, and its stages must not share devices.
     """
-    orders = {lane[0].key: lane for lane in lane_orders(plan)}
+    return timed_lanes(plan, lane_orders(plan), tied)
+
+
+def timed_lanes(
+    plan: Plan, lanes: Sequence[Sequence[Action]], tied: Tied = UNTIED
+) -> dict[StageKey, list[Action]]:
+    """Return the same for given compute orders of the stages, which share no devices
+    and do not wait for each other in a ring."""
+    orders = {lane[0].key: lane for lane in lanes}
     return finish(reduce(orders, reduce_groups(plan, tied)))
 
 
