@@ -12,7 +12,7 @@ simulator (`simulation/simulator.py`).
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Literal
 
 from hetjax.costs.costs import Costs
@@ -126,7 +126,7 @@ def searched(
         chosen = [f for n, f in enumerate(made, first) if _among(forms, n, f)]
         first += len(made)
         if chosen:
-            found.append(judge.climbed(chosen, most) if climbs else judge.least(chosen))
+            found.append(judge.climbed(chosen, most) if climbs else judge.best(chosen))
     return _written(min(found, key=lambda scored: scored[0])[1], tied)
 
 
@@ -142,8 +142,7 @@ def fastest_forms(plan: Plan, costs: Costs, tied: Tied, most: int) -> tuple[int,
     split = launch_limits(plan, costs, split=True)
     kinds = _kinds(plan, costs, launch_limits(plan, costs), split)
     forms = chain.from_iterable(made for made, _ in kinds)
-    scores = _Judge(costs, tied).scores(forms)
-    return tuple(sorted(scores, key=lambda n: (scores[n], n))[:most])
+    return tuple(n for _, n, _ in islice(_Judge(costs, tied).ranked(forms), most))
 
 
 def _kinds(
@@ -155,9 +154,12 @@ def _kinds(
         yield list(halved_forms(plan, costs, split_limits)), split_limits
 
 
+_Scored = tuple[Score, int, OrderedPlan]  # a form's score, its number, its candidate
+
+
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Simulates and scores candidates."""
+    """Simulates and ranks candidates; those that exceed memory take infinitely long."""
 
     costs: Costs
     tied: Tied
@@ -166,54 +168,66 @@ class _Judge:
         self, firsts: Iterable[OrderForm], limits: Limits
     ) -> tuple[Score, OrderedPlan]:
         """Return the best candidate of a climb that starts at the best of `firsts`."""
-        score, best = self.least(firsts)
+        score, best = self.best(firsts)
         num_actions = 8 * sum(map(len, best.lanes))
         left = min(_MOST_SIMULATIONS, _MOST_ACTIONS // num_actions)
         while left > 0:
             near = list(neighbours(best, self.costs, limits))[:left]
             left -= len(near)
-            found_score, found = self.least(near) if near else (score, best)
-            if found_score >= score:
+            found = next(self.ranked(near, score), None)
+            if found is None or found[0] >= score:
                 break
-            score, best = found_score, found
+            score, _, best = found
         return score, best
 
-    def least(self, forms: Iterable[OrderForm]) -> tuple[Score, OrderedPlan]:
+    def best(self, forms: Iterable[OrderForm]) -> tuple[Score, OrderedPlan]:
         """Return the first candidate of least score."""
-        best: tuple[Score, OrderedPlan] | None = None
-        for _, candidate in self._unlike(forms):
-            score = self._score(candidate, None if best is None else best[0])
-            if best is None or score < best[0]:
-                best = score, candidate
-        assert best is not None, "some schedule suits every plan"
-        return best
+        score, _, found = next(self.ranked(forms))
+        return score, found
 
-    def scores(self, forms: Iterable[OrderForm]) -> dict[int, Score]:
-        """Return the scores of all distinct forms, by number."""
-        return {n: self._score(found, None) for n, found in self._unlike(forms)}
+    def ranked(
+        self, forms: Iterable[OrderForm], below: Score | None = None
+    ) -> Iterator[_Scored]:
+        """Yield distinct candidates by score, then number; if `below` is given, those
+        of a lower score, and maybe others that exceed memory.
 
-    def _unlike(self, forms: Iterable[OrderForm]) -> Iterator[tuple[int, OrderedPlan]]:
-        """Yield numbers and candidates without repeated orders: a quarter repeat."""
-        seen = set[object]()
-        for n, form in enumerate(forms):
-            candidate = form.make()
-            order = tuple(map(tuple, candidate.lanes))
-            if order not in seen:
-                seen.add(order)
-                yield n, candidate
+        All are simulated first. Memory, which takes longer, is checked one by one.
+        """
+        simulated = [(self._score(found), n, found) for n, found in _unlike(forms)]
+        simulated.sort(key=lambda scored: scored[:2])
+        exceeding: list[_Scored] = []
+        for score, n, candidate in simulated:
+            if below is not None and score >= below:
+                break
+            if self._fits(candidate):
+                yield score, n, candidate
+            else:
+                exceeding.append((candidate.score(float("inf")), n, candidate))
+        yield from sorted(exceeding, key=lambda scored: scored[:2])
 
-    def _score(self, candidate: OrderedPlan, best: Score | None) -> Score:
-        """Return the score, with infinite seconds if the candidate does not fit into
-        memory. Memory is checked only if the candidate is better than the best."""
+    def _score(self, candidate: OrderedPlan) -> Score:
+        """Return the score, whatever the memory."""
         plan, lanes = candidate.plan, candidate.lanes
-        shares = shares_devices(plan)
-        make = lower_lanes if shares else timed_lanes
+        make = lower_lanes if shares_devices(plan) else timed_lanes
         simulated = simulate(make(plan, lanes, self.tied), plan, self.costs)
-        score = candidate.score(simulated.step_time_s)
-        if not self.costs.memory or (best is not None and score >= best):
-            return score
-        there = fits(lower_lanes(plan, lanes, self.tied), plan, self.costs)
-        return score if there else candidate.score(float("inf"))
+        return candidate.score(simulated.step_time_s)
+
+    def _fits(self, candidate: OrderedPlan) -> bool:
+        if not self.costs.memory:
+            return True
+        programs = lower_lanes(candidate.plan, candidate.lanes, self.tied)
+        return fits(programs, candidate.plan, self.costs)
+
+
+def _unlike(forms: Iterable[OrderForm]) -> Iterator[tuple[int, OrderedPlan]]:
+    """Yield numbers and candidates without repeated orders: a quarter repeat."""
+    seen = set[object]()
+    for n, form in enumerate(forms):
+        candidate = form.make()
+        order = tuple(map(tuple, candidate.lanes))
+        if order not in seen:
+            seen.add(order)
+            yield n, candidate
 
 
 def fits(programs: Programs, plan: Plan, costs: Costs) -> bool:

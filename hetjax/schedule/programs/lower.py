@@ -39,7 +39,8 @@ def lower(plan: Plan, tied: Tied = UNTIED) -> dict[str, Program]:
     A program in the plan replaces the generated one of its node; then all programs are
     checked. Raises BadInput for programs that the checker refuses.
     """
-    programs = dict.fromkeys((stage.node for _, _, stage in plan.stages()), ())
+    nodes = [stage.node for _, _, stage in plan.stages()]
+    programs: dict[str, Program] = dict.fromkeys(nodes, ())
     if not programs.keys() <= plan.programs.keys():
         programs = lower_lanes(plan, lane_orders(plan), tied)
     if plan.programs:
