@@ -25,14 +25,16 @@ from hetjax.planner.model.terms.terms import search_problem
 from hetjax.plans.plan import LayerRange, Plan
 
 _MOST_STAGES = 16
+_LEFT = 1 / 3  # of the slowest stage's waiting under 1F1B, by other schedules
 _MOST_LAYOUTS = (24, 8)  # simulated on one class, and on two in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """Equal pipelines, and their seconds without messages and sums."""
+    """Equal pipelines, and their seconds under a good schedule, without messages and
+    sums."""
 
-    compute_s: float
+    promised_s: float
     microbatch_size: int
     num_microbatches: tuple[int, ...]  # of each pipeline
     options: tuple[int, ...]  # of each stage, by index
@@ -58,12 +60,12 @@ class _Layout:
 def equal_pipelines(
     request: PlanRequest, best_s: Callable[[], float]
 ) -> Iterator[Plan]:
-    """Yield plans of equal pipelines, fastest to compute first, as long as one could be
+    """Yield plans of equal pipelines, the most promising first, as long as one could be
     faster than `best_s()`. Raises BadInput if the profile covers no device."""
     p = search_problem(request, request.degrees, num_replicas=2)
     tried = Counter[tuple[int, ...]]()
-    for layout in sorted(_layouts(p), key=lambda layout: layout.compute_s):
-        if layout.compute_s >= best_s():
+    for layout in sorted(_layouts(p), key=lambda layout: layout.promised_s):
+        if layout.promised_s >= best_s():
             return
         classes = layout.classes(p)
         tried[classes] += 1
@@ -130,8 +132,10 @@ def _layout(
     rows_S = p.range_IJ[cuts[:-1], cuts[1:]]
     seconds_S = busy_s_SU[np.arange(num_stages), rows_S]
     options_S = p.meshes.option_BMFU[b, mesh_S, held_S, rows_S]
+    slowest_s = seconds_S.max()
+    waiting_s = seconds_S.sum() - slowest_s
     return _Layout(
-        compute_s=float(seconds_S.sum() + (counts[0] - 1) * seconds_S.max()),
+        promised_s=float(counts[0] * slowest_s + _LEFT * waiting_s),
         microbatch_size=p.microbatch_sizes[b],
         num_microbatches=counts,
         options=tuple(int(o) for o in options_S),
