@@ -29,6 +29,7 @@ from hetjax.planner.model.objectives import promise, wants_fewer, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.first.equal_pipelines import equal_pipelines
 from hetjax.planner.search.first.floor import floor
+from hetjax.planner.search.first.levelled import levelled
 from hetjax.planner.search.first.parts import (
     parts_alone,
     parts_without,
@@ -102,6 +103,8 @@ class FirstPlans:
                 self.incumbents.offer(plan, "templates")
         for part in () if large else self._promising_parts():
             self._search_part(part)
+        if not large and (slower := levelled(self.request)):
+            self._search_part(slower)
         if searches_parts(self.request):  # `proposals` has covered their templates
             for part in parts_without(self.request):
                 for plan in equal_share_plans(part):
