@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise, product
+from math import inf
 
 import pytest
 
@@ -18,6 +19,7 @@ from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.planner.search.find import Search
+from hetjax.planner.search.first.equal_pipelines import equal_pipelines
 from hetjax.plans.plan import Plan
 from tests.short_runs import draws
 
@@ -89,6 +91,17 @@ def test_sums_that_take_much_of_a_step_hide_no_even_split():
     nodes = [("L4", 2), ("L4", 4), ("L4", 4)]
     request = request_for(nodes, seq_len=1024, global_batch=32)
     assert proposed_s(request) <= fastest_even_split_s(request)
+
+
+def test_pipelines_are_tried_that_only_other_schedules_make_fast():
+    request = request_for([("L4", 4)], seq_len=256, global_batch=16)
+    plans = equal_pipelines(request, lambda: inf)
+    deep = [plan for plan in plans if [len(r.stages) for r in plan.replicas] == [4]]
+    assert deep
+    for plan in deep:
+        step = evaluate_plan(request, plan).simulation
+        best_s = (step.step_time_s + step.busiest_s) / 2
+        assert plan in equal_pipelines(request, lambda best_s=best_s: best_s)
 
 
 @pytest.mark.parametrize("seed", draws(range(20), short=0))
