@@ -4,8 +4,8 @@
     python -m experiments.planner.likeness [--cases two-zones university]
 
 The best plans of the clusters in `cases.py` are unknown: too many exist to try all. So
-here each cluster shrinks to three or four devices of the same kinds, and its model to
-a few blocks of the same width. A link between zones shrinks with the devices, so that
+here each cluster shrinks to four devices of the same kinds, and its model to four
+blocks of the same width. A link between zones shrinks with the devices, so that
 messages and sums weigh about as much. All plans of such a likeness are tried (those of
 whole backward passes and one part per device: the space "whole" of the planner). Prints
 a JSON object per likeness: the least step of all plans, and as shares of it how far the
@@ -26,7 +26,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import all_plans, fastest_s
 
-_BATCH = 12
+_NUM_BLOCKS, _BATCH = 4, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,6 @@ class Likeness:
 
     nodes: tuple[tuple[str, int, str], ...]
     model: str
-    num_blocks: int
     seq_len: int
     trunk_gbit_per_s: float | None = None
     latency_ms: float = 1.0
@@ -45,17 +44,16 @@ class Likeness:
             Node(name=f"n{n}", device=device, count=count, zone=zone)
             for n, (device, count, zone) in enumerate(self.nodes)
         )
-        zones = sorted({node.zone for node in nodes})
         links: tuple[Link, ...] = ()
         if self.trunk_gbit_per_s is not None:
-            one, other = zones
+            one, other = sorted({node.zone for node in nodes})
             between = Link(
                 between=(one, other),
                 bandwidth_gbit_per_s=self.trunk_gbit_per_s,
                 latency_ms=self.latency_ms,
             )
             links = (between,)
-        config = replace(model_config(self.model), num_blocks=self.num_blocks)
+        config = replace(model_config(self.model), num_blocks=_NUM_BLOCKS)
         return PlanRequest(
             model=model_of(config),
             cluster=Cluster(name="likeness", nodes=nodes, links=links),
@@ -69,6 +67,12 @@ class Likeness:
 
 
 _A100, _A100_80 = "A100-SXM4-40GB", "A100-SXM4-80GB"
+_TWO_ZONES = Likeness(
+    nodes=((_A100_80, 2, "east"), (_A100_80, 2, "west")),
+    model="llama3-8b",
+    seq_len=2048,
+    trunk_gbit_per_s=5 * 4 / 8,
+)
 LIKENESSES = {
     "university": Likeness(
         nodes=(
@@ -77,7 +81,6 @@ LIKENESSES = {
             ("RTX-6000-Ada-Generation", 1, "annex"),
         ),
         model="llama2-7b",
-        num_blocks=4,
         seq_len=4096,
         trunk_gbit_per_s=10 * 4 / 72,
         latency_ms=0.3,
@@ -85,30 +88,16 @@ LIKENESSES = {
     "two-clusters": Likeness(
         nodes=(("V100-SXM2-32GB", 2, "x"), (_A100, 2, "y")),
         model="gpt3-2.6b",
-        num_blocks=4,
         seq_len=1024,
         trunk_gbit_per_s=5 * 4 / 16,
     ),
     "a100-h800": Likeness(
         nodes=((_A100_80, 2, ""), ("H800", 2, "")),
         model="gpt3-6.7b",
-        num_blocks=4,
         seq_len=1024,
     ),
-    "two-zones": Likeness(
-        nodes=((_A100_80, 2, "east"), (_A100_80, 2, "west")),
-        model="llama3-8b",
-        num_blocks=4,
-        seq_len=2048,
-        trunk_gbit_per_s=5 * 4 / 8,
-    ),
-    "two-zones, llama-1b": Likeness(
-        nodes=((_A100_80, 2, "east"), (_A100_80, 2, "west")),
-        model="llama-1b",
-        num_blocks=4,
-        seq_len=2048,
-        trunk_gbit_per_s=5 * 4 / 8,
-    ),
+    "two-zones": _TWO_ZONES,
+    "two-zones, llama-1b": replace(_TWO_ZONES, model="llama-1b"),
 }
 
 

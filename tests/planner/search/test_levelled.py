@@ -11,7 +11,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Search
 from hetjax.planner.search.first.levelled import levelled
 from hetjax.schedule.predicted import Predicted
-from tests.planner.whole_space import small_model
+from tests.planner.whole_space import small_model, two_kinds
 
 SLOW = Node(
     name="n0",
@@ -28,16 +28,8 @@ SLOW = Node(
 
 def _request(*nodes: Node) -> PlanRequest:
     named = tuple(replace(node, name=f"n{n}") for n, node in enumerate(nodes))
-    return PlanRequest(
-        model=small_model(4),
-        cluster=Cluster(name="alike", nodes=named),
-        seq_len=64,
-        global_batch=8,
-        dtype="float32",
-        microbatch_sizes=(1, 2),
-        tensor_degrees=(1,),
-        remats=("none",),
-    )
+    cluster = Cluster(name="alike", nodes=named)
+    return two_kinds(cluster=cluster, model=small_model(4))
 
 
 def _first_best(request: PlanRequest) -> Predicted:
