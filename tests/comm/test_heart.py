@@ -54,8 +54,14 @@ def test_who_lets_no_thread_run_is_not_taken_for_dead():
 
 
 def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(word) for file in found for word in file.read_text().split()]
+    """Wait for the children of a process: a peer starts its heart after it connects."""
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        lists = Path(f"/proc/{pid}/task").glob("*/children")
+        if found := [int(word) for file in lists for word in file.read_text().split()]:
+            return found
+        time.sleep(0.01)
+    return []
 
 
 def test_who_is_starved_by_a_quota_is_not_taken_for_dead():
