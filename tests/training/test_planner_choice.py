@@ -11,7 +11,8 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.costs.measured.layer_profile import Measurement, Profile, write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.models.presets import MODEL_CONFIGS, model_preset
+from hetjax.plan import main as plan_command
 from hetjax.planner.model.costing import known_memory_bytes
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.train import main
@@ -87,6 +88,21 @@ def test_the_planner_is_asked_and_plans_alike_each_time(planning: Preset):
     assert 0 < predicted.lower_bound_s <= predicted.step_time_s
     assert told == ["planning for 2 devices"]
     assert chosen(planning, TWO).plan == choice.plan
+
+
+def test_a_run_plans_as_well_as_the_command(planning: Preset, tmp_path: Path):
+    nodes = [Node(name=name, device="V100-SXM2-32GB", count=1) for name in "ab"]
+    cluster, model = Cluster(name="two", nodes=tuple(nodes)), model_preset("gpt2-124m")
+    file, output = tmp_path / "two.toml", tmp_path / "plan.json"
+    file.write_text(cluster_toml(cluster))
+    words = ["--cluster", str(file), "--model", "gpt2-124m", "--output", str(output)]
+    sizes = ["--seq-len", "256", "--global-batch", "6", "--compare", "none"]
+    assert plan_command([*words, *sizes]) == 0
+    ours = but(planning, seq_len=256, global_batch=6, dtype=None)
+    plan = choose_plan(ours.config, model, cluster, ours, None).plan
+    searched, theirs = plan.predicted, read_plan(output).predicted
+    assert searched is not None and theirs is not None
+    assert searched.step_time_s == pytest.approx(theirs.step_time_s, rel=1e-6)
 
 
 def test_the_even_planner_splits_evenly(planning: Preset):

@@ -267,7 +267,7 @@ def _searched(
     cluster: Cluster,
     progress: Callable[[str], None],
 ) -> Choice:
-    """Plan without local search: it stops by the clock, but runs must be repeatable."""
+    """Search as `plan` does; the search counts work, so equal runs get equal plans."""
     # imported late: the solvers take longer to import than JAX, and a run that has its
     # plan does not need them
     from hetjax.planner.search.find import find_plan, usual_search_s
@@ -275,7 +275,7 @@ def _searched(
     try:
         request = _request(config, model, cluster)
         with deadline(usual_search_s(request, progress)):
-            found = find_plan(request, local_work=0)
+            found = find_plan(request)
     except TimeUp:
         raise BadInput(
             got=f"no plan found in time for the {len(model.layers):,} layers of "

@@ -129,7 +129,7 @@ class RunConfig:
     """How to compute attention; best: with each device's own kernel, if it has one."""
     deterministic: bool = False
     """Make GPUs of one kind compute the same bits every time; on an H200 a step took
-    12.8 % longer. CPUs and TPUs always do."""
+    12.8 % longer. CPUs always do; TPUs should, but nobody has tried it."""
     loss_scale_init: float = 2.0**8
     """Initial loss scale for float16; it multiplies the loss summed over tokens."""
     loss_scale_growth_interval: int = 2_000
