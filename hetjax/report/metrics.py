@@ -64,7 +64,8 @@ METRICS = (  # in display order
         label="loss",
         unit="nats per token",
         format="{:.4f}".format,
-        meaning="mean cross-entropy of the batch, before the update",
+        meaning="mean loss of the batch, before the update: cross-entropy, plus label "
+        "smoothing and z-loss if they are used",
         in_progress=True,
         headline="last",
         axes=LOSS,
