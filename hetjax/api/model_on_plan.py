@@ -112,7 +112,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Return the settings for workers; nothing is packed, even if training packed."""
     cluster = hardware.cluster
-    plan = replace(previous.plan, packed=False, predicted=None)
+    plan = replace(previous.needed_plan(), packed=False, predicted=None)
     plan = precise_plan(config, model_of({}, config), cluster, plan)
     return serving_settings(config, cluster_toml(cluster), plan, ema=ema)
 

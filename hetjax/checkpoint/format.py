@@ -80,6 +80,12 @@ def step_numbers(directory: Path) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
+def committed_after(directory: Path, step: int) -> list[int]:
+    """Return the steps after `step` that a worker has committed, ascending."""
+    after = (s for s in step_numbers(directory) if s > step)
+    return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
+
+
 def step_of(name: str) -> int | None:
     """Return the step whose directory has this name, or None."""
     match = _STEP.fullmatch(name)

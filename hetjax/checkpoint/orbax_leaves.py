@@ -6,7 +6,7 @@ commit that makes them a checkpoint (`writer.py`).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,24 @@ class _LeafHandler(ocp.type_handlers.NumpyHandler):
             )
             for info, value in zip(infos, values, strict=True)
         )
-        arrays = zip(await asyncio.gather(*opened), values, strict=True)
-        await asyncio.gather(
-            *(
-                a.write(v, can_reference_source_data_indefinitely=True)
-                for a, v in arrays
-            )
+        arrays = zip(await _all(opened), values, strict=True)
+        await _all(
+            a.write(v, can_reference_source_data_indefinitely=True) for a, v in arrays
         )
         return []
+
+
+async def _all(asked: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Wait for all of these; raise the first error only after that.
+
+    Otherwise Orbax closes the event loop, and each write that is still under way then
+    prints a traceback.
+    """
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    return done
 
 
 def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:

@@ -183,15 +183,13 @@ def newest(
             for damage in damages:
                 warnings.warn(f"skipped: {damage.got}", stacklevel=2)
             return merge(path, manifests)
+    if len(damages) > 1:
+        got = f"all {len(damages)} steps are damaged; the newest: {damages[0].got}"
+        fix = "restore them from a copy, or start anew with another --run-dir"
+        raise DamagedCheckpoint(got=got, allowed=damages[0].allowed, fix=fix)
     if damages:
         raise damages[0]
     return None
-
-
-def damaged_after(directory: Path, step: int) -> list[int]:
-    """Return committed but damaged steps after `step`, the newest usable, ascending."""
-    after = (s for s in step_numbers(directory) if s > step)
-    return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
 
 
 def partial_checkpoints(directory: Path, key: bytes | None = None) -> list[Checkpoint]:
@@ -374,8 +372,8 @@ def _damaged(path: Path, what: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
         got=f"checkpoint {path} is damaged: {what}",
         allowed="files as they were saved",
-        fix="remove this step; the run then resumes from the newest earlier one "
-        f"(from the start if none is left): rm -r {path}",
+        fix="restore its files from a copy, or use an earlier step: train does so by "
+        "itself, if there is one; sample, eval and export with --step",
     )
 
 

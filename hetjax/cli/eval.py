@@ -16,7 +16,7 @@ import tyro
 from hetjax.cli.command import main_of
 from hetjax.cli.options.options import parse_options
 from hetjax.data.sources.forms import TEXT_COLUMN, Format
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 from hetjax.report.progress import now_and_then, say_aside, working
 
 _PROGRAM = "python -m hetjax.eval"
@@ -161,7 +161,7 @@ def _choice_line(score: Any) -> str:
     cut = f", {score.num_cut:,} contexts cut" if score.num_cut else ""
     return (
         f"accuracy {score.accuracy:.2%}  by bytes {score.accuracy_by_bytes:.2%}  "
-        f"({score.num_questions:,} questions{cut})"
+        f"({counted_noun(score.num_questions, 'question')}{cut})"
     )
 
 

@@ -129,7 +129,8 @@ def _malformed(error: Exception) -> Malformed:
         return error
     if isinstance(error, json.JSONDecodeError):
         line = f"line {error.lineno} " if "\n" in error.doc else ""
-        return Malformed(f"{error.msg} at {line}column {error.colno}")
+        message = error.msg.removesuffix(" at")  # some of Python's end so
+        return Malformed(f"{message} at {line}column {error.colno}")
     return Malformed(str(error)[:200])
 
 

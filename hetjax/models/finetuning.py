@@ -91,18 +91,14 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
             allowed="either of them: with adapters, only the adapters are trained",
             fix="leave out --train.only or --lora.rank",
         )
-    if lora.targets is not None and not lora.rank:
-        raise BadInput(
-            got=f"--lora.targets {lora.targets!r} without --lora.rank",
-            allowed="--lora.targets together with --lora.rank",
-            fix="add --lora.rank 16, say",
-        )
-    if lora.frozen is not None and not lora.rank:
-        raise BadInput(
-            got=f"--lora.frozen {lora.frozen} without --lora.rank",
-            allowed="--lora.frozen together with --lora.rank",
-            fix="add --lora.rank 16, say",
-        )
+    for name in ("alpha", "targets", "frozen"):
+        given = getattr(lora, name)
+        if given != getattr(WITHOUT_ADAPTERS, name) and not lora.rank:
+            raise BadInput(
+                got=f"--lora.{name} {given} without --lora.rank",
+                allowed=f"--lora.{name} together with --lora.rank",
+                fix="add --lora.rank 16, say",
+            )
     if lora.frozen not in (None, *get_args(FrozenForm)):
         raise BadInput(
             got=f"lora.frozen = {lora.frozen!r}",

@@ -13,8 +13,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.checkpoint.format import AttemptNames, step_directory
-from hetjax.checkpoint.reader import damaged_after
+from hetjax.checkpoint.format import AttemptNames, committed_after, step_directory
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -41,8 +40,8 @@ from hetjax.training.directory.leftover_checkpoints import (
     check_is_of_run,
     identify,
 )
-from hetjax.training.directory.own_disks import kept_where, was_ever_apart
-from hetjax.training.directory.progress import checkpoint_storage
+from hetjax.training.directory.own_disks import kept_where
+from hetjax.training.directory.progress import checkpoint_storage, last_saved
 from hetjax.training.fetching.models import ModelSource, model_sources
 from hetjax.training.fetching.text import text_files
 from hetjax.training.launchers import launcher_of
@@ -146,7 +145,7 @@ def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
         return origin
     directory = checkpoint_storage(config).at(EMBEDDED)
     origin["checkpoint"] = str(step_directory(directory, restored.step))
-    damaged = damaged_after(directory, restored.step)
+    damaged = committed_after(directory, restored.step)
     return origin | ({"passed_over": damaged} if damaged else {})
 
 
@@ -278,8 +277,7 @@ class TrainingContext(RunContext):
             replace(self._storage, directory=" and ".join(folders))
             if folders
             else self._storage,
-            start.saved,
-            is_local or bool(folders) or was_ever_apart(start.config.run_dir),
+            last_saved(read_journal(start.config.run_dir / rundir.EVENTS)),
             may_have_saved_on(start, self.metrics, is_local or bool(folders)),
             found,
             asked,
@@ -298,4 +296,6 @@ def may_have_saved_on(
     last = max((line["step"] for line in metrics), default=0)
     if before is None or not on_own_disks or not 0 < kept.every <= last:
         return frozenset()
+    if before.plan is None:
+        return frozenset(node.name for node in before.cluster.nodes)
     return before.plan.nodes

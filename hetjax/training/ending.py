@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from statistics import median
 
 from hetjax.checkpoint.stores.store import StoreError
-from hetjax.errors import RunFailed
+from hetjax.errors import RunFailed, counted_noun
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.directory import rundir
@@ -57,8 +57,8 @@ def finish(
     # no step has a line if metrics.jsonl was lost after the last step
     speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
     recorder.note(
-        f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
-        f"{last['val_bits_per_byte']:.4f}{speed}"
+        f"done: {counted_noun(num_steps, 'step')}, val_loss {last['val_loss']:.4f}, "
+        f"val_bits_per_byte {last['val_bits_per_byte']:.4f}{speed}"
     )
     recorder.note(
         f"{_what_is_here(start.config)} are in {run_dir}; {again} with more steps "

@@ -60,7 +60,7 @@ def test_a_flipped_bit_is_found_before_the_value_is_used(
         read_all(checkpoint)
     assert str(part_20(directory) / file) in error.value.got
     assert "crc32c" in error.value.got
-    assert f"rm -r {directory / 'step_00000020'}" in error.value.fix
+    assert "use an earlier step" in error.value.fix
 
 
 def truncate(path: Path) -> None:

@@ -29,6 +29,10 @@ _ALLOWED_LINE = (
     '...}, {"messages": [{"role": ..., "content": ...}, ...]}, {"conversations": '
     '[{"from": ..., "value": ...}, ...]} or {"instruction": ..., "output": ...}\n'
 )
+_FIX_JSON = (
+    "allowed: one JSON object in each line (.jsonl), or an array of them (.json)\n"
+    "fix: correct or delete it"
+)
 _FIX_LINE = (
     "fix: name the column of the text with --data.column, or correct or delete the "
     'row; a valid one is {"text": "Once upon a time"}'
@@ -103,8 +107,7 @@ def test_other_files_in_a_folder_are_left_out_with_one_warning(tmp_path):
         source = corpus.files(tmp_path)
     assert list(source.rows()) == ["text"]
     assert [str(w.message) for w in caught] == [
-        f"{tmp_path}: 2 files that hold neither text nor rows are left out; "
-        "the first: image.png"
+        f"{tmp_path}: 2 files of other types are left out; the first: image.png"
     ]
 
 
@@ -228,7 +231,8 @@ def test_a_broken_jsonl_line_is_refused_by_its_number(tmp_path, line, got):
     path.write_text('{"text": "good"}\n\n' + line + "\n")
     message = _message(path)
     assert message.startswith(f"got: {path} line 3 {got}")
-    assert message.endswith(f"\n{_ALLOWED_LINE}{_FIX_LINE}")
+    last = _FIX_JSON if "is not JSON" in got else f"{_ALLOWED_LINE}{_FIX_LINE}"
+    assert message.endswith(f"\n{last}")
 
 
 def test_text_that_is_not_utf8_is_refused_by_its_place(tmp_path):

@@ -119,7 +119,7 @@ def test_rows_of_a_parquet_file_are_counted_over_its_groups(tmp_path):
     path = _parquet(tmp_path / "a.parquet", *records)
     read = rows(path, "text")
     assert [next(read) for _ in range(2_500)] == [r["text"] for r in records[:-1]]
-    with pytest.raises(BadInput, match="row 2501 holds NoneType in 'text'"):
+    with pytest.raises(BadInput, match="row 2501 holds null in 'text'"):
         next(read)
 
 

@@ -119,6 +119,13 @@ def test_no_more_of_an_array_is_in_memory_than_is_read_at_once(tmp_path):
     assert most_bytes < 8_000_000
 
 
+def test_fields_between_semicolons_are_recognised(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text;id\na, b;1\n")
+    with pytest.raises(BadInput, match="by commas, not by semicolons"):
+        list(rows(path, "text"))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "got"),
     [
@@ -131,7 +138,7 @@ def test_no_more_of_an_array_is_in_memory_than_is_read_at_once(tmp_path):
         ("a.json", b'[{"text": "\xff"}]', "is not UTF-8 (byte 0xff at offset 11)"),
         ("a.json", b'{"data": []}', "has no field 'text' (its fields: 'data')"),
         ("a.json", '[{"text": "a"}]'.encode("utf-16"), "is UTF-16"),
-        ("a.csv", b"text,id\na\n", "row 1 has 1 fields, but the header has 2"),
+        ("a.csv", b"text,id\na\n", "row 1 has 1 field, but the header has 2"),
         ("a.csv", b"text,text\na,b\n", "has two columns named 'text'"),
         ("a.csv", b'text\n"a', "is not CSV: unexpected end of data"),
         ("a.csv", b"text\n\xff\n", "is not UTF-8"),

@@ -16,7 +16,7 @@ import pytest
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.models.presets import MODEL_CONFIGS
-from hetjax.plans.plan_files import plan_json
+from hetjax.plans.plan_files import plan_json, read_plan
 from hetjax.train import main
 from hetjax.training.directory import rundir
 from hetjax.training.directory.rundir import locked
@@ -327,7 +327,42 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert "is from another model" in text and "[16, 32]" in text and "[16, 40]" in text
 
 
-@pytest.mark.parametrize("name", ["config.json", "plan.json", "cluster.toml"])
+@pytest.mark.parametrize("content", [None, '{"stages": ['])
+def test_a_run_that_has_lost_its_plan_gets_another(
+    folder: Path,
+    two_steps: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+):
+    shutil.copytree(two_steps, folder, dirs_exist_ok=True)
+    path = folder / "run" / "plan.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    assert main(["small", "--steps", "3"]) == 0
+    output = capsys.readouterr()
+    assert "the run gets a new plan" in output.out + output.err
+    assert read_plan(path) == TWO_REPLICAS
+
+
+@pytest.mark.parametrize("content", ["[]", '{"config": ['])
+def test_broken_settings_of_the_run_are_refused(
+    folder: Path, two_steps: Path, capsys: pytest.CaptureFixture[str], content: str
+):
+    shutil.copytree(two_steps, folder, dirs_exist_ok=True)
+    (folder / "run" / "config.json").write_text(content)
+    assert "restore the file, or give another" in refused(folder, capsys, "small")
+
+
+def test_checkpoints_without_the_settings_of_their_run_are_recognised(
+    folder: Path, two_steps: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(two_steps, folder, dirs_exist_ok=True)
+    (folder / "run" / "config.json").unlink()
+    assert "has checkpoints but no config.json" in refused(folder, capsys, "small")
+
+
+@pytest.mark.parametrize("name", ["config.json", "cluster.toml"])
 def test_a_broken_file_of_the_run_is_refused(
     folder: Path, two_steps: Path, capsys: pytest.CaptureFixture[str], name: str
 ):

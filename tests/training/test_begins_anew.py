@@ -15,7 +15,7 @@ from hetjax.training.directory.leftover_checkpoints import check_begins
 from hetjax.training.driver_setup import may_have_saved_on
 
 NOWHERE = CheckpointStorage(directory="d")
-never_saved = partial(check_begins, NOWHERE, None, False, ())
+never_saved = partial(check_begins, NOWHERE, None, ())
 PART = PartialSnapshot(
     worker="a",
     tier="disk",
@@ -33,7 +33,7 @@ def test_a_save_that_may_be_whole_with_who_was_not_asked_is_not_passed_over():
 
 
 def test_a_run_that_may_have_saved_elsewhere_without_telling_does_not_begin_anew():
-    was_on_a_and_b = partial(check_begins, NOWHERE, None, True, {"a", "b"})
+    was_on_a_and_b = partial(check_begins, NOWHERE, None, {"a", "b"})
     with pytest.raises(BadInput, match=r"(?s)run was last on b,.*--plan"):
         was_on_a_and_b([], ["a", "c/1"], None)
     was_on_a_and_b([], ["a", "b/1", "c"], None)

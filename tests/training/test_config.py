@@ -79,6 +79,11 @@ def test_a_wrong_value_in_the_file_is_named(name: str, value: object, words: lis
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def test_settings_without_a_value_are_among_the_known_ones():
+    with pytest.raises(BadInput, match=r"(?s)path, mixture.*did you mean 'path'"):
+        changed_config(BASE, {"data": {"pth": "text.txt"}})
+
+
 def test_a_missing_setting_in_the_file_is_named():
     values = config_values(BASE)
     del values["steps"]

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetjax.checkpoint.orbax_leaves import SaveTree, checkpointer_alone
 from hetjax.data.array_file import ArrayFile
 from hetjax.errors import BadInput, RunFailed
 from hetjax.files.writing import write_whole
@@ -158,3 +159,16 @@ def test_a_worker_ends_though_it_cannot_say_why():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stderr=full, timeout=120)
     assert done.returncode == 1
+
+
+def test_leaves_that_do_not_fit_are_one_error_and_no_tracebacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    leaves = {f"leaf{n}": np.zeros(10_000, np.float32) for n in range(64)}
+    orbax = checkpointer_alone("alone")
+    with no_file_over(4096), pytest.raises(ValueError, match="File too large"):
+        orbax.save(tmp_path / "state", SaveTree(leaves))
+    time.sleep(0.5)  # for writes that are still under way
+    assert not printed

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.reader import steps
+from hetjax.errors import BadInput
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.session import run
 from hetjax.training.settings.config import CheckpointConfig
@@ -141,6 +142,18 @@ def test_a_flipped_bit_in_the_newest_step_costs_the_steps_since_the_one_before(
     (restored,) = [line for line in events if line["event"] == "restored"]
     assert (restored["step"], restored["passed_over"]) == (3, [5])
     assert "step_00000003" in restored["checkpoint"]
+
+
+def test_a_run_without_its_checkpoints_does_not_begin_again(
+    stopped: Preset, tmp_path: Path
+):
+    resumed = copied(stopped, tmp_path)
+    run_dir = resumed.config.run_dir
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run_dir / "checkpoints")
+    with pytest.raises(BadInput, match=r"(?s)has saved step 5.*is its disk mounted"):
+        run(resumed.config, resumed, MODEL)
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_finished_run_is_left_alone(

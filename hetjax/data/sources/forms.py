@@ -216,6 +216,20 @@ def check_characters(text: str, column: str, where: str) -> str:
     return text
 
 
+def not_json(where: str, problem: object) -> BadInput:
+    """Return the error for a row that is not JSON."""
+    return BadInput(
+        got=f"{where} is not JSON: {problem}",
+        allowed="one JSON object in each line (.jsonl), or an array of them (.json)",
+        fix="correct or delete it",
+    )
+
+
+def json_kind(value: object) -> str:
+    """Return what JSON, or else Python, calls the type of the value."""
+    return "null" if value is None else type(value).__name__
+
+
 def bad_row(got: str, column: str) -> BadInput:
     """Return the error for a row of a file whose texts are in this column."""
     if column != TEXT_COLUMN:

@@ -10,7 +10,7 @@ makes of messages (`chat_template.py`).
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.data.sources.forms import bad_row, check_characters
+from hetjax.data.sources.forms import bad_row, check_characters, json_kind
 from hetjax.errors import BadInput
 from hetjax.files.parsing import Malformed, json_value
 
@@ -134,7 +134,7 @@ def _check_content(message: Message, column: str, where: str) -> None:
 
 def _check_string(message: Message, name: str, column: str, where: str) -> None:
     if not isinstance(message[name], str):
-        kind = type(message[name]).__name__
+        kind = json_kind(message[name])
         raise bad_row(f"{where} holds {kind} in {name!r}, not a string", column)
     check_characters(message[name], column, where)
 

@@ -188,6 +188,6 @@ def _folder_members(folder: Path, option: str) -> list[Path]:
         )
     others = [r.as_posix() for r in visible if _kind(r) is None]
     if others:
-        message = f"{folder}: {len(others)} files that hold neither text nor rows"
-        warnings.warn(f"{message} are left out; the first: {others[0]}", stacklevel=2)
+        message = f"{folder}: {len(others)} files of other types are left out"
+        warnings.warn(f"{message}; the first: {others[0]}", stacklevel=2)
     return members

@@ -26,8 +26,9 @@ from hetjax.data.sources.forms import (
     bad_row,
     form_of_fields,
     no_form,
+    not_json,
 )
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 from hetjax.files.parsing import Malformed, json_value
 from hetjax.files.reading import opened as plain_file
 
@@ -49,9 +50,9 @@ def records(
         return
     with opened(path) as file:
         if kind.startswith((".jsonl", ".ndjson")):
-            yield from _json_lines(file, path, column)
+            yield from _json_lines(file, path)
         elif kind.startswith(".json"):
-            yield from _json_values(file, path, column)
+            yield from _json_values(file, path)
         else:
             delimiter = "\t" if kind.startswith(".tsv") else ","
             yield from _csv_records(file, path, column, delimiter)
@@ -122,26 +123,26 @@ def _check_encoding(start: bytes, path: Path) -> None:
         )
 
 
-def _json_lines(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
+def _json_lines(file: BinaryIO, path: Path) -> Iterator[Record]:
     number = 0
     while line := file.readline(_MOST_BYTES + 1):  # bytes split at \n only
         number += 1
         where = f"{path} line {number}"
         _check_size(len(line), where)
         if line.strip():
-            yield where, _json(decoded(line, where), column, where)
+            yield where, _json(decoded(line, where), where)
 
 
-def _json(text: str, column: str, where: str) -> Any:
+def _json(text: str, where: str) -> Any:
     try:
         return json_value(text.strip(), finite=False)
     except Malformed as error:
-        raise bad_row(f"{where} is not JSON: {error}", column) from error
+        raise not_json(where, error) from error
 
 
-def _json_values(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
+def _json_values(file: BinaryIO, path: Path) -> Iterator[Record]:
     """Yield the items of an array, or of consecutive values as in JSON Lines."""
-    text = _JsonText(file, path, column)
+    text = _JsonText(file, path)
     is_array = text.skipped("[")
     number = 0
     while not text.is_over(is_array):
@@ -155,8 +156,8 @@ def _json_values(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
 class _JsonText:
     """A file of JSON that is read value by value."""
 
-    def __init__(self, file: BinaryIO, path: Path, column: str) -> None:
-        self._file, self._path, self._column = file, path, column
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
         self._decode = getincrementaldecoder("utf-8-sig")()
         self._decoder = json.JSONDecoder()
         self._text, self._at, self._offset = "", 0, 0
@@ -178,8 +179,8 @@ class _JsonText:
     def expect_end(self, where: str) -> None:
         """Raise BadInput unless the array, and the file, end here."""
         if not (self.skipped("]") and self._ended()):
-            got = f"{self._path} is not JSON: no ',' or ']' after row"
-            raise bad_row(f"{got} {where.rpartition(' ')[2]}", self._column)
+            row = where.rpartition(" ")[2]
+            raise not_json(str(self._path), f"no ',' or ']' after row {row}")
 
     def value(self, where: str) -> Any:
         """Return the next value; reads more until it is whole."""
@@ -190,15 +191,14 @@ class _JsonText:
                 _, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._is_read:
-                    got = f"{where} is not JSON: {error.msg}"
-                    raise bad_row(got, self._column) from error
+                    raise not_json(where, error.msg) from error
             except (ValueError, RecursionError) as error:
-                raise bad_row(f"{where} is not JSON: {error}", self._column) from error
+                raise not_json(where, error) from error
             else:
                 # a number may continue in bytes that are not read yet
                 if end < len(self._text) or self._is_read:
                     text, self._at = self._text[self._at : end], end
-                    return _json(text, self._column, where)
+                    return _json(text, where)
             _check_size(len(self._text) - self._at, where)
             self._read(wanted)
             wanted *= 2
@@ -243,10 +243,7 @@ def _csv_records(
         for number, values in enumerate(filter(None, reader), 1):
             where = f"{path} row {number}"
             if len(values) != len(names):
-                got = (
-                    f"{where} has {len(values)} fields, but the header has {len(names)}"
-                )
-                raise bad_row(got, column)
+                raise _uneven(where, len(values), names, delimiter)
             yield where, dict(zip(names, values, strict=True))
     except csv.Error as error:
         got = f"{path} line {reader.line_num} is not CSV: {error}"
@@ -255,6 +252,19 @@ def _csv_records(
         raise _not_utf8(error, f"{path} after line {reader.line_num}", 0) from error
     finally:
         lines.detach()
+
+
+def _uneven(where: str, num: int, names: list[str], delimiter: str) -> BadInput:
+    between = {",": "commas", "\t": "tabs"}[delimiter]
+    fix = "correct or delete the row"
+    if len(names) == 1 and ";" in names[0]:
+        fix = f"separate the fields by {between}, not by semicolons"
+    return BadInput(
+        got=f"{where} has {counted_noun(num, 'field')}, "
+        f"but the header has {len(names)}",
+        allowed=f"rows with as many fields as the header, separated by {between}",
+        fix=fix,
+    )
 
 
 def _check_size(num_bytes: int, where: str) -> None:

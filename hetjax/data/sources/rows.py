@@ -21,6 +21,7 @@ from hetjax.data.sources.forms import (
     check_characters,
     first_of,
     form_of,
+    json_kind,
 )
 from hetjax.data.sources.messages import (
     Message,
@@ -110,7 +111,7 @@ def _conversation(
     if isinstance(given, str):
         given = parsed_list(given, f"{where} holds a string in {name!r}", column)
     if not isinstance(given, list):
-        kind = type(given).__name__
+        kind = json_kind(given)
         raise bad_row(f"{where} holds {kind} in {name!r}, not messages", column)
     messages = messages_of(given, name, column, where)
     return _with_extras(record, messages, column, where)
@@ -207,7 +208,7 @@ def _with_extras(
 def _text(record: Mapping[str, Any], name: str, column: str, where: str) -> str:
     text = record[name]
     if not isinstance(text, str):
-        got = f"{where} holds {type(text).__name__} in {name!r}, not a string"
+        got = f"{where} holds {json_kind(text)} in {name!r}, not a string"
         raise bad_row(got, column)
     return check_characters(text, column, where)
 

@@ -171,7 +171,6 @@ def check_is_of_run(
 def check_begins(
     storage: CheckpointStorage,
     saved: int | None,
-    is_local: bool,
     was_on: Collection[str],
     held: Sequence[PartialSnapshot],
     asked: Sequence[str],
@@ -179,10 +178,10 @@ def check_begins(
 ) -> None:
     """Raise BadInput if the run begins anew, but has saved or may have saved before.
 
-    `saved` is the newest step that the run's directory records. If `is_local`, the run
-    may have saved outside that directory; `was_on` are the nodes on which it may have
-    done so without a record. A start that resumes from `step` passes over later saves
-    that need parts of workers not `asked`; it only warns of each.
+    `saved` is the newest step that the run's directory records; `was_on` are the nodes
+    on whose own disks the run may have saved without a record. A start that resumes
+    from `step` passes over later saves that need parts of workers not `asked`; it only
+    warns of each.
     """
     missed = unasked(held, {*map(file_name, asked)})
     if step is not None:
@@ -193,7 +192,7 @@ def check_begins(
         raise may_be_whole(later, workers)
     if not_asked := {*was_on} - {*map(node_of, asked)}:
         raise may_have_saved(not_asked)
-    if saved is None or not (held or is_local):
+    if saved is None:
         return
     steps = sorted({snapshot.save[0] for snapshot in held})
     there = f"parts of step {', '.join(map(str, steps))}" if steps else "nothing"
@@ -202,8 +201,8 @@ def check_begins(
         f"have {there} in {storage.directory}, and the store is "
         f"{storage.cloud or 'none'}",
         allowed="all slices of a step on the disks of the workers or in the store",
-        fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
-        "start anew with another --run-dir",
+        fix="restore that folder (is its disk mounted?), start with the nodes that "
+        "have the rest, give --checkpoint.cloud, or start anew with another --run-dir",
     )
 
 

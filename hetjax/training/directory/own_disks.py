@@ -61,11 +61,6 @@ def folders_apart(run_dir: Path) -> Mapping[str, str]:
     return {} if not (recorded := _recorded_folders(run_dir)) else recorded[-1]
 
 
-def was_ever_apart(run_dir: Path) -> bool:
-    """Return whether workers that do not see the directory may have kept state."""
-    return any(_recorded_folders(run_dir))
-
-
 def _recorded_folders(run_dir: Path) -> list[Mapping[str, str]]:
     lines = read_journal(run_dir / EVENTS)
     return [line["folders"] for line in lines if line["event"] == APART]

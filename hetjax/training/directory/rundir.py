@@ -73,15 +73,27 @@ _BEFORE_CONFIG = (
 class Previous:
     """What a run directory says of its run.
 
-    `run` is None if the directory is from before runs had identities.
+    `run` is None if the directory is from before runs had identities. `plan` is None
+    if its file is missing or broken; `no_plan` then says so.
     """
 
     config: RunConfig
     dataset: Path
     hashes: Mapping[str, str]
     cluster: Cluster
-    plan: Plan
+    plan: Plan | None
     run: RunIdentity | None = None
+    no_plan: str = ""
+
+    def needed_plan(self) -> Plan:
+        """Return the plan; raises BadInput if there is none."""
+        if self.plan is None:
+            raise BadInput(
+                got=self.no_plan,
+                allowed="the file as hetjax wrote it",
+                fix="restore the file, or resume the run: it then plans anew",
+            )
+        return self.plan
 
 
 class Unusable(BadInput):
@@ -155,7 +167,7 @@ def check_start(config: RunConfig) -> None:
 def read_previous(path: Path) -> Previous | None:
     """Return what the directory holds; None if it is new.
 
-    Raises BadInput if one of its files is broken.
+    Raises BadInput if a file other than the plan is broken.
     """
     if not (path / CONFIG).exists():
         return None
@@ -169,13 +181,19 @@ def read_previous(path: Path) -> Previous | None:
         name: as_kind(value, "a string", where=f"{where}: dataset.sha256.{name}")
         for name, value in dataset["sha256"].items()
     }
+    plan, no_plan = None, ""
+    try:
+        plan = read_plan(path / PLAN)
+    except BadInput as bad:
+        no_plan = bad.got
     return Previous(
         run=_identity(path, values),
         config=read_config(values["config"], f"{where}: config"),
         dataset=Path(dataset["directory"]),
         hashes=hashes,
         cluster=read_cluster(path / CLUSTER),
-        plan=read_plan(path / PLAN),
+        plan=plan,
+        no_plan=no_plan,
     )
 
 
@@ -188,6 +206,12 @@ def _read_start(path: Path) -> dict[str, Any]:
         allowed="the file as hetjax wrote it",
         fix="restore the file, or give another --run-dir",
     )
+    if not isinstance(raw, dict):
+        raise BadInput(
+            got=f"{path / CONFIG} is not a JSON object",
+            allowed="the file as hetjax wrote it",
+            fix="restore the file, or give another --run-dir",
+        )
     return read_record(
         raw,
         where=f"{path / CONFIG}",
@@ -298,6 +322,12 @@ def _refuse_strangers(path: Path) -> None:
     """Raise BadInput for a folder with other files: --run-dir may have a typo."""
     if not path.exists():
         return
+    if (path / CHECKPOINTS).is_dir():
+        raise BadInput(
+            got=f"run directory {str(path)!r} has {CHECKPOINTS} but no {CONFIG}",
+            allowed=f"a run's directory with its {CONFIG}",
+            fix="restore that file from a copy, or give another --run-dir",
+        )
     if not path.is_dir():
         found = "a file"
     else:

@@ -35,7 +35,7 @@ from hetjax.planner.model.costing import (
     known_degrees,
 )
 from hetjax.planner.model.deadline import TimeUp, deadline
-from hetjax.planner.model.request import OFFLOADS, PlanRequest
+from hetjax.planner.model.request import OFFLOADS, PlanRequest, check_request
 from hetjax.plans.attention import with_attentions, without_kernels
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan, StageKey
@@ -159,6 +159,9 @@ def _of_run(
     )
     if is_other or _how(config) != _how(previous.config):
         return None  # the user asks for a new plan
+    if previous.plan is None:
+        warnings.warn(f"{previous.no_plan}: the run gets a new plan", stacklevel=2)
+        return None
     if previous.plan.fingerprint is not None:
         where = f"the plan in {str(config.run_dir)!r}"
         fix = "restore the files of the model, or train it in another --run-dir"
@@ -272,8 +275,9 @@ def _searched(
     # plan does not need them
     from hetjax.planner.search.find import find_plan, usual_search_s
 
+    request = _request(config, model, cluster)
+    check_request(request)
     try:
-        request = _request(config, model, cluster)
         with deadline(usual_search_s(request, progress)):
             found = find_plan(request)
     except TimeUp:

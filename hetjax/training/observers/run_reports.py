@@ -83,19 +83,19 @@ def _previous(path: Path) -> Previous:
 
 
 def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
-    step, why, price = None, "", None
+    plan, step, why, price = found.needed_plan(), None, "", None
     try:
-        step = predict(found.plan, found.cluster)
+        step = predict(plan, found.cluster)
     except (BadInput, NoFeasiblePlan) as bad:
         why = bad.got
     with suppress(BadInput):  # a device without figures
-        price = usd_per_hour(found.plan, found.cluster)
+        price = usd_per_hour(plan, found.cluster)
     return RunReport(
         RunRecord(
             run_dir=path,
             settings=flat_values(found.config),
             cluster=found.cluster,
-            plan=found.plan,
+            plan=plan,
             metrics=read_journal(path / rundir.METRICS),
             events=read_journal(path / rundir.EVENTS),
             predicted=step and step.predicted,

@@ -84,12 +84,9 @@ def _plain(value: Any) -> Any:
 def _record(cls: Any, raw: object, where: str) -> Any:
     hints = get_type_hints(cls)
     table = as_kind(raw, "a table", where=where)
-    kinds: dict[str, Kind | None] = {
-        name: _kind(hint, table.get(name)) for name, hint in hints.items()
-    }
-    # null has no kind: it is allowed only for None, and then needs no check
-    empty = {name for name in table if table[name] is None and kinds.get(name) is None}
-    known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
+    # null is allowed only for None, and then needs no check
+    empty = {n for n, hint in hints.items() if _is_empty(hint, table.get(n, 0))}
+    known: dict[str, Kind] = {n: _kind(h, table.get(n)) for n, h in hints.items()}
     # newer settings have a default: older files lack them
     later = {
         f.name
@@ -108,12 +105,14 @@ def _record(cls: Any, raw: object, where: str) -> Any:
     )
 
 
-def _kind(hint: Any, value: object) -> Kind | None:
-    """Return the kind of the JSON value; None if it is null, and may be null."""
+def _is_empty(hint: Any, value: object) -> bool:
+    return value is None and NoneType in get_args(hint)
+
+
+def _kind(hint: Any, value: object) -> Kind:
+    """Return the kind of the JSON value of a setting."""
     if hint is float and value == "inf":  # JSON has no infinite number
         return "a string"
-    if value is None and NoneType in get_args(hint):
-        return None
     return kind_of(hint)
 
 
