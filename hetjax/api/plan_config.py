@@ -6,10 +6,11 @@ makes. Does not own what they mean together (`planning.py`, `plan_objective.py`)
 """
 
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Literal, get_args
 
 from hetjax.costs.network.wire_bytes import GradientWire
 from hetjax.models.finetuning import LoraConfig, TrainConfig
+from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan import OffloadChoice, Remat
@@ -17,6 +18,19 @@ from hetjax.plans.precision import Dtype
 from hetjax.training.settings.presets import Preset
 
 _SIZES = (1, 2, 4, 8)
+_USUAL = OptimizerConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedOptimizer:
+    """The settings of the optimizer that decide how much memory its state takes."""
+
+    name: str = _USUAL.name
+    """The rule: adamw, adafactor, lion, muon, schedule-free or sgd."""
+    state_bits: Literal[32, 8] = _USUAL.state_bits
+    """Bits of each moment in the state of adamw, lion and sgd."""
+    ema: float = _USUAL.ema
+    """Decay of a moving average of the weights, which takes memory; 0: no average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +97,7 @@ class PlanConfig:
     """Precision of gradients between workers; bfloat16 halves the bytes but rounds."""
     horizon_s: float = 3600.0
     """With --from: seconds within which a move has to pay off."""
+    optimizer: PlannedOptimizer = field(default_factory=PlannedOptimizer)
     train: TrainConfig = field(default_factory=TrainConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -96,8 +111,11 @@ def plan_config(preset: Preset | None) -> PlanConfig:
     """
     if preset is None:
         return PlanConfig()
-    config = preset.config
+    config, rule = preset.config, preset.config.optimizer
     return PlanConfig(
+        optimizer=PlannedOptimizer(
+            name=rule.name, state_bits=rule.state_bits, ema=rule.ema
+        ),
         global_batch=config.global_batch,
         seq_len=config.seq_len,
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),

@@ -12,23 +12,26 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from hetjax.api.plan_config import PlanConfig, plan_config
+from hetjax.api.plan_config import PlanConfig, PlannedOptimizer, plan_config
 from hetjax.api.plan_objective import needs_prices, objective_of, priced_part
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.chosen import calibration_from
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
-from hetjax.costs.stage_memory import adam_state
+from hetjax.costs.stage_memory import OptimizerInit, adam_state
 from hetjax.errors import BadInput, did_you_mean, placed
 from hetjax.models.finetuning import fine_tuned, warn_of_profile
 from hetjax.models.model import Model
 from hetjax.models.named import TypedName, load_named
+from hetjax.optimizers.checks import optimizer_problems
 from hetjax.optimizers.optimizer import optimizer
+from hetjax.optimizers.rule import BETA
+from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
     all_kinds,
@@ -266,10 +269,8 @@ def _request(
     if profile is not None:
         check_measured(profile, all_kinds(cluster), "cluster")
     otherwise: Dtype = "best"
-    init = adam_state
     if preset is not None:
         otherwise = preset.config.dtype
-        init = optimizer(preset.config.optimizer, preset.config.steps).init
     return PlanRequest(
         model=model,
         cluster=cluster,
@@ -277,7 +278,7 @@ def _request(
         global_batch=global_batch,
         dtype=compute_dtype(config.dtype, profile, otherwise),
         attention=config.attention or (preset.config.attention if preset else None),
-        optimizer=init,
+        optimizer=_optimizer_init(config, preset),
         profile=profile,
         microbatch_sizes=config.microbatch_sizes,
         tensor_degrees=known_degrees(config.tensor, cluster, profile),
@@ -287,6 +288,26 @@ def _request(
         usd_per_kwh=config.usd_per_kwh,
         gradient_wire=config.gradient_wire,
     )
+
+
+def _optimizer_init(config: PlanConfig, preset: Preset | None) -> OptimizerInit:
+    """Return the function that makes the optimizer's state. Raises BadInput for
+    settings that no optimizer has."""
+    if preset is None and config.optimizer == PlannedOptimizer():
+        return adam_state
+    usual = OptimizerConfig() if preset is None else preset.config.optimizer
+    asked = config.optimizer
+    if not BETA.has(asked.ema):
+        raise BadInput(
+            got=f"--optimizer.ema {asked.ema:g}",
+            allowed=BETA.words.format("optimizer.ema"),
+            fix=f"give --optimizer.ema {BETA.example}, say",
+        )
+    # the learning rate does not matter here, and one rule refuses other schedules
+    rule = replace(usual, **asdict(asked), schedule="constant")
+    for problem in optimizer_problems(rule):
+        raise problem
+    return optimizer(rule, 1 if preset is None else preset.config.steps).init
 
 
 def _first(*values: T | None) -> T | None:

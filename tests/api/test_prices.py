@@ -15,7 +15,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.report.found import FoundPlan
 from hetjax.report.html.plan_page import plan_page
-from hetjax.report.plans.plan_rows import wish_rows
+from hetjax.report.plans.plan_rows import cost_lines, goodput_lines, wish_rows
 from tests.short_runs import draws
 
 PRICED, WITHOUT_SPOT, UNPRICED = "L4", "A10G", "H20"  # as in the catalogue
@@ -194,3 +194,17 @@ def test_wishes_are_told_apart_where_nothing_has_a_price_or_costs_anything(
         )
     json.dumps(found.values(), allow_nan=False)
     assert {row[0] for row in wish_rows(found.planned)} == {"time", "cost", "goodput"}
+
+
+def test_a_price_of_electricity_that_changes_nothing_says_so():
+    found = found_on("GeForce-RTX-4090", usd_per_kwh=0.3)
+    (line,) = [line for line in cost_lines(found.planned) if "--usd-per-kwh" in line]
+    assert "on demand price of GeForce-RTX-4090" in line
+    assert "price_per_hour = 0" in line
+
+
+def test_a_plan_for_goodput_says_how_much_is_expected():
+    found = found_on(PRICED, objective="goodput")
+    (line,) = goodput_lines(found.planned)
+    assert line.startswith("expected goodput ")
+    assert not list(goodput_lines(found_on(PRICED).planned))

@@ -14,7 +14,7 @@ import pytest
 
 import hetjax
 from hetjax import plan, simulate
-from hetjax.api.plan_config import PlanConfig
+from hetjax.api.plan_config import PlanConfig, PlannedOptimizer
 from hetjax.api.planning import find_plan
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml
@@ -25,6 +25,7 @@ from hetjax.costs.measured.layer_profile import (
     write_profile,
 )
 from hetjax.errors import BadInput
+from hetjax.models.model import parameter_count
 from hetjax.planner.model.request import REMATS
 from hetjax.planner.search.comparison import MOST_COMPARED, Questions
 from hetjax.plans.plan import Plan, Remat
@@ -239,6 +240,28 @@ def test_a_search_that_is_told_too_little_says_what_is_missing():
         hetjax.find_plan(cluster=CLUSTER)
     with pytest.raises(BadInput, match="no --global-batch"):
         hetjax.find_plan(model=hetjax.load_model("tiny"), cluster=CLUSTER)
+
+
+def test_the_optimizer_decides_how_much_memory_a_plan_takes():
+    few = {"microbatch_sizes": (4,), "remat": ("none",), "global_batch": 8}
+    one = Cluster(name="one", nodes=(Node(name="a", device="L4", count=1),))
+
+    def held_bytes(**settings: Any) -> float:
+        rule = PlannedOptimizer(**settings)
+        found = find_plan("tiny", cluster=one, quiet=True, optimizer=rule, **few)
+        (use,) = found.planned.best.memory.values()
+        return use.total_bytes
+
+    layers = hetjax.load_model("tiny").layers
+    weights = 4 * sum(map(parameter_count, layers))  # in float32
+    usual = held_bytes()
+    assert held_bytes(ema=0.999) == pytest.approx(usual + weights, rel=0.01)
+    assert held_bytes(name="lion") == pytest.approx(usual - weights, rel=0.01)
+    assert held_bytes(state_bits=8) < usual - weights
+    with pytest.raises(BadInput, match="8 bits for the moments of adamw"):
+        held_bytes(name="muon", state_bits=8)
+    with pytest.raises(BadInput, match=r"--optimizer\.ema 2"):
+        held_bytes(ema=2.0)
 
 
 def test_the_choices_of_a_search_are_those_of_the_planner(

@@ -146,6 +146,17 @@ def test_a_slow_link_binds():
     assert binding_line(found).startswith(f"a link binds: link {found.link} carries")
 
 
+def test_who_waits_for_messages_on_links_that_are_far_from_full_is_told_so():
+    found = replace(
+        binding(predicted(cluster(1e6), two_stages(9))),
+        busy_share=0.6,
+        waiting_share=0.3,
+        link_share=0.11,
+    )
+    assert found.what == "messages"
+    assert binding_line(found).startswith("waiting for messages binds, though no link")
+
+
 def test_few_microbatches_leave_pipelines_to_fill_and_drain():
     found = binding(predicted(cluster(1e6), two_stages(1)))
     assert found.what == "fill" and found.busy_share == pytest.approx(1 / 2, rel=1e-3)

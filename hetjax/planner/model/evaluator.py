@@ -51,9 +51,13 @@ def forms_for(request: PlanRequest, plan: Plan, most: int) -> tuple[int, ...]:
 
 
 def as_planned(request: PlanRequest, plan: Plan) -> Predicted:
-    """Simulate a plan that a search found, in the order of actions that it has."""
+    """Simulate a plan in the order of actions that it has. Raises NoFeasiblePlan if it
+    needs more memory than there is."""
+    plan = request.said(plan)
     costs = _costs(request, plan, halves=True)
-    return predict(plan, costs, tied_holders(plan, request.model))
+    price = usd_per_hour(plan, request.cluster, request.usd_per_kwh)
+    tied = tied_holders(plan, request.model)
+    return predict(plan, costs, tied, usd_per_hour=price)
 
 
 def how_sure(request: PlanRequest, predicted: Predicted) -> Certainty:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hetjax.cluster.catalogue import Precision
+from hetjax.cluster.catalogue import Precision, canonical_name
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.certainty.calibration import UNCALIBRATED, StepCalibration
 from hetjax.costs.measured.compiled import CompiledBytes
@@ -202,7 +202,8 @@ def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
     """
     found: dict[tuple[Node, frozenset[Link]], list[Node]] = {}
     for node in cluster.nodes:
-        key = replace(node, name=""), _links(cluster, node)
+        device = canonical_name(node.device)
+        key = replace(node, name="", device=device), _links(cluster, node)
         found.setdefault(key, []).append(node)
     names = _class_names([nodes[0] for nodes in found.values()])
     return tuple(
@@ -256,10 +257,8 @@ def _links(cluster: Cluster, node: Node) -> frozenset[Link]:
 
 def _class_names(firsts: list[Node]) -> dict[str, str]:
     """Return the device's name, plus the first node's if several classes share it."""
-    devices = [node.device for node in firsts]
+    devices = [canonical_name(node.device) for node in firsts]
     return {
-        node.name: node.device
-        if devices.count(node.device) == 1
-        else f"{node.device} ({node.name})"
-        for node in firsts
+        node.name: device if devices.count(device) == 1 else f"{device} ({node.name})"
+        for node, device in zip(firsts, devices, strict=True)
     }

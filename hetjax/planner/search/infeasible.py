@@ -48,11 +48,15 @@ def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan
             fix="raise the limit, or leave it out to see the best plan",
         )
     there = ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
+    if not adds_up(request):
+        allowed = "sizes of microbatches whose multiples add up to the global batch"
+    else:
+        allowed = "a plan whose devices all have enough memory for their parts"
     fixes = (fix for fix, changed in _changes(request) if feasible(changed))
     return NoFeasiblePlan(
         got=f"no plan for {request.model.name!r}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens, on {there}: {_binding(request)}",
-        allowed="a plan whose devices all have enough memory for their parts",
+        allowed=allowed,
         fix=next(fixes, "give a cluster with more memory, or another model"),
     )
 
@@ -117,17 +121,17 @@ def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
 def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what the request could also allow, with the fields that allow it."""
     if set(request.remats) != set(REMATS):
-        yield f"allow remat: --remat {' '.join(REMATS)}", {"remats": REMATS}
+        yield f"allow remat: --remat {','.join(REMATS)}", {"remats": REMATS}
     if 1 not in request.microbatch_sizes:
         sizes = (1, *request.microbatch_sizes)
-        typed = " ".join(map(str, sizes))
+        typed = ",".join(map(str, sizes))
         fix = f"allow smaller microbatches: --microbatch-sizes {typed}"
         yield fix, {"microbatch_sizes": sizes}
     most = max(node.count for node in request.cluster.nodes)
     degrees = {2**n for n in range(most.bit_length())}
     if not degrees <= set(request.tensor_degrees):
         degrees = tuple(sorted(degrees.union(request.tensor_degrees)))
-        typed = " ".join(map(str, degrees))
+        typed = ",".join(map(str, degrees))
         fix = f"allow more tensor parallelism: --tensor {typed}"
         yield fix, {"tensor_degrees": degrees}
 

@@ -18,10 +18,11 @@ from itertools import pairwise
 import numpy as np
 
 from hetjax.cluster.catalogue import device_spec
+from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.cuts import balanced_cuts
 from hetjax.planner.model.deadline import TimeUp, check_deadline
-from hetjax.planner.model.evaluator import PlanEvaluator
+from hetjax.planner.model.evaluator import PlanEvaluator, as_planned
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.request import PlanRequest
@@ -90,6 +91,11 @@ def replan(
                         choices.append((source, judged))
                 if choices:
                     check_deadline()
+    if _is_there(request, current):
+        with suppress(NoFeasiblePlan):
+            unchanged = as_planned(request, current)
+            if within(unchanged, objective):
+                choices.append(("the current plan", unchanged))
     if not choices:
         found = find_plan(request, objective, local_work=0)
         choices.append((found.source, found.best))
@@ -148,6 +154,13 @@ def _nearby(
     with suppress(TimeUp):
         return local_search(start, judged, by, request, most_work=_WORK)
     return start
+
+
+def _is_there(request: PlanRequest, current: Plan) -> bool:
+    """Return whether the current plan can continue as it is."""
+    return request.global_batch == current.global_batch and all(
+        stages_there(request, replica) == replica.stages for replica in current.replicas
+    )
 
 
 def _left(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:

@@ -11,7 +11,8 @@ from hetjax.report.prediction import lane_name
 from hetjax.schedule.predicted import Predicted
 
 _TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
-_BINDS = 0.7  # of the step: below that, filling and draining the pipeline binds
+_BINDS = 0.7  # of the step: below that, the busiest device does not bind
+_FULL = 0.5  # of a link's capacity: below that, waiting has other causes than its rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +33,13 @@ class Binding:
 
     @property
     def what(self) -> str:
-        """What binds, in a word: compute, link, or fill (of the pipeline)."""
+        """What binds, in a word: compute, link, messages, or fill (of the pipeline)."""
         if self.busy_share >= max(_BINDS, self.link_share):
             return "compute"
+        if self.link_share >= _FULL:
+            return "link"
         waiting = self.waiting_share > 1 - self.busy_share - self.waiting_share
-        return "link" if waiting or self.link_share >= _BINDS else "fill"
+        return "messages" if waiting else "fill"
 
 
 def binding(predicted: Predicted) -> Binding:
@@ -91,6 +94,7 @@ def binding_line(found: Binding) -> str:
     first = {
         "compute": "compute binds",
         "link": "a link binds",
+        "messages": "waiting for messages binds, though no link is full all the time",
         "fill": "filling and draining pipelines binds (more microbatches would help)",
     }[found.what]
     return f"{first}: {', '.join(parts)}; {tight}"

@@ -60,6 +60,7 @@ _WORTH_HALVING = 0.01  # of a step: a smaller gain is not worth rounding gradien
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield lines on the step besides its time."""
     yield from sure_lines(planned)
+    yield from goodput_lines(planned)
     yield hours_line(planned)
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
@@ -98,6 +99,8 @@ def _why_gap(planned: Planned) -> str:
     found = planned.found
     if planned.objective.wish != "time" or planned.moved is not None:
         return "the plan was not chosen for speed alone"
+    if planned.objective.max_usd_per_hour is not None:
+        return "the bound does not know the limit of cost, and counts all devices"
     if planned.cut_short:
         return "the search ended early; give it more time"
     model_gap, model_s = found.model_gap, found.model_time_s
@@ -174,7 +177,8 @@ def search_lines(planned: Planned) -> Iterator[str]:
 def cost_lines(planned: Planned) -> Iterator[str]:
     """Yield the bound on cost, if cost is the objective, and prices that change.
 
-    These are the spot prices and electricity prices of the plan's nodes.
+    These are the spot prices and electricity prices of the plan's nodes. With a price
+    of electricity they include other prices of the catalogue, which take precedence.
     """
     found, request = planned.found, planned.request
     if planned.objective.wish == "cost":
@@ -189,6 +193,12 @@ def cost_lines(planned: Planned) -> Iterator[str]:
             yield (
                 f"{name}: {price.usd_per_hour:.4g} USD an hour for one device "
                 f"({price.source})"
+            )
+        elif price.basis == "on demand" and request.usd_per_kwh is not None:
+            yield (
+                f"{name}: {price.usd_per_hour:.4g} USD an hour for one device "
+                f"({price.source}), without regard to --usd-per-kwh; if the machine is "
+                "yours, write price_per_hour = 0 into the cluster file"
             )
 
 
@@ -221,6 +231,18 @@ def hours_line(planned: Planned) -> str:
     usd = best.usd_per_million_tokens
     cost = "" if usd is None else f", {usd * tokens / 1e6:,.2f} USD"
     return f"{tokens / 1e9:,.6g} billion tokens: {hours:,.2f} hours{days}{cost}"
+
+
+def goodput_lines(planned: Planned) -> Iterator[str]:
+    """Yield what remains of the speed while nodes are lost, if that was the wish."""
+    if planned.objective.wish != "goodput":
+        return
+    share = expected_goodput(planned.best, planned.request.cluster, planned.objective)
+    speed = share * planned.best.tokens_per_s
+    yield (
+        f"expected goodput {share:.2%}: {speed:,.0f} tokens/s while spot nodes come "
+        "and go; the hours below assume that nothing is lost"
+    )
 
 
 def step_line(best: Predicted) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.configs import LlamaConfig
 from hetjax.models.decoders import model_of
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import PlanRequest, node_classes
 from hetjax.planner.model.terms.terms import _facts, options_of
 
 # one precision, but different attention kernels, compilers and margins
@@ -57,3 +57,12 @@ def test_a_kinds_costs_do_not_depend_on_other_kinds(kind: str):
         if "O" in axes:
             found = np.take(getattr(of_all, name), mine, axis=axes.index("O"))
             np.testing.assert_array_equal(found, getattr(of_one, name), err_msg=name)
+
+
+def test_spellings_of_one_device_are_one_class() -> None:
+    names = ("A100 80GB SXM", "A100-SXM4-80GB", "A100 SXM4 80GB")
+    nodes = tuple(
+        Node(name=f"n{n}", device=device, count=8) for n, device in enumerate(names)
+    )
+    (alike,) = node_classes(Cluster(name="spelled", nodes=nodes))
+    assert alike.name == "A100-SXM4-80GB" and alike.nodes == nodes

@@ -129,7 +129,7 @@ def test_a_batch_that_no_microbatches_make_up_is_told() -> None:
     with pytest.raises(NoFeasiblePlan) as caught:
         find_plan(two_kinds(global_batch=7, microbatch_sizes=(2,)))
     assert "do not add up" in caught.value.got
-    assert "--microbatch-sizes 1 2" in caught.value.fix
+    assert "--microbatch-sizes 1,2" in caught.value.fix
 
 
 def test_a_search_for_a_very_deep_model_says_so_and_ends():

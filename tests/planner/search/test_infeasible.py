@@ -43,7 +43,7 @@ def done(request: PlanRequest, told: str) -> PlanRequest:
     typed = re.fullmatch(r"allow [a-z ]+: (--\S+) (.+)", told)
     assert typed, told
     field, kind = OPTIONS[typed[1]]
-    return replace(request, **{field: tuple(map(kind, typed[2].split()))})
+    return replace(request, **{field: tuple(map(kind, typed[2].split(",")))})
 
 
 def told_for(request: PlanRequest) -> list[str]:

@@ -186,6 +186,13 @@ def with_cuts(plan: Plan, cuts: tuple[int, ...]) -> Plan:
     )
 
 
+def test_a_plan_that_can_stay_is_left_only_for_a_better_one() -> None:
+    request = two_kinds()
+    found = find_plan(request).best
+    again = replan(request, found.plan).best
+    assert again.simulation.step_time_s <= found.simulation.step_time_s
+
+
 def test_without_any_stage_left_the_plan_is_a_new_one() -> None:
     request = two_kinds()
     plan = two_replicas(request)
