@@ -61,6 +61,19 @@ def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan
     )
 
 
+def too_large(request: PlanRequest) -> NoFeasiblePlan | None:
+    """Return the error if the model's state alone exceeds all memory; else None. Takes
+    no search, and so tries no smaller change."""
+    held_bytes, there_bytes = _state_bytes(request)
+    if held_bytes <= there_bytes:
+        return None
+    return NoFeasiblePlan(
+        got=f"no plan for {request.model.name!r}: {_binding(request)}",
+        allowed="a model whose state fits into the memory of all devices",
+        fix="give a cluster with more memory, or another model",
+    )
+
+
 def adds_up(request: PlanRequest) -> bool:
     """Return whether microbatches of the request's sizes can make up its batch."""
     return request.global_batch % math.gcd(*request.microbatch_sizes) == 0
@@ -158,6 +171,17 @@ def _binding(request: PlanRequest) -> str:
             f"microbatches of {', '.join(map(str, request.microbatch_sizes))} "
             "sequences do not add up to the batch"
         )
+    held_bytes, there_bytes = _state_bytes(request)
+    on_host = request.offloads[-1] == "optimizer"
+    what = "weights" + (" and gradients" if on_host else _ALL)
+    return (
+        f"memory is the limit: {what} alone take {held_bytes / _GIB:.1f} GiB of "
+        f"{there_bytes / _GIB:.1f} GiB, before activations"
+    )
+
+
+def _state_bytes(request: PlanRequest) -> tuple[float, float]:
+    """Return the least memory that the state takes on devices, and what they have."""
     whole = stage_stacks(request.model, [(0, len(request.model.layers))])
     held_bytes = min(
         static_bytes(
@@ -169,10 +193,5 @@ def _binding(request: PlanRequest) -> str:
         ).total
         for precision in set(request.precisions.values())
     )
-    on_host = request.offloads[-1] == "optimizer"
-    what = "weights" + (" and gradients" if on_host else _ALL)
-    there = sum(node.count * node_plan_bytes(node) for node in request.cluster.nodes)
-    return (
-        f"memory is the limit: {what} alone take "
-        f"{held_bytes / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, before activations"
-    )
+    there = (node.count * node_plan_bytes(node) for node in request.cluster.nodes)
+    return held_bytes, sum(there)

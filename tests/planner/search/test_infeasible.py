@@ -8,6 +8,7 @@ from functools import reduce
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import small_model, two_kinds
@@ -84,3 +85,9 @@ def test_where_only_all_together_helps_all_is_told() -> None:
     things = told_for(request)
     assert [thing.split()[0] for thing in things] == [*["allow"] * 4, "add"]
     assert has_plan(reduce(done, things, request))
+
+
+def test_a_model_that_is_too_large_is_refused_without_a_search() -> None:
+    tiny = two_kinds(0.0001)
+    with deadline(0.0), pytest.raises(NoFeasiblePlan, match="memory is the limit"):
+        find_plan(tiny, local_work=0)

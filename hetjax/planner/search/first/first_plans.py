@@ -43,7 +43,7 @@ from hetjax.planner.search.first.proposals import (
 )
 from hetjax.planner.search.first.tied_ends import tied_ends
 from hetjax.planner.search.incumbents import Incumbents
-from hetjax.planner.search.infeasible import why_infeasible
+from hetjax.planner.search.infeasible import too_large, why_infeasible
 from hetjax.planner.search.limits import too_dear
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
@@ -210,7 +210,7 @@ class FirstPlans:
             check_stopped()
             self._split_evenly()
         if not self.incumbents.best and not self.incumbents.loosen():
-            raise self._too_dear() or TimeUp
+            raise self._too_dear() or too_large(self.request) or TimeUp
 
     def _split_evenly(self) -> None:
         """Consider a few even splits of the whole, and more until one fits."""
