@@ -11,8 +11,8 @@ from hetjax.report.prediction import lane_name
 from hetjax.schedule.predicted import Predicted
 
 _TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
-_BINDS = 0.7  # of the step: below that, the busiest device does not bind
-_FULL = 0.5  # of a link's capacity: below that, waiting has other causes than its rate
+_BINDS = 0.7  # of the step: below that, neither the busiest device nor a link binds
+_FULL = 0.5  # of a link's capacity: it binds from here if devices wait for messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +36,9 @@ class Binding:
         """What binds, in a word: compute, link, messages, or fill (of the pipeline)."""
         if self.busy_share >= max(_BINDS, self.link_share):
             return "compute"
-        if self.link_share >= _FULL:
-            return "link"
         waiting = self.waiting_share > 1 - self.busy_share - self.waiting_share
+        if self.link_share >= (_FULL if waiting else _BINDS):
+            return "link"
         return "messages" if waiting else "fill"
 
 
