@@ -138,7 +138,7 @@ def _read_run(folder: Path) -> Any:
         run_dir=folder,
         settings=flat_values(previous.config),
         cluster=previous.cluster,
-        plan=previous.plan,
+        plan=previous.needed_plan(),
         metrics=metrics,
         events=events,
         predicted=None,
