@@ -91,7 +91,7 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
             allowed="either of them: with adapters, only the adapters are trained",
             fix="leave out --train.only or --lora.rank",
         )
-    for name in ("alpha", "targets", "frozen"):
+    for name in ("targets", "frozen"):
         given = getattr(lora, name)
         if given != getattr(WITHOUT_ADAPTERS, name) and not lora.rank:
             raise BadInput(

@@ -31,8 +31,9 @@ def _transform(
 
 
 ADAFACTOR = Rule(
-    summary="the gradient divided by the root of means of squares (of large matrices "
-    "per row and column), times the size of the parameter",
+    summary="the gradient divided by the root of its second moment (of large "
+    "matrices factored into rows and columns), times the root mean square "
+    "of the parameter",
     transform=_transform,
     fields={},
     numbers={"FactoredState.count": "updates", **STEPS},  # its decay is 1 - t**-0.8

@@ -27,7 +27,8 @@ def _transform(
 
 
 ADAMW = Rule(
-    summary="a mean of gradients divided by the root of a mean of their squares",
+    summary="the moving average of gradients, divided by the root of the moving "
+    "average of their squares",
     transform=_transform,
     fields={"beta1": BETA, "beta2": BETA},
     numbers={"ScaleByAdamState.count": "updates", **STEPS},  # bias correction

@@ -27,7 +27,8 @@ def _transform(
 
 
 LION = Rule(
-    summary="the sign of a mean of gradients, so that all updates are equally large",
+    summary="the sign of a moving average of gradients, so that all updates are "
+    "equally large",
     transform=_transform,
     fields={"beta1": BETA, "beta2": BETA},
     numbers={"ScaleByLionState.count": "updates", **STEPS},  # nothing reads it

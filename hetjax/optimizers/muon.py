@@ -60,7 +60,7 @@ def _projections(params: Any) -> Any:
 
 
 MUON = Rule(
-    summary="a matrix of gradients with its singular values made equal; adamw for "
+    summary="orthogonalised momentum: its singular values are made equal; adamw for "
     "vectors and tables",
     transform=_transform,
     fields={"beta1": BETA, "beta2": BETA},

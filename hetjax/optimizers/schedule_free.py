@@ -58,8 +58,8 @@ def _problems(config: OptimizerConfig) -> Iterator[BadInput]:
 
 
 SCHEDULE_FREE = Rule(
-    summary="adamw with a mean of all weights in place of both a mean of gradients "
-    "and a schedule",
+    summary="adamw with an average of all weights in place of both momentum and a "
+    "schedule",
     transform=_transform,
     fields={
         # x is found by a division by beta1

@@ -34,7 +34,7 @@ def _problems(config: OptimizerConfig) -> Iterator[BadInput]:
 
 
 SGD = Rule(
-    summary="the gradient, or a sum of gradients that each step multiplies by beta1",
+    summary="the gradient, or with a beta1 above 0 the momentum",
     transform=_transform,
     fields={"beta1": BETA},
     numbers=STEPS,

@@ -367,7 +367,6 @@ def test_frozen_weights_of_a_run_from_scratch_are_drawn_again(tmp_path: Path):
         (TrainConfig(), LoraConfig(rank=4, targets="head"), "block_000.attention.q"),
         (TrainConfig(), LoraConfig(targets="mlp"), "without --lora.rank"),
         (TrainConfig(), LoraConfig(frozen="nf4"), "without --lora.rank"),
-        (TrainConfig(), LoraConfig(alpha=8.0), "lora.alpha 8.0 without --lora.rank"),
         (TrainConfig(), LoraConfig(rank=4, frozen="fp4"), "int8, nf4"),  # type: ignore
         (TrainConfig(), LoraConfig(rank=-1), "lora.rank = -1"),
         (TrainConfig(), LoraConfig(rank=4, alpha=0.0), "lora.alpha = 0"),
