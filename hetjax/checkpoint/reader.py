@@ -183,10 +183,10 @@ def newest(
             for damage in damages:
                 warnings.warn(f"skipped: {damage.got}", stacklevel=2)
             return merge(path, manifests)
-    if len(damages) > 1:
-        got = f"all {len(damages)} steps are damaged; the newest: {damages[0].got}"
-        fix = "restore them from a copy, or start anew with another --run-dir"
-        raise DamagedCheckpoint(got=got, allowed=damages[0].allowed, fix=fix)
+    if len(damages) > 1:  # of untrusted ones only the first's own advice helps
+        first = damages[0]
+        got = f"none of {len(damages)} steps can be used; the newest: {first.got}"
+        raise DamagedCheckpoint(got=got, allowed=first.allowed, fix=first.fix)
     if damages:
         raise damages[0]
     return None

@@ -93,7 +93,7 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
         )
     for name in ("targets", "frozen"):
         given = getattr(lora, name)
-        if given != getattr(WITHOUT_ADAPTERS, name) and not lora.rank:
+        if given is not None and not lora.rank:
             raise BadInput(
                 got=f"--lora.{name} {given} without --lora.rank",
                 allowed=f"--lora.{name} together with --lora.rank",

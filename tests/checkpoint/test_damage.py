@@ -122,8 +122,18 @@ def test_when_every_step_is_damaged_the_newest_one_is_the_error(
 ) -> None:
     for path in directory.rglob("zarr.json"):
         path.unlink()
-    with pytest.raises(DamagedCheckpoint, match="step_00000020"):
+    num_steps = len(list(directory.glob("step_*")))
+    assert num_steps > 1
+    told = f"none of {num_steps} steps can be used; the newest: .*step_00000020"
+    with pytest.raises(DamagedCheckpoint, match=told):
         newest(directory)
+
+
+def test_when_no_step_is_signed_the_advice_is_about_the_key(directory: Path) -> None:
+    with pytest.raises(DamagedCheckpoint) as error:
+        newest(directory, key=bytes(32))
+    assert "is not trusted" in error.value.got
+    assert "--checkpoint.key-file" in error.value.fix
 
 
 def test_a_directory_without_any_committed_step_has_no_newest_one(

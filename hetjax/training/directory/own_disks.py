@@ -58,9 +58,6 @@ def _lasting(storage: CheckpointStorage) -> str:
 
 def folders_apart(run_dir: Path) -> Mapping[str, str]:
     """Return the last recorded folders by worker; none if all see the directory."""
-    return {} if not (recorded := _recorded_folders(run_dir)) else recorded[-1]
-
-
-def _recorded_folders(run_dir: Path) -> list[Mapping[str, str]]:
     lines = read_journal(run_dir / EVENTS)
-    return [line["folders"] for line in lines if line["event"] == APART]
+    recorded = [line["folders"] for line in lines if line["event"] == APART]
+    return recorded[-1] if recorded else {}

@@ -199,19 +199,18 @@ def read_previous(path: Path) -> Previous | None:
 
 def _read_start(path: Path) -> dict[str, Any]:
     """Return the parts of `config.json`. Raises BadInput if it is broken."""
+    advice = {
+        "allowed": "the file as hetjax wrote it",
+        "fix": "restore the file, or give another --run-dir",
+    }
     raw = parsed(
         read_text(path / CONFIG, what="settings of the run"),
         json_value,
         what=f"JSON in {path / CONFIG}",
-        allowed="the file as hetjax wrote it",
-        fix="restore the file, or give another --run-dir",
+        **advice,
     )
     if not isinstance(raw, dict):
-        raise BadInput(
-            got=f"{path / CONFIG} is not a JSON object",
-            allowed="the file as hetjax wrote it",
-            fix="restore the file, or give another --run-dir",
-        )
+        raise BadInput(got=f"{path / CONFIG} is not a JSON object", **advice)
     return read_record(
         raw,
         where=f"{path / CONFIG}",
