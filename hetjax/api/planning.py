@@ -30,7 +30,6 @@ from hetjax.models.model import Model
 from hetjax.models.named import TypedName, load_named
 from hetjax.optimizers.checks import optimizer_problems
 from hetjax.optimizers.optimizer import optimizer
-from hetjax.optimizers.rule import BETA
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
@@ -296,15 +295,8 @@ def _optimizer_init(config: PlanConfig, preset: Preset | None) -> OptimizerInit:
     if preset is None and config.optimizer == PlannedOptimizer():
         return adam_state
     usual = OptimizerConfig() if preset is None else preset.config.optimizer
-    asked = config.optimizer
-    if not BETA.has(asked.ema):
-        raise BadInput(
-            got=f"--optimizer.ema {asked.ema:g}",
-            allowed=BETA.words.format("optimizer.ema"),
-            fix=f"give --optimizer.ema {BETA.example}, say",
-        )
     # the learning rate does not matter here, and one rule refuses other schedules
-    rule = replace(usual, **asdict(asked), schedule="constant")
+    rule = replace(usual, **asdict(config.optimizer), schedule="constant")
     for problem in optimizer_problems(rule):
         raise problem
     return optimizer(rule, 1 if preset is None else preset.config.steps).init

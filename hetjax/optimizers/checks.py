@@ -13,7 +13,8 @@ from hetjax.optimizers.rule import BETA, Rule
 from hetjax.optimizers.settings import OptimizerConfig
 from hetjax.optimizers.table import RULES, rule_named
 
-_BETAS = {"beta1": BETA, "beta2": BETA}  # also for rules that do not read them
+# also for rules that do not read them
+_DECAYS = {"beta1": BETA, "beta2": BETA, "ema": BETA}
 
 
 def optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
@@ -29,7 +30,7 @@ def optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
 
 
 def _range_problems(config: OptimizerConfig, rule: Rule) -> Iterator[BadInput]:
-    for name, limit in {**_BETAS, **rule.fields}.items():
+    for name, limit in {**_DECAYS, **rule.fields}.items():
         value = getattr(config, name)
         if not limit.has(value):
             yield BadInput(

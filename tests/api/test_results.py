@@ -260,7 +260,7 @@ def test_the_optimizer_decides_how_much_memory_a_plan_takes():
     assert held_bytes(state_bits=8) < usual - weights
     with pytest.raises(BadInput, match="8 bits for the moments of adamw"):
         held_bytes(name="muon", state_bits=8)
-    with pytest.raises(BadInput, match=r"--optimizer\.ema 2"):
+    with pytest.raises(BadInput, match=r"optimizer\.ema = 2\.0"):
         held_bytes(ema=2.0)
 
 

@@ -23,7 +23,6 @@ from hetjax.launchers.table import (
 )
 from hetjax.models.finetuning import check_finetuning
 from hetjax.optimizers.checks import optimizer_problems
-from hetjax.optimizers.rule import BETA
 from hetjax.training.settings.config import RunConfig
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
@@ -56,7 +55,6 @@ _RANGES = {
 _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # rule, text, example
     "optimizer.learning_rate": (lambda x: 0 < x <= 1e6, "0 < {} <= 1e+06", "3e-4"),
     "optimizer.clip_norm": (lambda x: x >= 1e-9, "{} >= 1e-09, inf too", "1.0"),
-    "optimizer.ema": BETA,
     "evaluation.temperature": (
         lambda x: not x or 1e-6 <= x <= 1e6,
         "0, or 1e-06 <= {} <= 1e+06",
