@@ -43,6 +43,7 @@ from hetjax.runtime.execution.updates.evaluated_weights import evaluated_weights
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import best_of, losses_of
 from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.own_disks import warn_of_newer
 from hetjax.training.directory.progress import checkpoint_storage
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.config import RunConfig
@@ -333,7 +334,7 @@ def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
         directory = Path(storage.directory)
         here = steps(directory, storage.key(), run)
         found = _best(config, here) if step == "best" else step
-        yield Checkpoint.open(directory, found, storage.key(), run)
+        yield _opened(config, directory, found, storage)
         return
     with TemporaryDirectory() as scratch:
         no_leases = shutil.ignore_patterns(LEASES)  # these appear and vanish
@@ -349,7 +350,17 @@ def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
             step = _fetch_best(config, store, Path(scratch), storage)
         elif store is not None:
             fetch_newest(store, Path(scratch), -1, storage.key(), run)
-        yield Checkpoint.open(Path(scratch), step, storage.key(), run)
+        yield _opened(config, Path(scratch), step, storage)
+
+
+def _opened(
+    config: RunConfig, directory: Path, step: int | None, storage: CheckpointStorage
+) -> Checkpoint:
+    """Open a checkpoint; warn if a newer one is on disks of other machines alone."""
+    found = Checkpoint.open(directory, step, storage.key(), storage.run)
+    if step is None:
+        warn_of_newer(config.run_dir, found.step)
+    return found
 
 
 def _fetch_best(

@@ -39,6 +39,7 @@ from hetjax.comm.handshake import Ends, dial
 from hetjax.comm.tls import Tls
 from hetjax.names import inside
 
+GATHERER = "controller"  # the name of what stores parts on the controller's machine
 _LONGEST_S = 3600.0  # timeout of a copy, even if its peer is alive
 _MANIFEST, _FILE, _STORED, _REFUSED = range(4)  # kind of message, first in its key
 

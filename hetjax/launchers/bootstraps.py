@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from hetjax.checkpoint.replication import GATHERER, PeerReplication
 from hetjax.comm.files.giver import FileGiver
 from hetjax.comm.tls import Tls
 from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
@@ -28,7 +29,8 @@ class StartTerms:
     `number` is greater with each start. Timeouts of requests to workers are multiplied
     by `timeout_scale`. A worker that takes `watchdog_factor` times as long as expected
     counts as hung. `tls` encrypts connections, if it is given. `files` are files of
-    this machine that workers fetch, by name.
+    this machine that workers fetch, by name. `gathers_in` is the folder of this machine
+    in which parts of checkpoints are stored if workers send them.
     """
 
     number: int = 0
@@ -36,6 +38,7 @@ class StartTerms:
     watchdog_factor: float = WATCHDOG_FACTOR
     tls: Tls | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
+    gathers_in: Path | None = None
 
 
 FIRST_START = StartTerms()
@@ -65,6 +68,12 @@ class Bootstraps:
             giver = FileGiver(f"{address}:0", self._secret, terms.files, tls=terms.tls)
             stack.callback(giver.close)
             self._files = giver.address
+        self._gatherer = ""  # the address that stores parts of checkpoints
+        if terms.gathers_in is not None:
+            gatherer = PeerReplication(GATHERER, address, self._secret, tls=terms.tls)
+            stack.callback(gatherer.close)
+            gatherer.store_in(terms.gathers_in, keep=1)
+            self._gatherer = gatherer.address
 
     def bootstrap_for(self, worker: str, address: str) -> WorkerBootstrap:
         """Return the bootstrap of a worker that others reach at this address.
@@ -82,4 +91,5 @@ class Bootstraps:
             incarnation=incarnation,
             tls=self._tls,
             files=self._files,
+            gatherer=self._gatherer,
         )

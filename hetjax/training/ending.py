@@ -6,8 +6,9 @@ not own what led to the end (`session.py`, `loop.py`).
 """
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from statistics import median
 
 from hetjax.checkpoint.stores.store import StoreError
@@ -16,15 +17,18 @@ from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
-from hetjax.training.directory.own_disks import folders_apart
+from hetjax.training.directory.own_disks import folders_apart, gathering_folder
 from hetjax.training.directory.rundir import LOGS
 from hetjax.training.recorder import Recorder
+from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notices import StopRequest
+from hetjax.training.recovery.recovered import GivenUp
 from hetjax.training.settings.checks import option
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.start import Start
 
 DONE, PREEMPTED = 0, 4  # exit codes
+_HOW_TO_COPY = "docs/many-machines.md#the-model-of-machines-that-share-nothing"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -65,6 +69,55 @@ def finish(
         "resumes from there"
     )
     return DONE
+
+
+def gather_results(
+    driver: Driver, best: int | None, config: RunConfig, recorder: Recorder
+) -> None:
+    """Copy the last and the best checkpoint to this machine, if others have them on
+    their own disks alone. The run is done: whatever fails is only reported.
+    """
+    if gathering_folder(config) is None or not driver.places():
+        return
+    also = [] if best is None else [best]
+    with suppress(WorkerLost, GivenUp):
+        for step in sorted({*also, driver.at}):  # the last one replaces earlier ones
+            _gather(driver, step, also, config, recorder)
+
+
+def _gather(
+    driver: Driver,
+    step: int,
+    also: Sequence[int],
+    config: RunConfig,
+    recorder: Recorder,
+) -> None:
+    """Copy a checkpoint to this machine. Raises WorkerLost and GivenUp."""
+    what, apart = f"checkpoint of step {step}", ", ".join(sorted(driver.places()))
+    begin_s, sizes = time.perf_counter(), list[int]()
+
+    def on_begin(num_bytes: int) -> None:
+        sizes.append(num_bytes)
+        folder = config.run_dir / rundir.CHECKPOINTS
+        recorder.note(
+            f"copying the {what} ({num_bytes:,} bytes) from {apart} to {folder}"
+        )
+
+    try:
+        driver.gather(step, also, on_begin)
+    except (StoreError, WorkerLost, GivenUp) as error:
+        recorder.note(
+            f"the {what} was not copied to this machine ("
+            f"{str(error) or 'the run was asked to stop'}): to use the model, copy it "
+            f"from the disks of {apart} as {_HOW_TO_COPY} shows"
+        )
+        if not isinstance(error, StoreError):
+            raise
+    else:
+        if sizes:
+            took_s = round(time.perf_counter() - begin_s, 3)
+            moved = {"bytes": {"peer": sum(sizes)}, "seconds": {"peer": took_s}}
+            recorder.event("gathered", step, **moved)
 
 
 def _what_is_here(config: RunConfig) -> str:

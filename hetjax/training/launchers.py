@@ -19,6 +19,7 @@ from hetjax.models.named import is_function
 from hetjax.report.progress import say_aside
 from hetjax.runtime.rpc.schema import Json
 from hetjax.runtime.worker.service import Work
+from hetjax.training.directory.own_disks import gathering_folder
 from hetjax.training.directory.progress import evaluated
 from hetjax.training.directory.rundir import JOINS, LOGS
 from hetjax.training.layout.hardware import Hardware, is_virtual
@@ -91,6 +92,7 @@ def _start_terms(
         watchdog_factor=config.watchdog_factor,
         tls=_tls_of(config) if has_links else None,
         files=files,
+        gathers_in=gathering_folder(config),
     )
 
 

@@ -35,7 +35,7 @@ from hetjax.training.directory.progress import (
     best_so_far,
     evaluated,
 )
-from hetjax.training.ending import DONE, clear_ends, finish
+from hetjax.training.ending import DONE, clear_ends, finish, gather_results
 from hetjax.training.interrupts import Interrupted, interruptible
 from hetjax.training.layout.hardware import with_needed_launcher
 from hetjax.training.loop import Loop
@@ -265,6 +265,9 @@ class Session(ExitStack):
             lines = read_journal(run_dir / rundir.METRICS)
             recorder.goodput(loop.spent.goodput(lines, total_s), step)
             self._begin_s, self._prepared = time.perf_counter(), Spent(after=0)
+            if step == config.steps:
+                driver.must_give_up = lambda: stop.reason is not None
+                gather_results(driver, loop.saving.best.step, config, recorder)
             code = finish(found.start, step, stop, recorder, self._again)
             if not stop.leaves_no_time:
                 write_report(run_dir, self._predict, shown)

@@ -67,7 +67,7 @@ def read(found: Any) -> Message:
 
 
 def test_every_class_is_known_and_every_request_has_an_answer_and_somebody_to_do_it():
-    assert len(kinds()) == 58
+    assert len(kinds()) == 62
     requests = {k for k in kinds().values() if issubclass(k, Request)}
     assert all(issubclass(answer_of(kind), Message) for kind in requests)
     assert requests == service.HANDLERS.keys() | {Abort}

@@ -4,27 +4,35 @@
 Two machines that join hold half of the model each; only the controller has the folder
 of the initial weights. One machine and its disk are lost for good, and another one
 takes its place. Between two starts, the disk of the other machine is lost, and the run
-resumes by `ssh`. It trains like an undisturbed run in one process. In the end, both
-disks are lost, and a start by Slurm must not begin anew.
+resumes by `ssh`. It trains like an undisturbed run in one process, and the controller's
+machine gets the last checkpoint. In the end, both disks are lost, and a start by Slurm
+must not begin anew.
 """
 
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from hetjax.api.exporting import export_model
+from hetjax.checkpoint.stores.store import StoreError
 from hetjax.models.hugging_face.known_families import fields_of
 from hetjax.models.hugging_face.written import write_model
 from hetjax.models.named import named_config
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.train import main
 from hetjax.training import ending
+from hetjax.training.recovery.recovered import GivenUp
 from tests.launchers import fake_programs
 from tests.launchers.apart import Machines, switch_off
 from tests.launchers.joining import joining, told
@@ -61,6 +69,7 @@ class ApartRun:
         self.joined: dict[str, subprocess.Popen[str]] = {}
         self.saved: dict[str, list[str]] = {}  # on both disks, by event
         self.in_run_dir: list[Path] = []  # on machines other than the controller's
+        self.gathered: dict[str, list[str]] = {}  # parts in the run directory, by event
         self.codes, self.refused = list[int](), StringIO()
 
     def join(self, node: str) -> None:
@@ -92,6 +101,10 @@ class ApartRun:
         for node, address in ADDRESSES.items():
             self.saved[f"{node} {when}"] = self.machines.saved(address)
             self.in_run_dir += [*(self.machines.disk(address) / "run").iterdir()]
+
+    def note_gathered(self, when: str) -> None:
+        parts = (self.run_dir / "checkpoints").glob("step_*/*")
+        self.gathered[when] = sorted(f"{p.parts[-2]}/{p.name}" for p in parts)
 
     def log(self) -> str:
         return (self.run_dir / "log.txt").read_text()
@@ -149,6 +162,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Apart
             run.codes.append(main([*words, "--stop-after", "4"]))
             starting.join()
             run.note_saved("between")
+            run.note_gathered("between")
             run.end()
             run.machines.lose_disk(ADDRESSES["left"])
             hosts = folder / "hosts.toml"
@@ -159,6 +173,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Apart
             words = training(run.run_dir, cache, *ssh, *begins, of=ONE_REPLICA)
             run.codes.append(main(words))
             run.note_saved("at the end")
+            run.note_gathered("at the end")
             for address in ADDRESSES.values():
                 run.machines.lose_disk(address)
             patched.setenv("SLURM_JOB_ID", "1")
@@ -200,7 +215,28 @@ def test_nothing_is_written_where_the_run_directory_is_on_another_machine(
     run: ApartRun,
 ):
     assert not run.in_run_dir
-    assert not (run.run_dir / "checkpoints").exists()
+
+
+def test_a_run_that_is_done_leaves_its_last_checkpoint_where_its_directory_is(
+    run: ApartRun, alone: list[float]
+):
+    there = [f"step_00000006/{node}" for node in ADDRESSES]
+    assert run.gathered == {"between": [], "at the end": there}
+    assert "was not copied" not in run.log()
+    (gathered,) = events(run.run_dir, "gathered")
+    size = f"{gathered['bytes']['peer']:,} bytes"
+    assert f"copying the checkpoint of step 6 ({size}) from left, right" in run.log()
+    found, expected = (exported(path) for path in (run.run_dir, run.folder / "alone"))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+def exported(run_dir: Path) -> dict[str, np.ndarray]:
+    """Return the weights of a run's newest checkpoint, by their published names."""
+    to = run_dir.with_name(f"{run_dir.name}-exported")
+    export_model(run_dir, to)
+    return load_file(to / "model.safetensors")
 
 
 def test_text_and_weights_come_to_who_has_none(run: ApartRun):
@@ -218,7 +254,7 @@ def test_people_are_told_who_does_not_see_the_directory_and_what_follows(
     assert all(Path(f).name == identity for f in apart["folders"].values())
     told = f"left, right do not see {run.run_dir}: checkpoints are kept on their own"
     assert run.log().count(told) == 2  # in each start that trained
-    assert "checkpoints are on the disks of left, right;" in run.log()
+    assert f"on the disks of left, right and in {run.run_dir}/checkpoints;" in run.log()
 
 
 def test_at_the_end_the_store_is_named_with_the_disks(tmp_path: Path):
@@ -231,3 +267,33 @@ def test_at_the_end_the_store_is_named_with_the_disks(tmp_path: Path):
     said = ending._what_is_here(replace(preset.config, checkpoint=store))
     where = "checkpoints are on the disks of a and in s3://bucket/run; "
     assert said == f"{where}metrics and settings"
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (StoreError("the disk is full"), [4, 6]),
+        (WorkerLost("left", "ended"), [4]),
+        (GivenUp(), [4]),
+    ],
+)
+def test_a_run_is_done_though_its_checkpoints_cannot_be_copied(
+    error: Exception, tried: list[int], tmp_path: Path
+):
+    config = but(small_preset(tmp_path), run_dir=tmp_path, launcher="ssh").config
+    asked, notes = list[int](), list[str]()
+
+    def gather(step: int, also: list[int], on_begin: Callable[[int], None]) -> None:
+        asked.append(step)
+        raise error
+
+    driver = SimpleNamespace(at=6, places=lambda: {"left": "/state"}, gather=gather)
+    recorder = SimpleNamespace(note=notes.append)
+    ending.gather_results(cast(Any, driver), 4, config, cast(Any, recorder))
+    assert asked == tried
+    for step, note in zip(tried, notes, strict=True):
+        why = str(error) or "the run was asked to stop"
+        begins = (
+            f"the checkpoint of step {step} was not copied to this machine ({why}):"
+        )
+        assert note.startswith(begins)

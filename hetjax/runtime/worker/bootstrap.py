@@ -22,7 +22,8 @@ class WorkerBootstrap:
     `watches` reports notices that its machine is about to be taken away. `incarnation`
     is greater with each start of a worker: an older one is admitted nowhere any more.
     `only_code`, if set, is the only code that the worker calls because a controller
-    names it; empty: none. `files` is the address of a giver of the controller's files;
+    names it; empty: none. `files` is the address of a giver of the controller's files,
+    `gatherer` the address that stores parts of checkpoints on the controller's machine;
     empty: there is none.
     """
 
@@ -36,6 +37,7 @@ class WorkerBootstrap:
     tls: Tls | None = None
     only_code: str | None = None
     files: str = ""
+    gatherer: str = ""
 
     @property
     def giver(self) -> GiverPlace | None:

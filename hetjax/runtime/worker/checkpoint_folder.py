@@ -7,18 +7,25 @@ nor what is found there (`state_inventory.py`).
 """
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint.format import Entry
+from hetjax.checkpoint.disk import read_manifest
+from hetjax.checkpoint.format import Entry, attempt, part_directory
 from hetjax.checkpoint.leases.lease import Lease
-from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.replication import GATHERER, PeerReplication
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.gathering_schema import (
+    PartSent,
+    PartSize,
+    SendPart,
+    TellPartSize,
+)
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 
 
@@ -87,14 +94,7 @@ class CheckpointFolder:
     def keep_copies(self, storage: CheckpointStorage, own: WorkerBootstrap) -> str:
         """Take copies of what peers save; return the address to send them to."""
         if self._copies is None:
-            self._copies = PeerReplication(
-                self._name,
-                own.host,
-                own.secret,
-                own.silence_s,
-                own.incarnation,
-                own.tls,
-            )
+            self._copies = self._replication(own)
         self.hold(storage)
         self._copies.store_in(self.path(storage), storage.keep, storage.run)
         return self._copies.address
@@ -103,6 +103,25 @@ class CheckpointFolder:
         """Send copies of what this worker saves to a peer."""
         assert self._copies is not None, "keep copies first"
         self._copies.send_to(request.to)
+
+    def part_size(self, request: TellPartSize) -> PartSize:
+        """Return the size and the attempt of this worker's part of a step."""
+        found = read_manifest(self._part(request.storage, request.step))
+        if found is None:
+            return PartSize(num_bytes=0, attempt="")
+        size = sum(file.size_bytes for file in found.files.values())
+        return PartSize(num_bytes=size, attempt=attempt(found.host))
+
+    def send_part(self, request: SendPart, own: WorkerBootstrap) -> PartSent:
+        """Send this worker's part of a step to the controller's machine."""
+        with closing(self._replication(own)) as sender:
+            try:
+                sender.send_to({GATHERER: own.gatherer})
+                part = self._part(request.storage, request.step)
+                sender.replicate(part, request.step, request.also)
+            except OSError as error:
+                return PartSent(failure=str(error))
+        return PartSent(failure="")
 
     def save(
         self, request: schema.SaveState, entries: Iterable[tuple[Entry, np.ndarray]]
@@ -125,6 +144,14 @@ class CheckpointFolder:
         """Wait until everything is written."""
         if self._writer is not None:
             self._writer.wait()
+
+    def _part(self, storage: CheckpointStorage, step: int) -> Path:
+        return part_directory(self.path(storage), step, self._name)
+
+    def _replication(self, own: WorkerBootstrap) -> PeerReplication:
+        return PeerReplication(
+            self._name, own.host, own.secret, own.silence_s, own.incarnation, own.tls
+        )
 
     def _writer_to(self, storage: CheckpointStorage) -> CheckpointWriter:
         if self._writer is None:

@@ -28,6 +28,12 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.step_clock import StepClock, WorkerTimes
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema, serving_schema
+from hetjax.runtime.rpc.gathering_schema import (
+    PartSent,
+    PartSize,
+    SendPart,
+    TellPartSize,
+)
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Json, Message
 from hetjax.runtime.worker.background import Background, Warmer
@@ -324,6 +330,12 @@ class WorkerService:
     def _send_copies(self, request: schema.SendCopies) -> None:
         self._folder.send_copies(request)
 
+    def _part_size(self, request: TellPartSize) -> PartSize:
+        return self._folder.part_size(request)
+
+    def _send_part(self, request: SendPart) -> PartSent:
+        return self._folder.send_part(request, self._own)
+
     def _save(self, request: schema.SaveState) -> None:
         self._folder.save(request, [*self._runtime.entries()])
 
@@ -379,5 +391,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.SendCopies: WorkerService._send_copies,
     schema.SaveState: WorkerService._save,
     schema.AwaitSaved: WorkerService._await_saved,
+    TellPartSize: WorkerService._part_size,
+    SendPart: WorkerService._send_part,
     schema.Leave: lambda service, asked: service.close(),
 }

@@ -2,17 +2,21 @@
 """Describes and records which machines of a run do not see its directory.
 
 They keep checkpoints on their own disks. So a run directory without checkpoints does
-not prove that the run has none. Owns the words and the event. Does not own the check of
-what a machine sees (`checkpoint/storage.py`) nor what a start does about it
-(`leftover_checkpoints.py`).
+not prove that the run has none. Owns the words, the event, and which folder gathers the
+last checkpoint. Does not own the check of what a machine sees (`checkpoint/storage.py`)
+nor what a start does about it (`leftover_checkpoints.py`).
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.launchers.table import LAUNCHERS
 from hetjax.training.directory.journal import read_journal
-from hetjax.training.directory.rundir import EVENTS
+from hetjax.training.directory.progress import last_saved
+from hetjax.training.directory.rundir import CHECKPOINTS, EVENTS
+from hetjax.training.settings.config import RunConfig
 
 APART = "apart"  # an event in events.jsonl, with `folders` by worker
 
@@ -56,8 +60,29 @@ def _lasting(storage: CheckpointStorage) -> str:
     )
 
 
+def gathering_folder(config: RunConfig) -> Path | None:
+    """Return the folder of this machine that gets the last checkpoint of a finished
+    run; None if checkpoints are in a store, in a folder that users chose, or here."""
+    kept = config.checkpoint
+    are_here = LAUNCHERS[config.launcher].workers_are_here
+    if are_here or kept.cloud is not None or kept.local is not None:
+        return None
+    return config.run_dir / CHECKPOINTS
+
+
 def folders_apart(run_dir: Path) -> Mapping[str, str]:
     """Return the last recorded folders by worker; none if all see the directory."""
     lines = read_journal(run_dir / EVENTS)
     recorded = [line["folders"] for line in lines if line["event"] == APART]
     return recorded[-1] if recorded else {}
+
+
+def warn_of_newer(run_dir: Path, step: int) -> None:
+    """Warn if machines that do not see the directory have a later checkpoint."""
+    apart, saved = folders_apart(run_dir), last_saved(read_journal(run_dir / EVENTS))
+    if apart and saved is not None and saved > step:
+        warnings.warn(
+            f"using step {step}, the newest checkpoint on this machine: step {saved} "
+            f"is on the disks of {', '.join(sorted(apart))}",
+            stacklevel=2,
+        )

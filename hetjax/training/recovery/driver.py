@@ -9,7 +9,7 @@ who holds what (`runtime/control/recovery.py`), nor the loop, which gets `Rolled
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
@@ -24,6 +24,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.gathering import OnBegin
 from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -81,6 +82,7 @@ class Driver:
         self._fresh = FreshWorkers(controller, launcher, config)
         self.missing, self.places = config.membership.missing, found.places
         self.move_to, self.timing = self._current.move_to, controller.timing
+        self.leave_out = config.checking.leave_out  # of training, for steps to come
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
@@ -154,10 +156,6 @@ class Driver:
         compares = self._config.checking.compares
         return self._surely(lambda: self._controller.check_state(compares))
 
-    def leave_out(self, steps: range) -> None:
-        """Skip training in these steps when they come."""
-        self._config.checking.leave_out(steps)
-
     def spans(self) -> Sequence[Span]:
         """Return when the actions of all traced steps ran."""
         return self._surely(self._controller.spans)
@@ -207,10 +205,7 @@ class Driver:
         return self._controller.is_not_finite
 
     def roll_back(self, reason: str) -> int:
-        """Go on from the newest checkpoint, or anew if there is none; return its step.
-
-        All state in memory is discarded.
-        """
+        """Discard all state; go on from the newest save, or anew; return its step."""
         clock, at = Clock(), self._at
         restored = self._surely(self._restored_anew)
         self._at, self._commit = restored.step, None
@@ -241,6 +236,11 @@ class Driver:
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)
+
+    def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> None:
+        """Gather as `SurvivingState.gather`; raises GivenUp once it `must_give_up`."""
+        with self._controller.connections.interrupted_by(self._check_time):
+            self._surviving.gather(step, also, on_begin)
 
     def leave(self, node: str) -> bool:
         """Go on without the node from the next step on; return False if impossible."""

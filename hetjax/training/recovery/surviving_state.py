@@ -9,7 +9,7 @@ identity (`hetjax/training/directory/identity.py`), nor the use of the parts
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from hetjax.errors import BadInput
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.gathering import OnBegin, gather
 from hetjax.training.recovery.driver_config import DriverConfig
 
 
@@ -100,6 +101,15 @@ class SurvivingState:
         if self._config.recovery == "cloud-only":
             held = []  # needed only to identify the run and to refuse others
         return [one for one in (*held, *stored) if self._is_ours(one)]
+
+    def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> None:
+        """Copy a step here from workers that do not see the run's directory.
+
+        The arguments and errors are those of `runtime/control/gathering.py`.
+        """
+        controller, apart = self._controller, self.places()
+        workers = [worker for worker in controller.workers if worker in apart]
+        gather(controller.connections, workers, self.storage, step, also, on_begin)
 
     def _asked(
         self, workers: Sequence[str]
