@@ -29,6 +29,7 @@ from hetjax.data.hugging_face import (
     CONFIG,
     FILES,
     TOKENIZER,
+    ModelTokenizer,
     check_fits,
     read_tokenizer,
 )
@@ -97,12 +98,7 @@ def prepare(
     without usable rows, a vocabulary that is too small for the tokenizer (for our own:
     under 257) and a cache directory that cannot be made.
     """
-    theirs = None if wanted.tokenizer is None else read_tokenizer(wanted.tokenizer)
-    if theirs is None:
-        check_vocab_size(vocab_size)
-    else:
-        assert wanted.tokenizer is not None
-        check_fits(theirs.ids, vocab_size, wanted.tokenizer)
+    theirs = checked_tokenizer(wanted, vocab_size)
     sources = _sources(wanted)
     recipe = _recipe(sources, wanted.tokenizer, vocab_size)
     directory = cache_dir / f"corpus-{_key(recipe)[:16]}"
@@ -120,6 +116,17 @@ def prepare(
         _write_manifest(building, {**recipe, **counts})
         _publish(building, directory)
     return load(directory)
+
+
+def checked_tokenizer(wanted: Ingredients, vocab_size: int) -> ModelTokenizer | None:
+    """Return the tokenizer that is given, if one is; raise BadInput if the vocabulary
+    is too small for it, or for our own."""
+    if wanted.tokenizer is None:
+        check_vocab_size(vocab_size)
+        return None
+    found = read_tokenizer(wanted.tokenizer)
+    check_fits(found.ids, vocab_size, wanted.tokenizer)
+    return found
 
 
 def kept(

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.comm.addresses import listen
 from hetjax.comm.pinned import OWNER_ALONE, OwnCertificate, kept_certificate, spelled
 from hetjax.errors import BadInput
 from hetjax.files.writing import write_whole
@@ -218,12 +219,24 @@ def _opened(
             model_code=terms.model_code,
         )
     except OSError as error:
-        raise BadInput(
-            got=f"--join.address {terms.address}: {error.strerror or error}",
-            allowed="HOST:PORT: an address of this machine that others reach, and a "
-            "free port",
-            fix="choose another; ip address lists the addresses of this machine",
-        ) from error
+        raise _cannot_listen(terms.address, error) from error
+
+
+def check_address(address: str) -> None:
+    """Raise BadInput if machines cannot join at the address."""
+    try:
+        listen(address)[0].close()
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+
+
+def _cannot_listen(address: str, error: OSError) -> BadInput:
+    return BadInput(
+        got=f"--join.address {address}: {error.strerror or error}",
+        allowed="HOST:PORT: an address of this machine that others reach, and a free "
+        "port",
+        fix="choose another; ip address lists the addresses of this machine",
+    )
 
 
 def _tell(

@@ -11,6 +11,7 @@ from pathlib import Path
 from hetjax.comm.tls import Tls
 from hetjax.files.user_cache import expanded
 from hetjax.launchers.bootstraps import StartTerms
+from hetjax.launchers.by_joining import check_address
 from hetjax.launchers.joining.terms import JoinTerms
 from hetjax.launchers.launcher import Launcher, LaunchRequest, launcher_file
 from hetjax.launchers.reprovisioning import Follow
@@ -61,6 +62,12 @@ def launcher_of(
         terms=_start_terms(config, number, files or {}),
     )
     return launcher_file(config.launcher).open_launcher(request, stack)
+
+
+def check_launcher(config: RunConfig) -> None:
+    """Raise BadInput if the launcher could not be opened, before it is."""
+    if config.join.address is not None:
+        check_address(config.join.address)
 
 
 def _join_terms(

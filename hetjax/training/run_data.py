@@ -8,7 +8,7 @@ Does not own how documents are packed (`data/packing.py`) nor how stages separat
 
 from dataclasses import replace
 
-from hetjax.data.dataset import Dataset, load, prepare
+from hetjax.data.dataset import Dataset, checked_tokenizer, load, prepare
 from hetjax.data.settings import ingredients
 from hetjax.data.sources.corpus import holds_rows
 from hetjax.errors import BadInput
@@ -25,8 +25,7 @@ def run_dataset(
     """Open the run's own data, even if its source has changed since, or prepare it."""
     shown.doing("opening the text")
     wanted, cache_dir = ingredients(config.data), expanded(config.data.cache_dir)
-    is_same = previous is not None and wanted == ingredients(previous.config.data)
-    if previous is not None and is_same and previous.dataset.exists():
+    if previous is not None and _is_made(config, previous):
         dataset = load(previous.dataset)
     else:
         vocab_size = model.vocab_size
@@ -36,6 +35,19 @@ def run_dataset(
     if dataset.has_rows and not config.data.pack:
         check_balance_loss(model)
     return dataset
+
+
+def check_tokenizer(config: RunConfig, model: Model, previous: Previous | None) -> None:
+    """Raise BadInput if the text is still to be prepared, but the tokenizer is missing,
+    broken or too large for the model."""
+    if previous is None or not _is_made(config, previous):
+        checked_tokenizer(ingredients(config.data), model.vocab_size)
+
+
+def _is_made(config: RunConfig, previous: Previous) -> bool:
+    """Return whether the run's data are there, of the same ingredients."""
+    same = ingredients(config.data) == ingredients(previous.config.data)
+    return same and previous.dataset.exists()
 
 
 def with_packing(

@@ -29,13 +29,14 @@ from hetjax.training.directory.progress import (
     read_progress,
 )
 from hetjax.training.directory.rundir import Previous
+from hetjax.training.launchers import check_launcher
 from hetjax.training.layout.hardware import Hardware, choose_hardware, share_of_gpus
 from hetjax.training.layout.plan_choice import (
     Choice,
     choose_plan,
     read_run_calibration,
 )
-from hetjax.training.run_data import with_packing
+from hetjax.training.run_data import check_tokenizer, with_packing
 from hetjax.training.run_model import warn_of_other_model, warn_of_random_base
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
@@ -107,6 +108,9 @@ def settle(
         first_weights(config, model)  # refuses weights that cannot be read
         warn_of_other_model(config)
         warn_of_random_base(config)
+    check_tokenizer(config, model, previous)  # before a plan, which may take minutes
+    if not is_done:
+        check_launcher(config)
     shown.doing("looking for devices")
     hardware = choose_hardware(config, preset, cluster)
     choice = choose_plan(
