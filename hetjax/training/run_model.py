@@ -8,7 +8,7 @@ model (`models/finetuning.py`).
 import warnings
 
 from hetjax.models.configs import numbers
-from hetjax.models.finetuning import fine_tuned
+from hetjax.models.finetuning import WITHOUT_ADAPTERS, fine_tuned
 from hetjax.models.hugging_face.adapter_config import base_folder
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.hub import local_folder
@@ -51,5 +51,21 @@ def warn_of_random_base(config: RunConfig) -> None:
         warnings.warn(
             f"--lora.rank {config.lora.rank} without --init: the weights under the "
             "adapters are random and stay so; give --init FOLDER with weights to adapt",
+            stacklevel=2,
+        )
+
+
+def warn_of_missing_rank(config: RunConfig) -> None:
+    """Warn if settings of adapters have no effect, as there are none."""
+    asked = {"alpha": config.lora.alpha, "targets": config.lora.targets}
+    given = [
+        f"--lora.{name} {value}"
+        for name, value in asked.items()
+        if value != getattr(WITHOUT_ADAPTERS, name)
+    ]
+    if given and not config.lora.rank:
+        warnings.warn(
+            f"{' and '.join(given)} without --lora.rank: there are no adapters, and "
+            "the model itself is trained; give --lora.rank 16, say, to train adapters",
             stacklevel=2,
         )

@@ -37,7 +37,11 @@ from hetjax.training.layout.plan_choice import (
     read_run_calibration,
 )
 from hetjax.training.run_data import check_tokenizer, with_packing
-from hetjax.training.run_model import warn_of_other_model, warn_of_random_base
+from hetjax.training.run_model import (
+    warn_of_missing_rank,
+    warn_of_other_model,
+    warn_of_random_base,
+)
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 from hetjax.training.worker import first_weights
@@ -108,6 +112,7 @@ def settle(
         first_weights(config, model)  # refuses weights that cannot be read
         warn_of_other_model(config)
         warn_of_random_base(config)
+        warn_of_missing_rank(config)
     check_tokenizer(config, model, previous)  # before a plan, which may take minutes
     if not is_done:
         check_launcher(config)

@@ -25,7 +25,11 @@ from hetjax.models.model import abstract_params
 from hetjax.models.named import load_named
 from hetjax.plans.plan_files import write_plan
 from hetjax.training.directory.rundir import CHECKPOINTS, CONFIG
-from hetjax.training.run_model import run_model, warn_of_random_base
+from hetjax.training.run_model import (
+    run_model,
+    warn_of_missing_rank,
+    warn_of_random_base,
+)
 from hetjax.training.session import run
 from hetjax.training.settings.presets import Preset
 from tests.models.test_quantised import brute_force
@@ -262,6 +266,28 @@ def test_adapters_over_weights_that_no_folder_has_are_warned_of(tmp_path: Path):
         warnings.simplefilter("error")
         warn_of_random_base(replace(config, init="somewhere"))
         warn_of_random_base(replace(config, lora=LoraConfig()))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (LoraConfig(alpha=16.0), "--lora.alpha 16.0 without --lora.rank"),
+        (
+            LoraConfig(alpha=8.0, targets="mlp"),
+            "--lora.alpha 8.0 and --lora.targets mlp without --lora.rank",
+        ),
+    ],
+)
+def test_settings_of_adapters_that_have_no_effect_are_warned_of(
+    given: LoraConfig, said: str, tmp_path: Path
+):
+    config = replace(small_preset(tmp_path).config, lora=given)
+    with pytest.warns(UserWarning, match=said):
+        warn_of_missing_rank(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_missing_rank(replace(config, lora=replace(given, rank=4)))
+        warn_of_missing_rank(replace(config, lora=LoraConfig()))
 
 
 def test_a_run_with_adapters_over_random_weights_warns_before_it_looks_for_devices(
