@@ -7,10 +7,9 @@ Another process serves the tests' fakes of `gs` and `s3`. This process opens bot
 as a run does and, in turn, uploads and downloads 256 MiB of random bytes in files of
 one size, four at a time. CPU seconds are those of this process: all its threads and its
 system time, with checksums and disk writes. Wall times would measure the fakes. Figures
-are medians over the rounds, without the first. `ratio` is S3's figure over that of GCS.
-`s3` sends as to AWS itself, whose requests carry a CRC-64; `s3_signed` as to other
-servers, whose requests are signed with a SHA-256. Neither is encrypted here. Prints one
-JSON object.
+are medians over the rounds, without the first; `over_gs` are S3's over those of GCS.
+`s3_crc64` sends as to AWS itself, `s3_tls` as to other servers by https, `s3_sha256` as
+to those by http. None is encrypted here. Prints one JSON object.
 """
 
 import argparse
@@ -25,10 +24,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any, get_args
 
 from hetjax.checkpoint.file_records import FileRecord, record_of_file
 from hetjax.checkpoint.storage import open_store
-from hetjax.checkpoint.stores.s3 import S3Store
+from hetjax.checkpoint.stores.s3 import Protection, S3Store
 from hetjax.checkpoint.stores.s3_login import find_login
 from hetjax.checkpoint.stores.store import Store
 from tests.checkpoint.fake_s3 import ENVIRONMENT
@@ -73,16 +73,13 @@ def main() -> None:
             print("clear", file=server.stdin, flush=True)
             server.stdout.readline()
 
-        aws = S3Store(
-            *("bucket", "run", find_login("s3://bucket/run")),
-            endpoint=s3_url,
-            is_signed=False,
-        )
-        stores: dict[str, Store] = {
-            "gs": open_store("gs://bucket/run"),
-            "s3": aws,
-            "s3_signed": open_store("s3://bucket/signed", endpoint=s3_url),
-        }
+        stores: dict[str, Store] = {"gs": open_store("gs://bucket/run")}
+        for protection in get_args(Protection):
+            stores[f"s3_{protection}"] = S3Store(
+                *("bucket", protection, find_login("s3://bucket/run")),
+                endpoint=s3_url,
+                protection=protection,
+            )
         found = {
             f"files_of_{mib}_mib": compare(stores, mib, options.rounds, clear)
             for mib in options.file_mib
@@ -94,8 +91,8 @@ def main() -> None:
 
 def compare(
     stores: dict[str, Store], file_mib: int, rounds: int, clear: Callable[[], None]
-) -> dict[str, dict[str, float]]:
-    """Return CPU seconds per GiB of each store, and their ratio."""
+) -> dict[str, dict[str, Any]]:
+    """Return CPU seconds per GiB of each store, and those of S3 over those of GCS."""
     with tempfile.TemporaryDirectory() as folder:
         files = _files(Path(folder) / "sent", file_mib)
         spent: dict[str, list[tuple[float, float]]] = {name: [] for name in stores}
@@ -110,7 +107,11 @@ def compare(
     return {
         way: {
             **{name: round(ends[name][i], 3) for name in ends},
-            "ratio": round(ends["s3"][i] / ends["gs"][i], 3),
+            "over_gs": {
+                name: round(ends[name][i] / ends["gs"][i], 3)
+                for name in ends
+                if name != "gs"
+            },
         }
         for i, way in enumerate(("put", "get"))
     }

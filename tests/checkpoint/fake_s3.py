@@ -18,6 +18,8 @@ from email.utils import formatdate
 from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
+from hetjax.checkpoint.stores.s3 import Protection, S3Store
+from hetjax.checkpoint.stores.s3_login import Login
 from hetjax.checkpoint.stores.store import Store
 from tests.checkpoint.faulty_server import FaultyServer, Query, Reply
 
@@ -90,11 +92,8 @@ class FakeS3(FaultyServer):
         *,
         pause_s: float = 0.001,
         timeout_s: float = 5.0,
-        is_signed: bool = True,
+        protection: Protection = "sha256",
     ) -> Store:
-        from hetjax.checkpoint.stores.s3 import S3Store
-        from hetjax.checkpoint.stores.s3_login import Login
-
         return S3Store(
             "bucket",
             prefix,
@@ -102,7 +101,7 @@ class FakeS3(FaultyServer):
             endpoint=self.url,
             pause_s=pause_s,
             timeout_s=timeout_s,
-            is_signed=is_signed,
+            protection=protection,
         )
 
     def path(self, key: str) -> str:

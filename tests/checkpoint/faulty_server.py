@@ -14,6 +14,7 @@ takes effect. The result is one of
 """
 
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -65,11 +66,16 @@ class FaultyServer:
         self.url = ""
 
     @contextmanager
-    def serving(self, host: str = "127.0.0.1") -> Iterator[Self]:
+    def serving(
+        self, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> Iterator[Self]:
         """Serve on a free port of an address of this machine, stored in `url`."""
         handler = type("Handler", (_Handler,), {"fake": self})
         server = _Server((host, 0), handler)
-        self.url = f"http://{host}:{server.server_address[1]}"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://{host}:{server.server_address[1]}"
         serve = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         serve.start()
         try:

@@ -4,6 +4,7 @@
 import json
 import os
 import random
+import ssl
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ import pytest
 from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.stores import s3 as s3_module
 from hetjax.checkpoint.stores import s3_login
+from hetjax.checkpoint.stores.s3 import Protection, protection_of
 from hetjax.checkpoint.stores.store import Conflict, CorruptData, Store
 from hetjax.errors import BadInput
 from tests.checkpoint.fake_s3 import SECRET, FakeS3, refused
@@ -189,9 +191,9 @@ def test_a_clock_that_is_off_is_bad_input(s3: FakeS3):
     assert "set the clock" in caught.value.fix
 
 
-@pytest.mark.parametrize("is_signed", [True, False])
+@pytest.mark.parametrize("protection", ["crc64", "sha256"])
 def test_bytes_that_change_on_the_way_are_refused_and_sent_again(
-    s3: FakeS3, monkeypatch: pytest.MonkeyPatch, is_signed: bool
+    s3: FakeS3, monkeypatch: pytest.MonkeyPatch, protection: Protection
 ):
     answer, flipped = s3.answer, []
 
@@ -202,9 +204,76 @@ def test_bytes_that_change_on_the_way_are_refused_and_sent_again(
         return answer(method, path, query, headers, body)
 
     monkeypatch.setattr(s3, "answer", flip)
-    s3.store("run", is_signed=is_signed).put_text("x", "text")
+    s3.store("run", protection=protection).put_text("x", "text")
     assert flipped and s3.buckets["bucket"]["run/x"].data == b"text"
     assert [r.status for r in s3.log] == [400, 200]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "expected"),
+    [
+        (None, {}, "crc64"),
+        ("https://minio.example:9000", {}, "tls"),
+        ("http://minio.example:9000", {}, "sha256"),
+        (None, {"AWS_ENDPOINT_URL": "https://minio.example:9000"}, "tls"),
+        ("http://a.example", {"AWS_ENDPOINT_URL_S3": "https://b.example"}, "sha256"),
+    ],
+)
+def test_what_protects_bytes_on_their_way(
+    endpoint: str | None,
+    environment: dict[str, str],
+    expected: Protection,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in [name for name in os.environ if name.startswith("AWS_ENDPOINT")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert protection_of(endpoint) == expected
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> ssl.SSLContext:
+    """A server's certificate, own.pem, which nobody trusts yet."""
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
+    make += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out own.pem"
+    make += " -addext basicConstraints=critical,CA:FALSE"
+    subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(tmp_path / "own.pem", tmp_path / "key.pem")
+    return own
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_bad_input(
+    s3: FakeS3, certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with s3.serving(tls=certified):
+        with pytest.raises(BadInput, match="certificate is not trusted") as caught:
+            opened(s3)
+    assert "set SSL_CERT_FILE" in caught.value.fix
+
+
+def test_an_encrypted_server_of_ones_own_gets_requests_without_hashes(
+    s3: FakeS3,
+    certified: ssl.SSLContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The SHA-256 would cost more than the encryption; not all know a CRC-64."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    answer, asked = s3.answer, list[dict[str, str]]()
+
+    def note(method: str, path: str, query: dict, headers: dict, body: bytes):
+        asked.append(headers)
+        return answer(method, path, query, headers, body)
+
+    monkeypatch.setattr(s3, "answer", note)
+    with s3.serving(tls=certified):
+        opened(s3).put_text("x", "text")
+    assert {h["x-amz-content-sha256"] for h in asked} == {"UNSIGNED-PAYLOAD"}
+    assert not any("checksum" in name for headers in asked for name in headers)
+    assert s3.buckets["bucket"]["run/x"].data == b"text"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import google_crc32c
 import obstore
@@ -55,15 +55,29 @@ from hetjax.checkpoint.stores.store import (
 _SLOWEST_BYTES_PER_S = 50e3  # as in `store.py` for whole files
 _CONNECT_S, _LONGEST_S = 20.0, 24 * 3600.0
 _T = TypeVar("_T")
+Protection = Literal["crc64", "tls", "sha256"]
+
+
+def protection_of(endpoint: str | None) -> Protection:
+    """Return what protects bytes on their way to the server of this endpoint.
+
+    AWS also checks a CRC-64 of what has arrived. Other servers do not all know it; with
+    them an encrypted connection must do. Without one they check the SHA-256 that signs
+    the request, which takes 0.6 CPU seconds per GiB.
+    """
+    if endpoint is not None:
+        return "tls" if endpoint.startswith("https://") else "sha256"
+    # an http:// endpoint in the environment is refused
+    is_elsewhere = any(name.startswith("AWS_ENDPOINT") for name in os.environ)
+    return "tls" if is_elsewhere else "crc64"
 
 
 class S3Store:
     """Objects of a bucket under a prefix.
 
-    The server checks what it receives. AWS checks its CRC-64 within the encrypted
-    connection. Other servers check the SHA-256 that signs the request (`is_signed`),
-    which all of them support and which takes 0.7 CPU seconds per GiB. `pause_s` is the
-    first of the growing pauses between attempts, `timeout_s` the longest silence.
+    `protection` is what protects bytes on their way to the server, by default what
+    `protection_of` says. `pause_s` is the first of the growing pauses between attempts,
+    `timeout_s` the longest silence.
     """
 
     def __init__(
@@ -75,14 +89,12 @@ class S3Store:
         endpoint: str | None = None,
         pause_s: float = 0.5,
         timeout_s: float = 20.0,
-        is_signed: bool | None = None,
+        protection: Protection | None = None,
     ) -> None:
         self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
         self.limit, self._pause_s = limit or BandwidthLimit(), pause_s
-        if is_signed is None:
-            elsewhere = any(name.startswith("AWS_ENDPOINT") for name in os.environ)
-            is_signed = endpoint is not None or elsewhere
-        client = partial(_client, bucket, login, endpoint, is_signed)
+        protection = protection or protection_of(endpoint)
+        client = partial(_client, bucket, login, endpoint, protection)
         slow_s = timeout_s + PIECE_BYTES / _SLOWEST_BYTES_PER_S
         self._ask = client(silence_s=timeout_s, most_s=timeout_s)
         self._upload = client(silence_s=slow_s, most_s=slow_s)
@@ -249,14 +261,16 @@ def _client(
     bucket: str,
     login: Login,
     endpoint: str | None,
-    is_signed: bool,
+    protection: Protection,
     silence_s: float,
     most_s: float,
 ) -> Client:
     """Return a client that tries once; a request takes at most `most_s`."""
     more: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
-    if not is_signed:
-        more |= {"unsigned_payload": True, "checksum_algorithm": "CRC64NVME"}
+    if protection != "sha256":
+        more["unsigned_payload"] = True
+    if protection == "crc64":
+        more["checksum_algorithm"] = "CRC64NVME"
     return Client(
         bucket,
         region=login.region,

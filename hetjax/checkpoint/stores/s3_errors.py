@@ -43,6 +43,10 @@ class InsecureEndpoint(StoreError):
     """The environment names an unencrypted server that the user did not type."""
 
 
+class UntrustedServer(StoreError):
+    """No authority that this machine trusts has signed the server's certificate."""
+
+
 @contextmanager
 def errors_translated(url: str) -> Iterator[None]:
     """Replace the client's errors by ours, which say how to react."""
@@ -71,6 +75,8 @@ def _classify(url: str, error: Exception) -> Exception:
         return WrongRegion(once)
     if "BadScheme" in text:
         return InsecureEndpoint(f"{url}: http:// without --checkpoint.endpoint")
+    if "InvalidCertificate" in text:
+        return UntrustedServer(f"{url}: the server's certificate is not trusted")
     passing = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
     if passing or (status >= 500 and status != 501):
         return TransientError(what)

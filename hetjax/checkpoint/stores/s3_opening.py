@@ -11,7 +11,11 @@ from contextlib import contextmanager
 
 from hetjax.checkpoint.stores.endpoint import S3, bucket_problems
 from hetjax.checkpoint.stores.s3 import S3Store
-from hetjax.checkpoint.stores.s3_errors import InsecureEndpoint, WrongRegion
+from hetjax.checkpoint.stores.s3_errors import (
+    InsecureEndpoint,
+    UntrustedServer,
+    WrongRegion,
+)
 from hetjax.checkpoint.stores.s3_login import find_login
 from hetjax.checkpoint.stores.store import (
     AccessDenied,
@@ -114,4 +118,12 @@ def _refusals_explained(
             got=f"checkpoint store {url} with an http:// endpoint in the environment",
             allowed="https, or an http:// endpoint given as an option",
             fix="add --checkpoint.endpoint http://HOST:PORT",
+        ) from error
+    except UntrustedServer as error:
+        raise BadInput(
+            got=f"checkpoint store {url} on a server whose certificate is not trusted",
+            allowed="a certificate for that name or address, signed by an authority "
+            "that this machine trusts",
+            fix="set SSL_CERT_FILE to a PEM file with that authority's certificate, on "
+            "every machine of the run",
         ) from error
