@@ -2,17 +2,18 @@
 """Kills each part of a run that shares no directory, and compares the losses.
 
     python -m experiments.recovery.apart [--kills 20] [--seed 0] [--steps 300]
-        [--folder runs/apart] [--keep copies|store|ceph] [--launcher ssh|ray]
+        [--folder runs/apart] [--keep copies|store|ceph] [--launcher ssh|ray|join]
 
-Trains preset `tiny` on two machines, by `ssh` (a stand-in that runs its command here)
-or on a real Ray (`experiments/launchers/own_ray.py`). Each machine is a mount namespace
+Trains preset `tiny` on two machines: by `ssh` (a stand-in that runs its command here),
+on a real Ray (`experiments/launchers/own_ray.py`), or as machines that join
+(`experiments/launchers/joining_machines.py`). Each machine is a mount namespace
 in which the controller's run directory, text, cache and weights are hidden
 (`tests/launchers/apart.py`). At random moments the experiment kills one of these,
 whatever the run is doing:
 
     worker      the worker process of a machine
-    machine     all processes of a machine, and its disk; it then joins Ray again
-    ssh         the client that has started a worker
+    machine     all processes of a machine, and its disk; it then joins again
+    client      what has started a worker: `ssh` here, `hetjax worker` on the machine
     controller  the run itself; the same command starts it again
     all         everything at once except disks and Ray's head; the same command
                 starts it again
@@ -43,6 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.launchers.joining_machines import JoiningMachines, joining_machines
 from experiments.launchers.own_ray import OwnRay, own_ray
 from experiments.stores.own_ceph import BUCKET, URL, own_ceph, write_profile
 from hetjax.checkpoint.storage import open_store
@@ -59,6 +61,8 @@ from tests.training.pair import ONE_REPLICA, TWO_NODES
 
 PLACES = ("worker", "machine", "controller", "all")
 HOSTS = {"left": "127.0.0.2", "right": "127.0.0.3"}
+OWN, PORT = Path("own/run"), 17411  # the run's directory; where machines join it
+Fleet = OwnRay | JoiningMachines
 _WORKER, _PAUSE_S, _LONGEST_S = "hetjax.training.worker", (0.0, 4.0), 900.0
 _TRAINS_AGAIN = 0.97  # chance, each half second, to go on waiting for a new step
 
@@ -72,10 +76,10 @@ class Site:
     """The folders and programs of one experiment."""
 
     def __init__(
-        self, folder: Path, steps: int, store: _Store | None, ray: OwnRay | None
+        self, folder: Path, steps: int, store: _Store | None, fleet: Fleet | None
     ) -> None:
-        self.folder, self.store, self.ray, self._steps = folder, store, ray, steps
-        self.run_dir = folder / "own" / "run"
+        self.folder, self.store, self.fleet, self._steps = folder, store, fleet, steps
+        self.run_dir = folder / OWN
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.programs = fake_programs.written(folder)
@@ -107,9 +111,9 @@ class Site:
             self.switch_on(address)
 
     def switch_on(self, address: str) -> None:
-        """Let Ray have the machine; `ssh` reaches every machine that is on."""
-        if self.ray:
-            self.ray.join(self.machines, address)
+        """Let the machine join; `ssh` reaches every machine that is on."""
+        if self.fleet:
+            self.fleet.join(self.machines, address)
 
     def command(self, run_dir: Path, *launcher: str) -> list[str]:
         words = [sys.executable, "-m", "hetjax.train", "tiny", "--simulate", *launcher]
@@ -125,8 +129,8 @@ class Site:
     def start(self, run_dir: Path, *launcher: str) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(self.programs), os.environ["PATH"]])
         own = {"PATH": path, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
-        if self.ray:
-            own["RAY_ADDRESS"] = self.ray.address
+        if isinstance(self.fleet, OwnRay):
+            own["RAY_ADDRESS"] = self.fleet.address
         if self.store and self.store.endpoint:
             own["HOME"] = str(self.folder / "home")  # all that ssh passes on
         with (self.folder / f"{run_dir.name}.said").open("ab") as said:
@@ -144,23 +148,30 @@ class Site:
         if self.store and self.store.endpoint:
             kept += ["--checkpoint.endpoint", self.store.endpoint]
         by = ["ssh", "--hosts", f"{self.folder}/hosts.toml"]
-        if self.ray:
+        if isinstance(self.fleet, OwnRay):
             by = ["ray"]
+        elif self.fleet:
+            by = ["join", "--join.address", f"127.0.0.1:{PORT}"]
         return self.start(self.run_dir, "--launcher", *by, *kept)
 
     def workers(self, address: str) -> list[int]:
-        if self.ray:
-            return self.ray.workers(address)
+        if self.fleet:
+            return self.fleet.workers(address)
         told = f"SSH_CONNECTION=127.0.0.1 9 {address}"
         return processes([_WORKER], told, str(self.programs))
+
+    def clients(self, address: str) -> list[int]:
+        """Return what has started the worker there, unless Ray has."""
+        if isinstance(self.fleet, JoiningMachines):
+            found = self.fleet.client(address)
+            return [] if found is None else [found]
+        return processes([str(self.programs / "ssh"), address])
 
 
 def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> bool:
     """Kill in this place; return whether there was a process to kill."""
-    there = site.workers(address)
-    if place == "ssh":
-        there = processes([str(site.programs / "ssh"), address])
-    if place in ("worker", "ssh"):
+    if place in ("worker", "client"):
+        there = (site.workers if place == "worker" else site.clients)(address)
         return [_killed(pid) for pid in there].count(True) > 0
     if place == "machine":
         with site.machines.off(address):
@@ -183,8 +194,8 @@ def kill(site: Site, run: subprocess.Popen[bytes], place: str, address: str) -> 
 
 def switched_off(site: Site, address: str) -> bool:
     """Kill everything on the machine; return whether there was anything."""
-    if site.ray:
-        site.ray.switch_off(address)
+    if site.fleet:
+        site.fleet.switch_off(address)
         return True
     found = site.workers(address)
     for pid in found:
@@ -244,18 +255,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--folder", type=Path, default=Path("runs/apart"))
     parser.add_argument("--keep", choices=("copies", "store", "ceph"), default="copies")
-    parser.add_argument("--launcher", choices=("ssh", "ray"), default="ssh")
+    parser.add_argument("--launcher", choices=("ssh", "ray", "join"), default="ssh")
     asked = parser.parse_args()
     with ExitStack() as stack:
         if asked.keep == "ceph":
             folder = Path(stack.enter_context(TemporaryDirectory()))
             stack.enter_context(own_ceph(folder))
-        by_ray = asked.launcher == "ray"
-        ray = stack.enter_context(own_ray(HOSTS)) if by_ray else None
-        sys.exit(_all_runs(asked, ray))
+        fleet: Fleet | None = None
+        if asked.launcher == "ray":
+            fleet = stack.enter_context(own_ray(HOSTS))
+        elif asked.launcher == "join":
+            run_dir = asked.folder.absolute() / OWN
+            fleet = stack.enter_context(joining_machines(HOSTS, run_dir))
+        sys.exit(_all_runs(asked, fleet))
 
 
-def _all_runs(asked: argparse.Namespace, ray: OwnRay | None) -> bool:
+def _all_runs(asked: argparse.Namespace, fleet: Fleet | None) -> bool:
     """Run until enough kills were made; return whether a run went wrong."""
     chance, kills, runs = random.Random(asked.seed), Counter[str](), 0
     wrong: list[str] = []
@@ -267,7 +282,7 @@ def _all_runs(asked: argparse.Namespace, ray: OwnRay | None) -> bool:
             "store": _Store((folder / "store").as_uri(), None),
             "ceph": _Store(f"s3://{BUCKET}/run-{runs}", URL),
         }[asked.keep]
-        site = Site(folder, asked.steps, store, ray)
+        site = Site(folder, asked.steps, store, fleet)
         if not whole:
             alone = site.start(site.folder / "whole", "--launcher", "processes")
             assert alone.wait() == 0, "the run without kills"
@@ -282,7 +297,7 @@ def _all_runs(asked: argparse.Namespace, ray: OwnRay | None) -> bool:
         print(f"run {runs}: code {code}, {dict(told)}", flush=True)
         if wrong:
             break
-        for address in HOSTS.values() if ray else ():
+        for address in HOSTS.values() if fleet else ():
             switched_off(site, address)
     print(json.dumps({"kills": kills, "runs": runs, "wrong": wrong}))
     return bool(wrong)
@@ -302,7 +317,8 @@ def _one_run(site: Site, chance: random.Random, most: int, kills: Counter[str]) 
             time.sleep(0.05)
         if done == most or run.poll() is not None:
             continue
-        places = PLACES if site.ray else (*PLACES, "ssh")
+        has_clients = not isinstance(site.fleet, OwnRay)
+        places = (*PLACES, "client") if has_clients else PLACES
         place, (name, address) = chance.choice(places), chance.choice([*HOSTS.items()])
         if place == "machine" and not may_lose_a_disk(site):
             place = "worker"
