@@ -105,13 +105,13 @@ def _gather(
 
     try:
         driver.gather(step, also, on_begin)
-    except (StoreError, WorkerLost, GivenUp) as error:
+    except (OSError, GivenUp) as error:
         recorder.note(
             f"the {what} was not copied to this machine ("
             f"{str(error) or 'the run was asked to stop'}): to use the model, copy it "
             f"from the disks of {apart} as {_HOW_TO_COPY} shows"
         )
-        if not isinstance(error, StoreError):
+        if isinstance(error, (WorkerLost, GivenUp)):
             raise
     else:
         if sizes:

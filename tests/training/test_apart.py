@@ -9,6 +9,7 @@ machine gets the last checkpoint. In the end, both disks are lost, and a start b
 must not begin anew.
 """
 
+import errno
 import json
 import subprocess
 import threading
@@ -272,7 +273,8 @@ def test_at_the_end_the_store_is_named_with_the_disks(tmp_path: Path):
 @pytest.mark.parametrize(
     ("error", "tried"),
     [
-        (StoreError("the disk is full"), [4, 6]),
+        (StoreError("it takes 1 GiB"), [4, 6]),
+        (OSError(errno.EROFS, "Read-only file system"), [4, 6]),
         (WorkerLost("left", "ended"), [4]),
         (GivenUp(), [4]),
     ],
