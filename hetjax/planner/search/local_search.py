@@ -333,10 +333,10 @@ def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
         yield from with_other_size(plan, group, request.microbatch_sizes)
         yield from swapped(plan, group, request)
     for group in groups:
+        yield from reordered(plan, group, request)
+    for group in groups:  # last: with many idle devices, these use up the work
         yield from onto_idle(plan, group, request)
         yield from merged(plan, group)
     for group in groups:
         if len(group) > 1:
             yield from shifted(predicted, plan, group[:1])
-    for group in groups:
-        yield from reordered(plan, group, request)

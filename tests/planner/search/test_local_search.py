@@ -100,3 +100,24 @@ def test_unlike_stages_trade_places_with_their_layers_and_without() -> None:
         [("slow", (0, 1)), ("fast", (1, 4))],
         [("slow", (0, 3)), ("fast", (3, 4))],
     ]
+
+
+def test_stages_trade_places_before_any_is_cut_onto_idle_devices() -> None:
+    """A node of many idle devices would use up the work before the others are tried."""
+    request = two_kinds()
+    seats = [
+        Seat(node=node, devices=(0,), mesh=StageMesh(), remat="none")
+        for node in ("fast", "slow")
+    ]
+    start = PlanEvaluator(request)(
+        plan_of(request, [replica_of(8, 1, seats, [(0, 3), (3, 4)])])
+    )
+    assert start is not None
+    tried: list[Plan] = []
+    local_search(start, tried.append, step_s, request, most_work=math.inf)
+    nodes = [[stage.node for stage in plan.replicas[0].stages] for plan in tried]
+    longer = [n for n, names in enumerate(nodes) if len(names) > 2]
+    assert longer
+    assert (
+        max(n for n, names in enumerate(nodes) if names == ["slow", "fast"]) < longer[0]
+    )
