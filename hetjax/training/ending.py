@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from statistics import median
 
+from hetjax.checkpoint.format import MANIFEST
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.errors import RunFailed, counted_noun
 from hetjax.launchers.table import LAUNCHERS
@@ -72,13 +73,19 @@ def finish(
 
 
 def gather_results(
-    driver: Driver, best: int | None, config: RunConfig, recorder: Recorder
+    driver: Driver,
+    best: int | None,
+    config: RunConfig,
+    recorder: Recorder,
+    stop: StopRequest,
 ) -> None:
     """Copy the last and the best checkpoint to this machine, if others have them on
-    their own disks alone. The run is done: whatever fails is only reported.
+    their own disks alone. The run is done: whatever fails is only reported, and a
+    request to stop ends the copying.
     """
     if gathering_folder(config) is None or not driver.places():
         return
+    stop.is_saved, driver.must_give_up = True, lambda: stop.reason is not None
     also = [] if best is None else [best]
     with suppress(WorkerLost, GivenUp):
         for step in sorted({*also, driver.at}):  # the last one replaces earlier ones
@@ -96,11 +103,11 @@ def _gather(
     what, apart = f"checkpoint of step {step}", ", ".join(sorted(driver.places()))
     begin_s, sizes = time.perf_counter(), list[int]()
 
-    def on_begin(num_bytes: int) -> None:
+    def on_begin(senders: Sequence[str], num_bytes: int) -> None:
         sizes.append(num_bytes)
-        folder = config.run_dir / rundir.CHECKPOINTS
+        folder, names = config.run_dir / rundir.CHECKPOINTS, ", ".join(sorted(senders))
         recorder.note(
-            f"copying the {what} ({num_bytes:,} bytes) from {apart} to {folder}"
+            f"copying the {what} ({num_bytes:,} bytes) from {names} to {folder}"
         )
 
     try:
@@ -108,8 +115,8 @@ def _gather(
     except (OSError, GivenUp) as error:
         recorder.note(
             f"the {what} was not copied to this machine ("
-            f"{str(error) or 'the run was asked to stop'}): to use the model, copy it "
-            f"from the disks of {apart} as {_HOW_TO_COPY} shows"
+            f"{str(error) or 'the run was asked to stop'}): the same command tries it "
+            f"again; or copy it from the disks of {apart} as {_HOW_TO_COPY} shows"
         )
         if isinstance(error, (WorkerLost, GivenUp)):
             raise
@@ -124,10 +131,9 @@ def _what_is_here(config: RunConfig) -> str:
     if not (apart := folders_apart(config.run_dir)):
         return "metrics, settings and checkpoints"
     whose, store = ", ".join(sorted(apart)), _and_in_store(config)
-    folder = (
-        config.run_dir / rundir.CHECKPOINTS
-    )  # of workers that do see the run directory
-    here = f" and in {folder}" if any(folder.glob("step_*")) else ""
+    # of workers that do see the run directory, or gathered
+    folder = config.run_dir / rundir.CHECKPOINTS
+    here = f" and in {folder}" if any(folder.glob(f"step_*/*/{MANIFEST}")) else ""
     return f"checkpoints are on the disks of {whose}{here}{store}; metrics and settings"
 
 

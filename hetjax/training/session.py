@@ -31,6 +31,7 @@ from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
+from hetjax.training.directory.own_disks import lacks_results
 from hetjax.training.directory.progress import (
     best_so_far,
     evaluated,
@@ -135,7 +136,7 @@ class Session(ExitStack):
         if num_steps is not None:
             config = replace(config, stop_after=num_steps)
             check_config(config)
-        if self._is_done(shown):
+        if self._is_done(shown) and not lacks_results(config):
             shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
             if config.trace:
                 shown.note("--trace: no step is left to trace; raise --steps")
@@ -266,8 +267,8 @@ class Session(ExitStack):
             recorder.goodput(loop.spent.goodput(lines, total_s), step)
             self._begin_s, self._prepared = time.perf_counter(), Spent(after=0)
             if step == config.steps:
-                driver.must_give_up = lambda: stop.reason is not None
-                gather_results(driver, loop.saving.best.step, config, recorder)
+                best = loop.saving.best.step
+                gather_results(driver, best, config, recorder, stop)
             code = finish(found.start, step, stop, recorder, self._again)
             if not stop.leaves_no_time:
                 write_report(run_dir, self._predict, shown)

@@ -23,8 +23,9 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.runtime.control import gathering
+from hetjax.runtime.rpc.gathering_schema import SendPart
 from hetjax.runtime.rpc.message import AnyRequest, Message
-from hetjax.runtime.rpc.worker_connections import WorkerConnections
+from hetjax.runtime.rpc.worker_connections import WorkerConnections, WorkerLost
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.service import HANDLERS, WorkerService
 
@@ -84,8 +85,13 @@ class Workers:
     def gather(self, step: int = STEP, also: Sequence[int] = ()) -> list[int]:
         """Return the sizes that were reported before anything was sent."""
         begun: list[int] = []
+
+        def note(senders: Sequence[str], num_bytes: int) -> None:
+            assert {*senders} <= {*WORKERS}
+            begun.append(num_bytes)
+
         asked = cast(WorkerConnections, SimpleNamespace(ask=self.ask))
-        gathering.gather(asked, WORKERS, self.storage, step, also, begun.append)
+        gathering.gather(asked, WORKERS, self.storage, step, also, note)
         return begun
 
 
@@ -169,7 +175,7 @@ def test_nothing_is_sent_where_there_is_no_room(
 ):
     free = SimpleNamespace(free=gathering._LEFT_FREE)
     monkeypatch.setattr(gathering.shutil, "disk_usage", lambda path: free)
-    with pytest.raises(StoreError, match="takes 0.0 GiB.* has 1.0 GiB free"):
+    with pytest.raises(StoreError, match="takes [0-9,]* bytes.*1,073,741,824 free"):
         workers.gather()
     assert not any("SendPart" in asked for asked in workers.asked)
 
@@ -182,3 +188,20 @@ def test_half_a_checkpoint_is_removed_where_a_worker_cannot_send_its_part(
     with pytest.raises(StoreError, match="b failed: "):
         workers.gather()
     assert newest(workers.home) is None
+
+
+def test_half_a_checkpoint_is_removed_where_a_worker_is_lost(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+):
+    answer = workers._answer
+
+    def lose(name: str, request: Any) -> Message | None:
+        if name == "b" and isinstance(request, SendPart):
+            assert (workers.home / f"step_{STEP:08d}/a").exists()
+            raise WorkerLost("b", "ended")
+        return answer(name, request)
+
+    monkeypatch.setattr(workers, "_answer", lose)
+    with pytest.raises(WorkerLost):
+        workers.gather()
+    assert not [*workers.home.glob("step_*/*")]

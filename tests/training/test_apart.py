@@ -5,15 +5,16 @@ Two machines that join hold half of the model each; only the controller has the 
 of the initial weights. One machine and its disk are lost for good, and another one
 takes its place. Between two starts, the disk of the other machine is lost, and the run
 resumes by `ssh`. It trains like an undisturbed run in one process, and the controller's
-machine gets the last checkpoint. In the end, both disks are lost, and a start by Slurm
-must not begin anew.
+machine gets the last checkpoint, and again once it is removed there. In the end, both
+disks are lost, and a start by Slurm must not begin anew.
 """
 
 import errno
 import json
+import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -33,6 +34,7 @@ from hetjax.models.named import named_config
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.train import main
 from hetjax.training import ending
+from hetjax.training.recovery.notices import StopRequest
 from hetjax.training.recovery.recovered import GivenUp
 from tests.launchers import fake_programs
 from tests.launchers.apart import Machines, switch_off
@@ -175,6 +177,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Apart
             run.codes.append(main(words))
             run.note_saved("at the end")
             run.note_gathered("at the end")
+            shutil.rmtree(run.run_dir / "checkpoints")
+            run.codes.append(main(words))
+            run.note_gathered("once more")
             for address in ADDRESSES.values():
                 run.machines.lose_disk(address)
             patched.setenv("SLURM_JOB_ID", "1")
@@ -190,7 +195,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Apart
 def test_losses_are_those_of_machines_that_share_a_folder(
     run: ApartRun, alone: list[float]
 ):
-    assert run.codes[:2] == [4, 0]
+    assert run.codes[:3] == [4, 0, 0]
     assert losses(run.run_dir) == pytest.approx(alone, rel=1e-5)
     assert trained(run.run_dir) == [*STEPS]
 
@@ -200,14 +205,14 @@ def test_the_state_of_a_lost_machine_is_on_the_disk_of_another(run: ApartRun):
     assert (recovered["gone"], recovered["step"]) == (["right"], 2)
     assert recovered["bytes"].keys() == {"disk", "peer"}
     assert run.saved["right when right was lost"] == ["2/left", "2/right"]
-    (restored,) = events(run.run_dir, "restored")  # the disk of left was empty
+    restored, _ = events(run.run_dir, "restored")  # the disk of left was empty
     assert (restored["step"], restored["bytes"].keys()) == (4, {"disk", "peer"})
     for node in ADDRESSES:
         assert {"6/left", "6/right"} <= {*run.saved[f"{node} at the end"]}
 
 
 def test_a_run_does_not_begin_anew_where_its_disks_are_gone(run: ApartRun):
-    assert run.codes[2] == 2
+    assert run.codes[3] == 2
     assert "a run that has saved step 6" in run.refused.getvalue()
     assert str(run.machines.folder / "home/hetjax") in run.refused.getvalue()
 
@@ -222,10 +227,11 @@ def test_a_run_that_is_done_leaves_its_last_checkpoint_where_its_directory_is(
     run: ApartRun, alone: list[float]
 ):
     there = [f"step_00000006/{node}" for node in ADDRESSES]
-    assert run.gathered == {"between": [], "at the end": there}
+    assert run.gathered == {"between": [], "at the end": there, "once more": there}
     assert "was not copied" not in run.log()
-    (gathered,) = events(run.run_dir, "gathered")
-    size = f"{gathered['bytes']['peer']:,} bytes"
+    first, again = events(run.run_dir, "gathered")
+    assert first["bytes"] == again["bytes"]
+    size = f"{first['bytes']['peer']:,} bytes"
     assert f"copying the checkpoint of step 6 ({size}) from left, right" in run.log()
     found, expected = (exported(path) for path in (run.run_dir, run.folder / "alone"))
     assert found.keys() == expected.keys()
@@ -254,7 +260,7 @@ def test_people_are_told_who_does_not_see_the_directory_and_what_follows(
     assert apart["folders"].keys() == {*ADDRESSES}
     assert all(Path(f).name == identity for f in apart["folders"].values())
     told = f"left, right do not see {run.run_dir}: checkpoints are kept on their own"
-    assert run.log().count(told) == 2  # in each start that trained
+    assert run.log().count(told) == 3  # in each start that had workers
     assert f"on the disks of left, right and in {run.run_dir}/checkpoints;" in run.log()
 
 
@@ -285,13 +291,17 @@ def test_a_run_is_done_though_its_checkpoints_cannot_be_copied(
     config = but(small_preset(tmp_path), run_dir=tmp_path, launcher="ssh").config
     asked, notes = list[int](), list[str]()
 
-    def gather(step: int, also: list[int], on_begin: Callable[[int], None]) -> None:
+    def gather(step: int, also: list[int], on_begin: object) -> None:
         asked.append(step)
         raise error
 
     driver = SimpleNamespace(at=6, places=lambda: {"left": "/state"}, gather=gather)
     recorder = SimpleNamespace(note=notes.append)
-    ending.gather_results(cast(Any, driver), 4, config, cast(Any, recorder))
+    stop = StopRequest()
+    ending.gather_results(cast(Any, driver), 4, config, cast(Any, recorder), stop)
+    assert stop.is_saved and not cast(Any, driver).must_give_up()
+    stop.reason = "SIGINT"
+    assert cast(Any, driver).must_give_up()
     assert asked == tried
     for step, note in zip(tried, notes, strict=True):
         why = str(error) or "the run was asked to stop"

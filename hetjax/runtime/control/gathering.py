@@ -9,6 +9,7 @@ checkpoint is gathered (`training/ending.py`).
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hetjax.checkpoint.disk import read_manifest, remove_part
@@ -21,7 +22,7 @@ from hetjax.runtime.rpc.gathering_schema import PartSize, SendPart, TellPartSize
 from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
-OnBegin = Callable[[int], None]  # gets the bytes to come
+OnBegin = Callable[[Sequence[str], int], None]  # gets the senders, and all their bytes
 _LEFT_FREE = 1 << 30  # bytes that stay free for the run's other files
 
 
@@ -47,24 +48,30 @@ def gather(
     if num_bytes := sum(parts[worker].num_bytes for worker in senders):
         folder.mkdir(parents=True, exist_ok=True)
         _check_room(folder, num_bytes)
-        on_begin(num_bytes)
+        on_begin(senders, num_bytes)
     order = SendPart(
         storage=storage, step=step, also=[*also], expected_s=moving_s(num_bytes)
     )
-    answers = connections.ask(dict.fromkeys(senders, order))
-    failures = [f"{w} failed: {a.failure}" for w, a in answers.items() if a.failure]
-    if failures or step not in steps(folder, storage.key(), storage.run):
+    try:
+        answers = connections.ask(dict.fromkeys(senders, order))
+        failures = [f"{w} failed: {a.failure}" for w, a in answers.items() if a.failure]
+        if failures:
+            raise StoreError("; ".join(failures))
+        if step not in steps(folder, storage.key(), storage.run):
+            raise StoreError("machines that left have parts of it")
+    except BaseException:  # half a checkpoint is of no use
         for worker in senders:
-            remove_part(_part(folder, worker, step))
-        raise StoreError("; ".join(failures) or "machines that left have parts of it")
+            with suppress(OSError):  # a worker may still be sending
+                remove_part(_part(folder, worker, step))
+        raise
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if num_bytes + _LEFT_FREE > free:
         raise StoreError(
-            f"it takes {num_bytes / 2**30:.1f} GiB, and the disk of {folder} has "
-            f"{free / 2**30:.1f} GiB free"
+            f"it takes {num_bytes:,} bytes, and the disk of {folder} has {free:,} "
+            f"free, of which {_LEFT_FREE:,} are to stay free"
         )
 
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.training.directory.journal import read_journal
@@ -68,6 +69,14 @@ def gathering_folder(config: RunConfig) -> Path | None:
     if are_here or kept.cloud is not None or kept.local is not None:
         return None
     return config.run_dir / CHECKPOINTS
+
+
+def lacks_results(config: RunConfig) -> bool:
+    """Return whether the last checkpoint is to be gathered, but is not here yet."""
+    folder = gathering_folder(config)
+    if folder is None or not folders_apart(config.run_dir):
+        return False
+    return config.steps not in steps(folder)
 
 
 def folders_apart(run_dir: Path) -> Mapping[str, str]:

@@ -91,6 +91,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.grace_s: float | None = None
+        self.is_saved = False  # all that is left is to copy what is saved
         self._noticed_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -130,7 +131,7 @@ class StopRequest:
         if self.reason is None:
             self._noticed_s, self.grace_s = time.monotonic(), notice.grace_s
             self.reason = notice.source
-            say_at_once(f"{notice.source}: saving after this step")
+            say_at_once(f"{notice.source}: {self._then}")
 
     def _ask(self, reason: str) -> None:
         """Note a reason to stop without hurry, as this machine stays.
@@ -139,7 +140,7 @@ class StopRequest:
         """
         if self.reason is None:
             self.reason = reason
-            say_at_once(f"{reason}: saving after this step")
+            say_at_once(f"{reason}: {self._then}")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.reason == signal.Signals(number).name == "SIGTERM":
@@ -148,7 +149,12 @@ class StopRequest:
         self.grace_s = GRACE_S if number == signal.SIGTERM else None
         self.reason = signal.Signals(number).name
         signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        unsaved = "" if self.is_saved else ", unsaved"
         again = (
-            "; Ctrl-C again: stop at once, unsaved" if number == signal.SIGINT else ""
+            f"; Ctrl-C again: stop at once{unsaved}" if number == signal.SIGINT else ""
         )
-        say_at_once(f"{self.reason}: saving after this step{again}")
+        say_at_once(f"{self.reason}: {self._then}{again}")
+
+    @property
+    def _then(self) -> str:
+        return "copying ends" if self.is_saved else "saving after this step"
