@@ -136,11 +136,14 @@ class Session(ExitStack):
         if num_steps is not None:
             config = replace(config, stop_after=num_steps)
             check_config(config)
-        if self._is_done(shown) and not lacks_results(config):
-            shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
-            if config.trace:
-                shown.note("--trace: no step is left to trace; raise --steps")
-            return DONE
+        if self._is_done(shown):
+            done = f"{config.run_dir} has done all of its {config.steps} steps"
+            if not lacks_results(config):
+                shown.note(done)
+                if config.trace:
+                    shown.note("--trace: no step is left to trace; raise --steps")
+                return DONE
+            shown.note(f"{done}, but its last checkpoint is on machines' own disks")
         found = self._open(shown)
         try:
             return self._fit(found, config, shown)

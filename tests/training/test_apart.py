@@ -229,6 +229,8 @@ def test_a_run_that_is_done_leaves_its_last_checkpoint_where_its_directory_is(
     there = [f"step_00000006/{node}" for node in ADDRESSES]
     assert run.gathered == {"between": [], "at the end": there, "once more": there}
     assert "was not copied" not in run.log()
+    lacks = "done all of its 6 steps, but its last checkpoint is on machines' own disks"
+    assert run.log().count(lacks) == 1
     first, again = events(run.run_dir, "gathered")
     assert first["bytes"] == again["bytes"]
     size = f"{first['bytes']['peer']:,} bytes"
