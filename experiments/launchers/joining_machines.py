@@ -7,14 +7,13 @@ lies there, and again with the next token once that command has ended. Owns this
 the end of the commands. Does not own what a run makes of a machine that joins.
 """
 
-import os
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.launchers.apart import Machines, running_on, switch_off
+from tests.launchers.apart import Machines, running_beside, switch_off
 from tests.launchers.joining import joining, told
 
 _LOOK_S = 0.2
@@ -47,7 +46,7 @@ class JoiningMachines:
         joined = self._joined.get(address)
         if joined is None or joined.poll() is not None:
             return []
-        return [pid for pid in _on_machine(joined.pid) if _is_worker(pid)]
+        return [pid for pid in running_beside(joined.pid) if _is_worker(pid)]
 
     def client(self, address: str) -> int | None:
         """Return the process that has joined; None if there is none."""
@@ -100,11 +99,6 @@ def joining_machines(
         yield found
     finally:
         found.end()
-
-
-def _on_machine(pid: int) -> list[int]:
-    machine = os.readlink(f"/proc/{pid}/ns/mnt")
-    return [] if machine == os.readlink("/proc/self/ns/mnt") else running_on(machine)
 
 
 def _is_worker(pid: int) -> bool:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.launchers.apart import Machines, running_on, switch_off
+from tests.launchers.apart import Machines, running_beside, switch_off
 
 _RAY = (sys.executable, "-m", "ray.scripts.scripts", "start")
 _HAS_STARTED, _START_S, _LOOK_S = "Ray runtime started", 60.0, 0.1
@@ -45,8 +45,7 @@ class OwnRay:
         joined = self._joined[address]
         if joined.poll() is not None:  # Ray has ended there
             return []
-        machine = os.readlink(f"/proc/{joined.pid}/ns/mnt")
-        return [pid for pid in running_on(machine) if is_actor(pid)]
+        return [pid for pid in running_beside(joined.pid) if is_actor(pid)]
 
     def switch_off(self, address: str) -> None:
         """Kill all processes of a machine that has joined."""

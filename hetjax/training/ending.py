@@ -9,6 +9,7 @@ import errno
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import median
 
 from hetjax.checkpoint.format import MANIFEST
@@ -83,35 +84,35 @@ def gather_results(
     their own disks alone. The run is done: whatever fails is only reported, and a
     request to stop ends the copying.
     """
-    if gathering_folder(config) is None or not driver.places():
+    folder = gathering_folder(config)
+    if folder is None or not driver.places():
         return
     stop.is_saved, driver.must_give_up = True, lambda: stop.reason is not None
     also = [] if best is None else [best]
     with suppress(WorkerLost, GivenUp):
         for step in sorted({*also, driver.at}):  # the last one replaces earlier ones
-            _gather(driver, step, also, config, recorder)
+            _gather(driver, step, also, folder, recorder)
 
 
 def _gather(
     driver: Driver,
     step: int,
     also: Sequence[int],
-    config: RunConfig,
+    folder: Path,
     recorder: Recorder,
 ) -> None:
-    """Copy a checkpoint to this machine. Raises WorkerLost and GivenUp."""
+    """Copy a checkpoint to this folder here. Raises WorkerLost and GivenUp."""
     what, apart = f"checkpoint of step {step}", ", ".join(sorted(driver.places()))
-    begin_s, sizes = time.perf_counter(), list[int]()
+    begin_s = time.perf_counter()
 
     def on_begin(senders: Sequence[str], num_bytes: int) -> None:
-        sizes.append(num_bytes)
-        folder, names = config.run_dir / rundir.CHECKPOINTS, ", ".join(sorted(senders))
+        names = ", ".join(sorted(senders))
         recorder.note(
             f"copying the {what} ({num_bytes:,} bytes) from {names} to {folder}"
         )
 
     try:
-        driver.gather(step, also, on_begin)
+        num_bytes = driver.gather(step, also, on_begin)
     except (OSError, GivenUp) as error:
         recorder.note(
             f"the {what} was not copied to this machine ("
@@ -121,9 +122,9 @@ def _gather(
         if isinstance(error, (WorkerLost, GivenUp)):
             raise
     else:
-        if sizes:
+        if num_bytes:
             took_s = round(time.perf_counter() - begin_s, 3)
-            moved = {"bytes": {"peer": sum(sizes)}, "seconds": {"peer": took_s}}
+            moved = {"bytes": {"peer": num_bytes}, "seconds": {"peer": took_s}}
             recorder.event("gathered", step, **moved)
 
 

@@ -115,6 +115,12 @@ def switch_off(pid: int) -> None:
         time.sleep(0.02)
 
 
+def running_beside(pid: int) -> list[int]:
+    """Return the processes on this process's machine; none if that is this machine."""
+    machine = os.readlink(f"/proc/{pid}/ns/mnt")
+    return [] if machine == os.readlink("/proc/self/ns/mnt") else running_on(machine)
+
+
 def running_on(machine: str) -> list[int]:
     """Return the processes in a mount namespace; zombies have no namespace."""
     found = []

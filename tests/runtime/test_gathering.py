@@ -144,7 +144,7 @@ def test_what_is_there_already_is_not_sent_again(workers: Workers):
     assert not any("SendPart" in asked for asked in workers.asked)
 
 
-def test_another_save_of_the_step_is_replaced(workers: Workers, tmp_path: Path):
+def test_another_save_of_the_step_is_replaced(workers: Workers):
     workers.gather()
     for name in WORKERS:
         shutil.rmtree(workers.disk(name))

@@ -33,9 +33,10 @@ def gather(
     step: int,
     also: Collection[int],
     on_begin: OnBegin,
-) -> None:
+) -> int:
     """Let these workers send their parts of a step to the folder of `storage` here.
 
+    Returns the bytes that they have sent.
     Parts that are there already are not sent. Of earlier parts of these workers, only
     those of the steps in `also` stay. `on_begin` is called if any are sent. Raises
     StoreError if there is no room, or if the step is not whole afterwards, and
@@ -64,6 +65,7 @@ def gather(
             with suppress(OSError):  # a worker may still be sending
                 remove_part(_part(folder, worker, step))
         raise
+    return num_bytes
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:

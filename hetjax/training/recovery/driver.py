@@ -237,10 +237,10 @@ class Driver:
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)
 
-    def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> None:
+    def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> int:
         """Gather as `SurvivingState.gather`; raises GivenUp once it `must_give_up`."""
         with self._controller.connections.interrupted_by(self._check_time):
-            self._surviving.gather(step, also, on_begin)
+            return self._surviving.gather(step, also, on_begin)
 
     def leave(self, node: str) -> bool:
         """Go on without the node from the next step on; return False if impossible."""

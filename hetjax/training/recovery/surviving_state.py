@@ -102,14 +102,15 @@ class SurvivingState:
             held = []  # needed only to identify the run and to refuse others
         return [one for one in (*held, *stored) if self._is_ours(one)]
 
-    def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> None:
+    def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> int:
         """Copy a step here from workers that do not see the run's directory.
 
-        The arguments and errors are those of `runtime/control/gathering.py`.
+        Arguments, result and errors are those of `runtime/control/gathering.py`.
         """
         controller, apart = self._controller, self.places()
         workers = [worker for worker in controller.workers if worker in apart]
-        gather(controller.connections, workers, self.storage, step, also, on_begin)
+        connections = controller.connections
+        return gather(connections, workers, self.storage, step, also, on_begin)
 
     def _asked(
         self, workers: Sequence[str]
