@@ -2,28 +2,23 @@
 """Estimates the temporary bytes of a stage's programs, per backend of XLA.
 
 Owns what surrounds the traced passes in their programs: accumulators of gradients,
-outputs with their own buffers, and the copies that XLA's CPU backend makes of
-residuals. Does not own what is live at once in a graph (`graph/liveness.py`).
+outputs with their own buffers, and the residuals that XLA's CPU backend copies. Does
+not own what is live at once in a graph (`graph/liveness.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 
 from hetjax.cluster.catalogue import Backend, Compiler
 from hetjax.costs.graph.fusion import identities
-from hetjax.costs.graph.liveness import (
-    Surroundings,
-    least_peak_bytes,
-    peak_bytes,
-)
+from hetjax.costs.graph.liveness import Surroundings, peak_bytes
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 
 # Factors for what the model of XLA leaves out: small buffers, gaps between buffers and
 # copies for layouts. `experiments/compiled_memory/` chose them, and reports how well
 # they predict kinds that were left out.
-MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.20}
+MARGINS: Mapping[Backend, float] = {"cpu": 1.06, "gpu": 1.19, "tpu": 1.20}
 
 # What a TPU's compiler keeps of a fused program in the memory of the vector unit, or in
 # v4's CMEM, at the peak. Programs were seen to use 45 to 112 MiB of it.
@@ -48,7 +43,8 @@ def pass_bytes(
         return {"fused": _fused_bytes(traced, data, backend)}  # the output is a loss
     outputs = identities(traced.forward.outputs)
     around = Surroundings(backend=backend, elsewhere=outputs)
-    found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
+    found = {"forward": peak_bytes(traced.forward, traced.cuts, around)}
+    relaid = _relaid(traced, data) if backend == "cpu" else frozenset()
     for name, backward in _backwards(traced, backend).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient" or backend == "cpu":
@@ -56,9 +52,10 @@ def pass_bytes(
         around = Surroundings(
             backend=backend,
             elsewhere=elsewhere,
+            relaid=relaid,
             turns_gates=(name, compiler) == ("input gradient", "TPU-v6e"),
         )
-        found[name] = _backward_bytes(traced, backward, data, around)
+        found[name] = peak_bytes(backward, traced.cuts, around)
     return found
 
 
@@ -88,20 +85,6 @@ def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
     around = Surroundings(backend=backend, elsewhere=elsewhere)
     fused_bytes = peak_bytes(fused, traced.cuts, around)
     return max(fused_bytes - _VECTOR_BYTES, 0) if backend == "tpu" else fused_bytes
-
-
-def _backward_bytes(
-    traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
-) -> int:
-    if around.backend != "cpu":
-        # we saw XLA for GPUs run a whole backward in order `freeing` although another
-        # order needs less
-        halves = isinstance(traced, SplitPasses)
-        peak = least_peak_bytes if halves else peak_bytes
-        return peak(backward, traced.cuts, around)
-    relaid = replace(around, relaid=_relaid(traced, data))
-    copies_bytes = _own_copies_bytes(traced, backward, data)
-    return peak_bytes(backward, traced.cuts, relaid) + copies_bytes
 
 
 def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
@@ -152,18 +135,4 @@ def _relaid(traced: Passes | SplitPasses, data: int) -> frozenset[int]:
     """
     return identities(
         [v for v in traced.saved if data > 1 or 1 in traced.cuts.shape(v)[1:]]
-    )
-
-
-def _own_copies_bytes(traced: Passes | SplitPasses, backward: Graph, data: int) -> int:
-    """Return the bytes that a data rank copies out of residuals that are stacked over
-    all ranks, for residuals that no loop reads."""
-    if data == 1:
-        return 0
-    loops = [step for step in backward.steps if step.body is not None]
-    looped = identities([v for step in loops for v in step.inputs])
-    return sum(
-        traced.cuts.num_bytes(v)
-        for v in traced.saved
-        if v.origin is not Origin.BATCH and id(v) not in looped
     )

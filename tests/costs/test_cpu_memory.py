@@ -11,8 +11,7 @@ import pytest
 
 from hetjax.costs.graph.fusion import identities, kernels
 from hetjax.costs.graph.liveness import Surroundings, peak_bytes
-from hetjax.costs.graph.sums import ALL_REDUCE, REDUCTION, reduced
-from hetjax.costs.graph.turns import breadth_first
+from hetjax.costs.graph.sums import REDUCTION, reduced
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, graph_of
 from hetjax.models.attention.chunked_attention import chunked_attention
 
@@ -106,42 +105,3 @@ def test_an_array_that_two_read_in_a_larger_shape_is_stored_in_it():
     graph = traced(norms, (4096, 8), (4096, 8), (8,))
     stored = [k.step for k in kernels(reduced(graph, WHOLE)) if k.step.op == "copy"]
     assert [step.outputs[0].shape for step in stored] == [(4096, 8)]
-
-
-def test_sums_of_devices_that_do_not_need_each_other_are_one():
-    def function(x: jax.Array, v: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
-        y = jnp.tanh(x @ v) + jnp.tanh(x @ w)
-        return y, jnp.tanh(y @ v)
-
-    dims = Dims()
-    inputs = [
-        dims.value((8, 8), jnp.float32, Origin.BATCH, logical)
-        for logical in ((None, "heads"), ("heads", None), ("heads", None))
-    ]
-    abstract = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 3
-    graph = graph_of(jax.make_jaxpr(function)(*abstract), inputs, dims)
-    cuts = Cuts(dims=dims, cut=dims.cut_roots(), tensor=2)
-    found = [s for s in reduced(graph, cuts).steps if s.op == ALL_REDUCE]
-    assert [len(step.outputs) for step in found] == [2, 1]
-
-
-def test_a_loop_begins_after_what_is_ready_before_its_zeros_are_copied():
-    def function(x: jax.Array, table: jax.Array, rows: jax.Array) -> Any:
-        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, table)
-        return y, jnp.sort(rows * 2.0)
-
-    graph = traced(function, (8, 8), (4, 8, 8), (8,))
-    ordered = [k.step.op for k in breadth_first(kernels(graph))]
-    assert ordered[-1] == "scan"
-
-
-def test_zeros_that_a_loop_adds_to_live_from_the_start():
-    def function(x: jax.Array, table: jax.Array) -> jax.Array:
-        def put(y: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
-            return jax.lax.dynamic_update_slice(y, row[None], (0, 0)), None
-
-        rows = table * jnp.sort(jnp.sort(x, axis=0) * 2.0, axis=0)[:4]
-        return jax.lax.scan(put, jnp.zeros_like(x), rows)[0][:4]
-
-    # the input and output of a sort, and zeros that exist before it
-    assert peak(traced(function, (4096, 8), (4, 8))) == 3 * 4096 * 8 * 4

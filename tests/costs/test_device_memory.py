@@ -14,15 +14,9 @@ import pytest
 from hetjax.cluster.catalogue import Backend, Compiler, compiler_of
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.graph.fusion import Kernel, device_kernels, identities, kernels
-from hetjax.costs.graph.liveness import (
-    Order,
-    Surroundings,
-    least_peak_bytes,
-    peak_bytes,
-)
-from hetjax.costs.graph.merging import merged
+from hetjax.costs.graph.liveness import Surroundings, peak_bytes
 from hetjax.costs.graph.passes import Shares, passes, split_passes
-from hetjax.costs.graph.turns import depth_first, least_memory
+from hetjax.costs.graph.turns import least_memory
 from hetjax.costs.graph.values import (
     Cuts,
     Dims,
@@ -119,7 +113,7 @@ def test_another_shape_that_a_graph_gives_back_has_a_buffer_of_its_own():
 @pytest.mark.parametrize("seed", draws(range(5), short=2))
 def test_of_all_kernels_that_can_run_the_next_leaves_least_alive(seed: int):
     found, graph = random_kernels(np.random.default_rng(seed), 9)
-    ordered = least_memory(found, graph, num_bytes, {})
+    ordered = least_memory(found, graph, num_bytes)
     assert sorted(map(id, ordered)) == sorted(map(id, found))
     for at, kernel in enumerate(ordered):
         made = {id(v) for k in ordered[:at] for v in k.step.outputs}
@@ -131,98 +125,6 @@ def test_of_all_kernels_that_can_run_the_next_leaves_least_alive(seed: int):
 
 def num_bytes(value: Value) -> int:
     return 4 * value.shape[0]
-
-
-@pytest.mark.parametrize("seed", draws(range(5), short=2))
-def test_depth_first_what_a_kernel_reads_is_made_by_and_by_right_before_it(seed: int):
-    found, graph = random_kernels(np.random.default_rng(seed), 9)
-    maker = {id(kernel.step.outputs[0]): kernel for kernel in found}
-    expected: list[Kernel] = []
-
-    def visit(kernel: Kernel) -> None:
-        if kernel not in expected:
-            for value in kernel.reads:
-                visit(maker[id(value)])
-            expected.append(kernel)
-
-    read = {id(v) for kernel in found for v in kernel.reads}
-    for kernel in found:
-        if id(kernel.step.outputs[0]) not in read:
-            visit(kernel)
-    assert depth_first(found, graph, num_bytes, weighed=False) == expected
-    weighed = depth_first(found, graph, num_bytes, weighed=True)
-    assert sorted(map(id, weighed)) == sorted(map(id, found))
-    for at, kernel in enumerate(weighed):
-        before = {id(k.step.outputs[0]) for k in weighed[:at]}
-        assert all(id(v) in before for v in kernel.reads)
-
-
-def test_depth_first_the_heaviest_operand_is_made_first():
-    dims = Dims()
-    small, large, end = (dims.value((n,), np.float32, Origin.BATCH) for n in (1, 9, 5))
-
-    def kernel(made: Value, *reads: Value) -> Kernel:
-        step = Operation(op="dot_general", params={}, inputs=reads, outputs=(made,))
-        return Kernel(step=step, reads=reads)
-
-    found = [kernel(small), kernel(large), kernel(end, small, large)]
-    graph = Graph(inputs=(), outputs=(end,), steps=())
-    as_read = depth_first(found, graph, num_bytes, weighed=False)
-    assert [k.step.outputs[0] for k in as_read] == [small, large, end]
-    heaviest = depth_first(found, graph, num_bytes, weighed=True)
-    assert [k.step.outputs[0] for k in heaviest] == [large, small, end]
-
-
-def layers(tables_3NDD: jax.Array, y_LD: jax.Array) -> jax.Array:
-    """Apply layers, each a product with three matrices in turn."""
-
-    def layer(y_LD: jax.Array, w_3DD: Any) -> tuple[jax.Array, None]:
-        for w_DD in w_3DD:
-            y_LD = jnp.tanh(y_LD @ w_DD)
-        return y_LD, None
-
-    return jax.lax.scan(layer, y_LD, tuple(tables_3NDD))[0]
-
-
-def test_a_program_takes_what_the_best_of_its_orders_takes():
-    graph = traced(layers, (3, 4, 64, 64), (8, 64))
-    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
-    around = Surroundings(backend="gpu")
-    orders: tuple[Order, ...] = ("freeing", "heaviest", "read")
-    every = [peak_bytes(graph, cuts, replace(around, order=o)) for o in orders]
-    assert least_peak_bytes(graph, cuts, around) == min(every)
-    # slices of all matrices at once, or one after the other
-    assert every[0] - min(every) == 2 * 64 * 64 * 4 - 8 * 64 * 4
-    other = replace(around, backend="tpu")
-    assert least_peak_bytes(graph, cuts, other) == peak_bytes(graph, cuts, other)
-
-
-def two_products(
-    x_LD: jax.Array, a_DF: jax.Array, b_DF: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return x_LD @ a_DF, x_LD @ b_DF
-
-
-def test_small_products_that_share_a_matrix_are_one():
-    graph = traced(two_products, (8, 16), (16, 32), (16, 32))
-    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
-    joined = merged(graph, cuts)
-    (product,) = [s for s in joined.steps if s.op == "dot_general"]
-    assert product.inputs[0] is graph.inputs[0]
-    assert cuts.num_bytes(product.inputs[1]) == 2 * 16 * 32 * 4
-    assert cuts.num_bytes(product.outputs[0]) == 2 * 8 * 32 * 4
-    assert joined.outputs == graph.outputs
-    # besides both outputs: the joined matrices, and the product that holds the outputs
-    assert peak(graph, "gpu") == (2 * 16 * 32 + 2 * 8 * 32) * 4
-    assert peak(graph, "tpu") == 2 * 8 * 32 * 4
-
-
-def test_products_are_not_joined_if_they_are_large_or_one_needs_the_other():
-    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
-    large = traced(two_products, (8, 2048), (2048, 8192), (2048, 8192))
-    assert merged(large, cuts) is large
-    in_turn = traced(lambda x, a: x @ (x @ a), (16, 16), (16, 16))
-    assert merged(in_turn, cuts) is in_turn
 
 
 @pytest.mark.parametrize(
@@ -351,35 +253,14 @@ def test_stacks_that_gate_one_another_are_copied_for_a_v6e_alone(
     assert copied_bytes == copies * 64 * 2 * 8 * 16 * 4
 
 
-@pytest.mark.parametrize(("groups", "copies"), [(2, 1), (1, 2)])
-def test_batches_are_read_either_way_but_not_with_rows_beside_a_dim_of_one(
-    groups: int, copies: int
-):
+def test_a_product_of_batches_reads_either_way_and_copies_what_is_in_neither():
     graph = traced(
         lambda scores, x: jnp.einsum("bnmlg,bmnh->bnlgh", scores, x),
-        (2, 4, 8, 8, groups),
+        (2, 4, 8, 8, 2),
         (2, 8, 4, 16),
     )
-    found = device_kernels(graph)
-    assert sum(k.step.op == "copy" for k in found) == copies  # x, and then the scores
-
-
-def test_beside_the_sum_of_all_devices_another_product_runs():
-    dims = Dims()
-    part, after, large = (dims.value((n,), np.float32, Origin.BATCH) for n in (2, 1, 9))
-
-    def kernel(op: str, made: Value, *reads: Value) -> Kernel:
-        step = Operation(op=op, params={}, inputs=reads, outputs=(made,))
-        return Kernel(step=step, reads=reads)
-
-    product, reader = kernel("dot_general", part), kernel("add", after, part)
-    other = kernel("dot_general", large)
-    graph = Graph(inputs=(), outputs=(after, large), steps=())
-    found = [product, reader, other]
-    alone = least_memory(found, graph, num_bytes, {})
-    assert alone == [product, reader, other]
-    summed = least_memory(found, graph, num_bytes, {}, {id(part)})
-    assert summed == [product, other, reader]
+    (copy,) = [k.step for k in device_kernels(graph) if k.step.op == "copy"]
+    assert copy.inputs == graph.inputs[1:]  # x, whose batch dims are apart
 
 
 def test_a_tpus_loop_begins_after_its_zeros_which_are_made_in_turn():
@@ -397,9 +278,9 @@ def test_a_tpus_loop_begins_after_its_zeros_which_are_made_in_turn():
     first = [kernel(saved), kernel(logits, saved), kernel(dx, logits)]
     loop, product = kernel(stack, saved, dx, body=graph), kernel(gradient, logits)
     found = [*first, loop, product]
-    at_once = least_memory(found, graph, num_bytes, {})
+    at_once = least_memory(found, graph, num_bytes)
     assert at_once[3:] == [loop, product]  # it frees 61, the product 30
-    waiting = least_memory(found, graph, num_bytes, {}, loops_wait=True)
+    waiting = least_memory(found, graph, num_bytes, loops_wait=True)
     assert waiting[3:] == [product, loop]
 
 

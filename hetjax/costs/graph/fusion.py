@@ -22,22 +22,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.joins import ATTENTION, RAGGED
-from hetjax.costs.graph.sums import (
-    ALL_REDUCE,
-    REDUCTION,
-    in_place,
-    operand_orders,
-    sums,
-)
+from hetjax.costs.graph.sums import REDUCTION, in_place, operand_orders, sums
 from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 
 _WHOLE = (
     ATTENTION
-    | {ALL_REDUCE, RAGGED}
+    | {RAGGED}
     | frozenset(  # read and write whole arrays
         "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
     )
@@ -45,7 +40,6 @@ _WHOLE = (
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _CHEAP = frozenset("convert_element_type reduce_precision reshape".split())
 SUMMED = frozenset({"scatter", "scatter-add"})  # summed into zeros
-WRITE = "write"  # a kernel that writes an output of a loop's body into its stack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +74,7 @@ def kernels(graph: Graph, slices: frozenset[int] = frozenset()) -> tuple[Kernel,
     return _fused(graph, slices, stored | shared)
 
 
+@lru_cache(maxsize=2048)
 def device_kernels(
     graph: Graph, slices: frozenset[int] = frozenset(), backend: Backend = "gpu"
 ) -> tuple[Kernel, ...]:
@@ -214,19 +209,15 @@ def read_by_devices(
     """Return a product's operands on an accelerator, each with the order of dims in
     which it is stored for the product.
 
-    A product reads a matrix plain or transposed, so an operand keeps its order. Batches
-    of matrices are an exception if one of several free dims (not contracted) has size
-    1: XLA then leaves a reshape between product and transpose, and does not fold the
-    transpose. With `makers`, the inputs of transposes replace transposed operands.
+    A product reads a matrix plain or transposed, so an operand keeps its order if it
+    is read as matrices. With `makers`, the inputs of transposes replace transposed
+    operands.
     """
-    contracted, batch = step.params["dimension_numbers"]
+    _, batch = step.params["dimension_numbers"]
     found = []
     for number, given in enumerate(zip(step.inputs, operand_orders(step), strict=True)):
         value, order = _before_transposes(*given, makers or {})
-        inner = order[len(batch[number]) :]
-        num_free = len(inner) - len(contracted[number])
-        free = inner[:num_free] if number == 0 else inner[len(inner) - num_free :]
-        either_way = _either_way(value, order, len(batch[number]), free)
+        either_way = _either_way(value, order, len(batch[number]))
         found.append((value, _in_order(value) if either_way else order))
     return found
 
@@ -247,15 +238,10 @@ def before_transpose(
     return transpose.inputs[0], tuple(permutation[dim] for dim in order)
 
 
-def _either_way(
-    value: Value, order: tuple[int, ...], num_batch: int, free: Sequence[int]
-) -> bool:
+def _either_way(value: Value, order: tuple[int, ...], num_batch: int) -> bool:
     """Return whether a product that reads an operand in this order needs no copy."""
-    if not num_batch:
-        return reads_as_matrix(value, order)
     in_front = order[:num_batch] == tuple(range(num_batch))
-    alone = len(free) > 1 and any(value.shape[dim] == 1 for dim in free)
-    return in_front and not alone and reads_as_matrix(value, order)
+    return in_front and reads_as_matrix(value, order)
 
 
 def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:

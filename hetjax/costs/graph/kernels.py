@@ -71,14 +71,6 @@ def all_reduces(graph: Graph, cuts: Cuts) -> list[tuple[int, int]]:
     return [(cuts.num_bytes(v), times) for v, times in _reduced(graph, cuts, 1)]
 
 
-def partial_sums(graph: Graph, cuts: Cuts) -> frozenset[int]:
-    """Return the identities of values of which each device makes a partial sum."""
-    if cuts.tensor == 1:
-        return frozenset()
-    made = (step.outputs for step in graph.steps if _sums_over_cut(step, cuts))
-    return frozenset(id(v) for outputs in made for v in outputs)
-
-
 def _reduced(graph: Graph, cuts: Cuts, repeats: int) -> Iterator[tuple[Value, int]]:
     parts: dict[int, Value] = {}  # partial sums, one on every device
     for step in graph.steps:

@@ -4,39 +4,29 @@
 Owns the walk over kernels in the order in which they run. A loop's body slices the
 stacks that it reads when it starts, and keeps its space for as long as the loop runs. A
 carry that the body only adds to is updated in place. On accelerators, a loop gets a
-copy of a whole stack if its body reads slices in another layout than the stack's. On
-CPUs, zeros that a loop adds to and masks that it reads exist before the loop.
+copy of a whole stack if its body reads slices in another layout than the stack's.
 
 Does not own the graph (`values.py`), the choice of stored values (`fusion.py`), their
 order (`turns.py`), nor the buffers around a program (`costs/stage_memory.py`).
 """
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, get_args
 
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.fusion import (
     SUMMED,
-    WRITE,
     Kernel,
     device_kernels,
     gathers,
     identities,
     kernels,
 )
-from hetjax.costs.graph.kernels import all_reduces, partial_sums
 from hetjax.costs.graph.layouts import gated_stacks, in_lanes, turned_stacks
-from hetjax.costs.graph.merging import merged
 from hetjax.costs.graph.sums import reduced
-from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
-from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
-
-# The next kernel: of all that are ready, the one that frees most; or depth first, the
-# heaviest first or in the order in which kernels read.
-Order = Literal["freeing", "heaviest", "read"]
+from hetjax.costs.graph.turns import breadth_first, least_memory
+from hetjax.costs.graph.values import Cuts, Graph, Operation, Value
 
 _UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
 
@@ -46,27 +36,14 @@ class Surroundings:
     """Facts about a program and, by identity, about its values.
 
     `elsewhere` have their own buffers; `relaid` are stacks that a loop can only read as
-    a copy in another layout. `backend` is JAX's name of the platform. An accelerator's
-    kernels run in `order`. `turns_gates`: whether the program copies `gated_stacks`.
+    a copy in another layout. `backend` is JAX's name of the platform. `turns_gates`:
+    whether the program copies `gated_stacks`.
     """
 
     backend: Backend = "cpu"
-    order: Order = "freeing"
     turns_gates: bool = False
     elsewhere: frozenset[int] = frozenset()
     relaid: frozenset[int] = frozenset()
-
-
-def least_peak_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
-    """Return the peak bytes in the best of the three orders that XLA tries for GPUs.
-
-    In programs with all-reduces XLA moves kernels again to hide these: all that we saw
-    ran in order `freeing`.
-    """
-    if around.backend != "gpu" or all_reduces(graph, cuts):
-        return peak_bytes(graph, cuts, around)
-    orders = get_args(Order)
-    return min(peak_bytes(graph, cuts, replace(around, order=o)) for o in orders)
 
 
 def peak_bytes(
@@ -74,19 +51,17 @@ def peak_bytes(
     cuts: Cuts,
     around: Surroundings,
     slices: frozenset[int] = frozenset(),
-    stacks: tuple[tuple[Value, Value], ...] = (),
 ) -> int:
     """Return the most bytes of a graph's values and copies that are live at once.
 
     The graph's inputs do not count, but copies of `slices` do, which a body reads off
-    stacks. A body's outputs in `stacks` live only until kernels have written them.
+    stacks.
     """
-    ordered = _in_turn(graph, cuts, slices, stacks, around.backend, around.order)
-    written = identities([v for v, _ in stacks])
+    ordered = _in_turn(graph, cuts, slices, around.backend)
     last_use = {id(v): at for at, kernel in enumerate(ordered) for v in kernel.reads}
-    last_use |= {id(v): len(ordered) for v in graph.outputs if id(v) not in written}
+    last_use |= {id(v): len(ordered) for v in graph.outputs}
     own = last_use.keys() - identities(graph.inputs) - around.elsewhere
-    live = _there_at_once(ordered, cuts, own, around)
+    live = _there_at_once(ordered, cuts, own, around.backend)
     peak = 0
     for at, kernel in enumerate(ordered):
         live |= {id(v): cuts.num_bytes(v) for v in kernel.step.outputs if id(v) in own}
@@ -101,27 +76,14 @@ def _in_turn(
     graph: Graph,
     cuts: Cuts,
     slices: frozenset[int],
-    stacks: tuple[tuple[Value, Value], ...],
     backend: Backend,
-    order: Order,
 ) -> tuple[Kernel, ...]:
     """Return the kernels in the order in which they run."""
     if backend == "cpu":
-        written = tuple(v for v, _ in stacks)
-        found = _on_cpu(graph, cuts, slices)
-        return tuple(breadth_first([*found, *map(_write, written)]))
-    # in loops, all-reduces were seen not to change the order of kernels
-    partial = frozenset() if slices else partial_sums(graph, cuts)
-    found = list(_on_device(graph, cuts, slices, backend))
-    found += [_write(v) for v, _ in stacks]
-    if order == "freeing":
-        whole = {id(v): cuts.num_bytes(stack) for v, stack in stacks}
-        wait = backend == "tpu"
-        return tuple(
-            least_memory(found, graph, cuts.num_bytes, whole, partial, loops_wait=wait)
-        )
-    weighed = order == "heaviest"
-    return tuple(depth_first(found, graph, cuts.num_bytes, weighed=weighed))
+        return tuple(breadth_first(_on_cpu(graph, cuts, slices)))
+    found = device_kernels(graph, slices, backend)
+    wait = backend == "tpu"
+    return tuple(least_memory(found, graph, cuts.num_bytes, loops_wait=wait))
 
 
 @lru_cache(maxsize=2048)
@@ -130,54 +92,29 @@ def _on_cpu(graph: Graph, cuts: Cuts, slices: frozenset[int]) -> tuple[Kernel, .
     return kernels(reduced(graph, cuts), slices)
 
 
-@lru_cache(maxsize=2048)
-def _on_device(
-    graph: Graph, cuts: Cuts, slices: frozenset[int], backend: Backend
-) -> tuple[Kernel, ...]:
-    """Return the kernels on an accelerator, unordered; GPUs join small products."""
-    joined = merged(graph, cuts) if backend == "gpu" else graph
-    return device_kernels(joined, slices, backend)
-
-
-def _write(value: Value) -> Kernel:
-    step = Operation(op=WRITE, params={}, inputs=(value,), outputs=())
-    return Kernel(step=step, reads=(value,))
-
-
 def _there_at_once(
     ordered: Sequence[Kernel],
     cuts: Cuts,
     own: Collection[int],
-    around: Surroundings,
+    backend: Backend,
 ) -> dict[int, int]:
-    """Return, by identity, the bytes of arrays that exist from the start: stacks, in
-    order `freeing` also scatters' sums, and on CPUs carries that begin as constants.
-    TPUs make such arrays only when kernels need them."""
-    if around.backend == "tpu":
+    """Return, by identity, the bytes of arrays that exist from the start: stacks and
+    scatters' sums. TPUs make such arrays only when kernels need them."""
+    if backend == "tpu":
         return {}
-    at_once = around.order == "freeing"
-    zeros = [v for k in ordered for v in _filled(k.step, at_once) if id(v) in own]
-    if around.backend == "cpu":
-        zeros += [v for k in ordered for v in _begun(k.step) if id(v) in own]
+    zeros = [v for k in ordered for v in _filled(k.step) if id(v) in own]
     return {id(v): cuts.num_bytes(v) for v in zeros}
 
 
-def _begun(step: Operation) -> list[Value]:
-    """Return a loop's carries that start as constants, which a CPU makes at once."""
-    given = step.inputs[step.num_consts :] if step.body is not None else ()
-    begun = zip(given, step.outputs[: step.num_carry], strict=False)
-    return [made for value, made in begun if value.origin is Origin.CONSTANT]
-
-
-def _filled(step: Operation, sums: bool) -> tuple[Value, ...]:
+def _filled(step: Operation) -> tuple[Value, ...]:
     if step.body is not None:
         return step.outputs[step.num_carry :]
-    return step.outputs if sums and step.op in SUMMED else ()
+    return step.outputs if step.op in SUMMED else ()
 
 
 def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings) -> int:
     """Return the bytes that are live while a loop of the graph runs: its body's, its
-    carry, copies of stacks, and on CPUs constant arrays."""
+    carry, and copies of stacks."""
     if step.body is None:
         return 0
     num_consts, num_carry = step.num_consts, step.num_carry
@@ -200,38 +137,8 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
         found += gated_stacks(step) if around.turns_gates else ()
         turned = tuple(v for v in found if id(v) in given_to_graph)
     relaid = [v for v in step.inputs if id(v) in around.relaid]
-    copied_bytes = sum(map(cuts.num_bytes, (*relaid, *turned)))
-    if around.backend == "cpu":
-        copied_bytes += _constant_bytes(step, cuts)
-    stacks = () if around.backend == "tpu" else _stacks(step, written)
-    body_bytes = peak_bytes(step.body, cuts, inside, slices, stacks)
-    return body_bytes + sum(map(cuts.num_bytes, carry)) + copied_bytes
-
-
-def _constant_bytes(loop: Operation, cuts: Cuts) -> int:
-    """Return the bytes of constant arrays, mostly masks, that a CPU makes before the
-    loop, cut like the arrays that the body computes from them."""
-    assert loop.body is not None
-    found = {
-        id(v): math.prod(cuts.shape(step.outputs[0])) * v.dtype.itemsize
-        for step in loop.body.steps
-        for v in step.inputs
-        if v.origin is Origin.CONSTANT and v.shape == step.outputs[0].shape != ()
-    }
-    consts = identities(loop.body.inputs[: loop.num_consts])
-    return sum(size for v, size in found.items() if v in consts)
-
-
-def _stacks(
-    loop: Operation, written: frozenset[int]
-) -> tuple[tuple[Value, Value], ...]:
-    """Return the body's outputs that a kernel writes into a stack, with that stack."""
-    assert loop.body is not None
-    kept, begin = identities(loop.body.outputs[: loop.num_carry]), loop.num_carry
-    made = identities([v for step in loop.body.steps for v in step.outputs])
-    pairs = zip(loop.body.outputs[begin:], loop.outputs[begin:], strict=True)
-    found = {id(v): (v, stack) for v, stack in pairs if id(v) in made - kept - written}
-    return tuple(found.values())
+    body_bytes = peak_bytes(step.body, cuts, inside, slices)
+    return body_bytes + sum(map(cuts.num_bytes, (*carry, *relaid, *turned)))
 
 
 def _updated(loop: Operation) -> list[int]:
@@ -275,7 +182,7 @@ def _written_at_once(
     if backend == "cpu":
         whole = [v for k in found if gathers(k.step) for v in k.reads]
         return written - identities(whole)
-    found = _on_device(loop.body, cuts, slices, backend)
+    found = device_kernels(loop.body, slices, backend)
     read = {id(v) for kernel in found for v in kernel.reads}
     joint = [v for k in found if len(k.step.outputs) > 1 for v in k.step.outputs]
     if backend == "tpu":

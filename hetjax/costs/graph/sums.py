@@ -5,8 +5,7 @@ Its library of kernels (YNN) runs a reduction together with the elementwise oper
 around it, such as whole norms and softmaxes. Upwards it includes operations, even
 products, whose results nothing else reads; downwards a result's only reader. Such a
 kernel stores only its last output, and reads arrays in their full shape: a scale that a
-norm and its derivative share is stored once per row. An all-reduce separates two
-kernels. XLA combines all-reduces that do not depend on each other.
+norm and its derivative share is stored once per row.
 
 Owns these kernels. Does not own other fusion (`fusion.py`).
 """
@@ -16,11 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetjax.costs.graph.kernels import partial_sums
-from hetjax.costs.graph.merging import in_order
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
-ALL_REDUCE = "all_reduce"
 REDUCTION = "reduction"  # with everything that is fused with it
 _BINARY = frozenset("add add_any div max min mul sub".split())
 # The operations that the library has.
@@ -40,7 +36,7 @@ def sums(step: Operation) -> bool:
 
 def reduced(graph: Graph, cuts: Cuts) -> Graph:
     """Return the graph with one step per reduction and the operations fused with it."""
-    graph = _in_full(_all_reduced(graph, cuts))
+    graph = _in_full(graph)
     around = _Around.from_graph(graph, cuts)
     done: set[int] = set()
     kernels: dict[int, Operation] = {}  # in place of their last steps
@@ -56,41 +52,6 @@ def reduced(graph: Graph, cuts: Cuts) -> Graph:
         if id(step) in kernels or id(step) not in done
     ]
     return replace(graph, steps=tuple(steps))
-
-
-def _all_reduced(graph: Graph, cuts: Cuts) -> Graph:
-    """Return the graph with a step for each all-reduce of partial sums."""
-    partial = partial_sums(graph, cuts) - {id(v) for v in graph.outputs}
-    if not partial:
-        return graph
-    whole: dict[int, Value] = {}
-    sums_of_parts: list[Operation] = []
-    for parts in _summed_at_once(graph, partial):
-        made = {id(part): replace(part) for part in parts}
-        sums_of_parts.append(_step(ALL_REDUCE, tuple(parts), tuple(made.values())))
-        whole |= made
-    steps = [
-        _reading(step, [whole.get(id(v), v) for v in step.inputs])
-        for step in graph.steps
-    ]
-    return replace(graph, steps=in_order([*steps, *sums_of_parts]))
-
-
-def _summed_at_once(graph: Graph, partial: Collection[int]) -> list[list[Value]]:
-    """Return partial sums in groups; those of one group do not need each other."""
-    groups: list[list[Value]] = []
-    after: set[int] = set()  # values that depend on the last group
-    for step in graph.steps:
-        if any(id(v) in after for v in step.inputs):
-            after |= {id(v) for v in step.outputs}
-        for value in step.outputs:
-            if id(value) in partial:
-                if not groups or id(value) in after:
-                    groups.append([])
-                    after = set()
-                groups[-1].append(value)
-                after.add(id(value))
-    return groups
 
 
 def _in_full(graph: Graph) -> Graph:
