@@ -2,11 +2,12 @@
 """Finds models by what a person types: a preset, files of Hugging Face, or a function.
 
 Owns how these are distinguished, and whose names may call code: a function is called if
-a person named it (`TypedName`), never because a file does. A name with a slash, or that
-of an existing file or folder, is a path: of a folder with a `config.json`, of such a
-file, or of a TOML file with the same fields. A name with a colon is a function,
-`package.module:function`, that takes nothing and returns a `Model` or a config. Does
-not own presets (`presets.py`), nor the content of files (`hugging_face/`).
+a person named it (`TypedName`), never because a file does. A name with a slash is a
+path: of a folder with a `config.json`, of such a file, or of a TOML file with the same
+fields. So is the name of an existing file or folder, unless a preset has that name. A
+name with a colon is a function, `package.module:function`, that takes nothing and
+returns a `Model` or a config. Does not own presets (`presets.py`), nor the content of
+files (`hugging_face/`).
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ from hetjax.files.importing import NamedCode, names_code
 from hetjax.files.mirrors import meant_by
 from hetjax.models.configs import DecoderConfig
 from hetjax.models.hugging_face.configs import read_config
-from hetjax.models.presets import model_config
+from hetjax.models.presets import is_model_preset, model_config
 
 if TYPE_CHECKING:
     from hetjax.models.model import Model
@@ -78,8 +79,11 @@ def named_config(name: str) -> DecoderConfig:
 
 def is_path(name: str) -> bool:
     """Whether the name is that of a file or a folder, which may be missing."""
-    looks_so = "/" in name or name.endswith((".json", ".toml"))
-    return looks_so or meant_by(name) is not None or Path(name).exists()
+    if "/" in name or name.endswith((".json", ".toml")):
+        return True
+    if is_model_preset(name):  # a folder of that name must not hide it
+        return False
+    return meant_by(name) is not None or Path(name).exists()
 
 
 def is_function(name: str) -> bool:

@@ -29,6 +29,11 @@ def model_preset(name: str) -> "Model":
     return model_of(model_config(name))
 
 
+def is_model_preset(name: str) -> bool:
+    """Return whether `model_config` knows the name."""
+    return name.removesuffix(HALVES) in MODEL_CONFIGS
+
+
 def model_config(name: str) -> DecoderConfig:
     """Return the sizes of that name; BadInput names the nearest if there is none.
 

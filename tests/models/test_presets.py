@@ -2,16 +2,19 @@
 """Presets by name, and what configs refuse."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hetjax.errors import BadInput
+from hetjax.models.named import is_path, named_config
 from hetjax.models.presets import (
     GPT2_124M,
     LLAMA3_8B,
     MIXTRAL_8X7B,
     MODEL_CONFIGS,
     TINY,
+    model_config,
     model_preset,
 )
 
@@ -25,6 +28,18 @@ def test_every_preset_lays_out_with_as_many_layers_as_blocks_and_two_ends():
             config.vocab_size,
             config.max_seq_len,
         )
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-halves"])
+def test_a_file_of_a_presets_name_does_not_hide_the_preset(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (tmp_path / "own").mkdir()
+    assert named_config(name) == model_config(name)
+    assert not is_path(name)
+    assert is_path("own") and is_path(f"./{name}")
 
 
 def test_halves_cut_every_block_in_two_and_keep_the_parameters():
