@@ -255,11 +255,13 @@ class TrainingContext(RunContext):
         launcher = self._start.config.launcher
         self._shown.note(f"workers ({launcher}): {', '.join(workers)}")
 
-    def on_places(self, places: Mapping[str, str], storage: CheckpointStorage) -> None:
+    def on_places(
+        self, places: Mapping[str, str], storage: CheckpointStorage, num_nodes: int
+    ) -> None:
         self._places = dict(places)
         config = self._start.config
         if _may_be_far(config):
-            self._shown.note(kept_where(config.run_dir, places, storage))
+            self._shown.note(kept_where(config.run_dir, places, storage, num_nodes))
 
     def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity:
         start, hashes = self._start, dict(self._dataset.hashes)

@@ -23,16 +23,26 @@ APART = "apart"  # an event in events.jsonl, with `folders` by worker
 
 
 def kept_where(
-    run_dir: Path, places: Mapping[str, str], storage: CheckpointStorage
+    run_dir: Path,
+    places: Mapping[str, str],
+    storage: CheckpointStorage,
+    num_nodes: int,
 ) -> str:
     """Return a text on which workers, by `places`, do not see the run's directory.
 
+    `num_nodes` is the number of nodes that train.
+
     >>> storage = CheckpointStorage(directory="/run/checkpoints", copies=2)
-    >>> kept_where(Path("/run"), {}, storage)
+    >>> kept_where(Path("/run"), {}, storage, 2)
     'all workers see /run: checkpoints are kept in /run/checkpoints'
-    >>> print(kept_where(Path("/run"), {"b": "/state/1", "a": "/state/1"}, storage))
+    >>> print(kept_where(Path("/run"), {"b": "/state/1", "a": "/state/1"}, storage, 2))
     a, b do not see /run: checkpoints are kept on their own disks, in /state/1, each \
 part on 2 nodes; text and weights that they lack come from this machine
+
+    A single node cannot have two copies, whatever the settings are.
+
+    >>> "on one node only" in kept_where(Path("/run"), {"a": "/state/1"}, storage, 1)
+    True
     """
     if not places:
         there = "on their own disks, in " if storage.is_local else "in "
@@ -46,18 +56,25 @@ part on 2 nodes; text and weights that they lack come from this machine
     their = "its own disk" if len(places) == 1 else "their own disks"
     return (
         f"{who} {do} not see {run_dir}: checkpoints are kept on {their}, in {folders}"
-        f"{_lasting(storage)}; text and weights that they lack come from this machine"
+        f"{_lasting(storage, num_nodes)}; "
+        "text and weights that they lack come from this machine"
     )
 
 
-def _lasting(storage: CheckpointStorage) -> str:
-    if storage.copies > 1:
-        return f", each part on {storage.copies} nodes"
+def _lasting(storage: CheckpointStorage, num_nodes: int) -> str:
+    copies = min(storage.copies, num_nodes)
+    if copies > 1:
+        return f", each part on {copies} nodes"
     if storage.cloud is not None:
         return f" and in {storage.cloud}"
+    prevents = (
+        "--checkpoint.cloud prevents this"
+        if num_nodes == 1
+        else "--checkpoint.copies 2 or --checkpoint.cloud prevent this"
+    )
     return (
         ", each part on one node only, so it is lost if that node is lost for good "
-        "(--checkpoint.copies 2 or --checkpoint.cloud prevent this)"
+        f"({prevents})"
     )
 
 

@@ -43,8 +43,11 @@ class RunContext(Protocol):
     def on_workers_started(self, workers: Sequence[str]) -> None:
         """Called once, with the workers that the run begins with."""
 
-    def on_places(self, places: Mapping[str, str], storage: CheckpointStorage) -> None:
-        """Called with the folders of workers that do not see the run's directory.
+    def on_places(
+        self, places: Mapping[str, str], storage: CheckpointStorage, num_nodes: int
+    ) -> None:
+        """Called with the folders of workers that do not see the run's directory, and
+        with the number of nodes that train.
 
         Called again when these change.
         """

@@ -72,7 +72,7 @@ class SurvivingState:
         before = self.places()
         found, refused = self._asked(workers)
         if self.places() != before:
-            self._config.context.on_places(self.places(), self.storage)
+            self._report_places()
         for one in found:
             if not self._is_ours(one):
                 refused.setdefault(one.worker, self._has_saves_of_another(one))
@@ -97,10 +97,14 @@ class SurvivingState:
             self._storage = replace(self._storage, run=run)
             held = self._on_disk(self._controller.workers)  # now of this run alone
             self._controller.new_attempts.begin(run.after + self.storage.number)
-        self._config.context.on_places(self.places(), self.storage)
+        self._report_places()
         if self._config.recovery == "cloud-only":
             held = []  # needed only to identify the run and to refuse others
         return [one for one in (*held, *stored) if self._is_ours(one)]
+
+    def _report_places(self) -> None:
+        num_nodes = len({node_of(worker) for worker in self._controller.workers})
+        self._config.context.on_places(self.places(), self.storage, num_nodes)
 
     def gather(self, step: int, also: Collection[int], on_begin: OnBegin) -> int:
         """Copy a step here from workers that do not see the run's directory.
