@@ -6,6 +6,7 @@ examined: every mistake of a user is found before anything is written. Does not 
 parts (`directory/`, `layout/`) nor what is built from them (`driver_setup.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetjax.checkpoint.run_identity import RunIdentity
@@ -15,6 +16,7 @@ from hetjax.data.batches import packing
 from hetjax.data.dataset import Dataset
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model, parameter_count
+from hetjax.planner.model.seating import idle_devices
 from hetjax.plans.plan import Plan
 from hetjax.report.certainty import calibration_line
 from hetjax.report.progress import Display
@@ -168,10 +170,22 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
     if share := share_of_gpus(start.config, cluster):
         shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")
     shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
+    if idle := idle_devices(start.choice.plan, cluster):
+        shown.note(f"not used by this plan: {_as_list(idle, cluster)}")
     if start.choice.is_searched:
         seen = read_run_calibration(start.config, cluster)
         if seen.observations:
             shown.note(calibration_line(seen))
+
+
+def _as_list(idle: Mapping[str, tuple[int, ...]], cluster: Cluster) -> str:
+    """Return idle devices as text: of a node with other work, how many of its own."""
+    return ", ".join(
+        node
+        if len(devices) == (count := cluster.node(node).count)
+        else f"{len(devices)} of {count} devices of {node}"
+        for node, devices in idle.items()
+    )
 
 
 def _as_text(parameters: int) -> str:

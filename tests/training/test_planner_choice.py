@@ -3,6 +3,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import pytest
@@ -20,6 +22,7 @@ from hetjax.training.layout.plan_choice import Choice, choose_plan
 from hetjax.training.session import run
 from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.presets import PRESETS, Preset
+from hetjax.training.start import describe
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
@@ -40,6 +43,25 @@ TWO = Cluster(
     ),
     links=(Link(between=("h20-0", "v100-0"), bandwidth_gbit_per_s=10.0),),
 )
+
+
+def test_a_start_names_the_devices_that_its_plan_does_not_use(tmp_path: Path):
+    hardware = SimpleNamespace(cluster=TINY, source="given", devices={})
+    start = SimpleNamespace(
+        config=small_preset(tmp_path).config,
+        model=MODEL,
+        hardware=hardware,
+        choice=Choice(plan=ONE_REPLICA, source="given"),
+    )
+    dataset = SimpleNamespace(num_tokens=9, bytes_per_token=1.0, directory="text")
+    notes: list[str] = []
+    shown = SimpleNamespace(note=notes.append)
+    describe(cast(Any, start), cast(Any, dataset), cast(Any, shown))
+    assert notes[-1] == "not used by this plan: 2 of 3 devices of h20-0"
+    more = replace(TINY, nodes=(*TINY.nodes, replace(TINY.nodes[0], name="spare")))
+    hardware.cluster = more
+    describe(cast(Any, start), cast(Any, dataset), cast(Any, shown))
+    assert notes[-1] == "not used by this plan: 2 of 3 devices of h20-0, spare"
 
 
 def measurements(device: str) -> list[Measurement]:
