@@ -15,7 +15,7 @@ import tokenizers
 from hetjax.data.chat.chat_template import ChatTemplate
 from hetjax.data.tokenizer import Tokenizer, own_tokenizer, panics_refused
 from hetjax.errors import BadInput
-from hetjax.files.parsing import json_value
+from hetjax.files.parsing import json_kind, json_value
 from hetjax.files.reading import decoded, read_bytes
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -176,7 +176,7 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise _broken(path, str(error)) from error
     if not isinstance(found, dict):
-        raise _broken(path, f"{type(found).__name__}, not an object")
+        raise _broken(path, f"{json_kind(found)}, not an object")
     return found
 
 

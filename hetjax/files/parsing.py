@@ -23,6 +23,16 @@ from hetjax.files.reading import MOST_BYTES, decoded, read_text
 
 T = TypeVar("T")
 
+_JSON_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
 MOST_DEPTH = 64  # lists and tables within each other
 MOST_VALUES = 4_000_000  # counted by commas and brackets; each takes up to 200 bytes
 _MOST_DIGITS = 300  # of an integer: more is no finite float
@@ -69,6 +79,15 @@ def json_value(text: str | bytes, *, finite: bool = True) -> Any:
     if "\\ud" in text or "\\uD" in text:
         _check_strings(value)
     return value
+
+
+def json_kind(value: object) -> str:
+    """Return what JSON calls the type of the value; of others, what Python does.
+
+    >>> json_kind([1]), json_kind(None), json_kind(b"")
+    ('a list', 'null', 'a bytes value')
+    """
+    return _JSON_KINDS.get(type(value), f"a {type(value).__name__} value")
 
 
 def toml_table(text: str) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def test_an_empty_corpus_is_refused(tmp_path, content):
         ('["text"]', "is a list, not an object\n"),
         ('{"id": 1, "body": "a"}', "has no field 'text' (its fields: 'id', 'body')\n"),
         ("{}", "has no field 'text' (its fields: none)\n"),
-        ('{"text": 5}', "holds int in 'text', not a string\n"),
+        ('{"text": 5}', "holds a number in 'text', not a string\n"),
         ('{"text": "\\ud800"}', "is not JSON: half a surrogate pair"),
         ('{"text": "a", "text": "b"}', "is not JSON: key 'text' 2 times in one object"),
     ],

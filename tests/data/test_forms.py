@@ -153,7 +153,7 @@ def test_answers_of_weight_zero_and_of_a_prompt_are_not_learnt():
         ({"conversations": [{"from": "narrator", "value": "a"}]}, "is from 'narrator'"),
         ({"conversations": [{"from": "gpt"}]}, "has no value"),
         ({"instruction": "a", "output": " "}, "has an empty output"),
-        ({"instruction": "a", "output": 4}, "holds int in 'output', not a string"),
+        ({"instruction": "a", "output": 4}, "holds a number in 'output', not a string"),
         (
             {"messages": [{"role": "system", "content": "a"}], "system": "b"},
             "different",

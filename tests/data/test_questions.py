@@ -35,7 +35,10 @@ def test_both_pairs_of_names_are_read_and_others_are_left(tmp_path: Path):
         ('{"context": "a", "choices": ["a", ""], "gold": 0}', "not two texts or more"),
         ('{"context": "a", "choices": ["a", 2], "gold": 0}', "not two texts or more"),
         ('{"context": "a", "choices": "ab", "gold": 0}', "not two texts or more"),
-        ('{"context": 1, "choices": ["a", "b"], "gold": 0}', "context that is a int"),
+        (
+            '{"context": 1, "choices": ["a", "b"], "gold": 0}',
+            "is a number, not a string",
+        ),
         ('{"context": "a", "choices": ["a", "b"], "gold": 2}', "answer 2 of 2"),
         ('{"context": "a", "choices": ["a", "b"], "gold": "A"}', "answer 'A' of 2"),
         ('{"context": "a", "choices": ["a", "b"], "gold": true}', "answer True of 2"),

@@ -70,9 +70,12 @@ def test_a_named_column_holds_texts_or_messages(tmp_path, write, name, place):
 @pytest.mark.parametrize(
     ("record", "got"),
     [
-        ({"text": 5}, "holds int in 'text', not a string"),
+        ({"text": 5}, "holds a number in 'text', not a string"),
         ({"prompt": "a", "completion": " "}, "has an empty completion"),
-        ({"prompt": "a", "completion": 1}, "holds int in 'completion', not a string"),
+        (
+            {"prompt": "a", "completion": 1},
+            "holds a number in 'completion', not a string",
+        ),
         ({"messages": []}, "has no message in 'messages'"),
         (
             {"messages": [{"by": "user", "value": "a"}]},
@@ -84,7 +87,7 @@ def test_a_named_column_holds_texts_or_messages(tmp_path, write, name, place):
         ),
         (
             {"messages": [{"role": "user", "content": 1}]},
-            ", message 1 holds int in 'content', not a string",
+            ", message 1 holds a number in 'content', not a string",
         ),
     ],
 )

@@ -225,11 +225,6 @@ def not_json(where: str, problem: object) -> BadInput:
     )
 
 
-def json_kind(value: object) -> str:
-    """Return what JSON, or else Python, calls the type of the value."""
-    return "null" if value is None else type(value).__name__
-
-
 def bad_row(got: str, column: str) -> BadInput:
     """Return the error for a row of a file whose texts are in this column."""
     if column != TEXT_COLUMN:

@@ -10,9 +10,9 @@ makes of messages (`chat_template.py`).
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.data.sources.forms import bad_row, check_characters, json_kind
+from hetjax.data.sources.forms import bad_row, check_characters
 from hetjax.errors import BadInput
-from hetjax.files.parsing import Malformed, json_value
+from hetjax.files.parsing import Malformed, json_kind, json_value
 
 Message = Mapping[str, Any]
 
@@ -104,7 +104,7 @@ def with_system(
 
 def _message(message: object, column: str, where: str) -> Message:
     if not isinstance(message, Mapping):
-        got = f"{where} is a {type(message).__name__}, not an object"
+        got = f"{where} is {json_kind(message)}, not an object"
         raise bad_row(got, column)
     if "from" in message and "role" not in message:
         message = _from_sharegpt(message, column, where)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetjax.data.sources.readers import decoded
 from hetjax.errors import BadInput
-from hetjax.files.parsing import json_value
+from hetjax.files.parsing import json_kind, json_value
 from hetjax.files.reading import read_bytes
 
 _CONTEXT, _GOLD = ("context", "query"), ("gold", "answer")
@@ -61,7 +61,7 @@ def _object(text: str, where: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise _bad(f"{where} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise _bad(f"{where} is a {type(found).__name__}, not an object")
+        raise _bad(f"{where} is {json_kind(found)}, not an object")
     return found
 
 
@@ -70,7 +70,7 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
     choices = row[_named(row, ("choices",), where)]
     gold = row[_named(row, _GOLD, where)]
     if not isinstance(context, str):
-        raise _bad(f"{where} with a context that is a {type(context).__name__}")
+        raise _bad(f"{where} with a context that is {json_kind(context)}, not a string")
     texts = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
     if not texts or len(choices) < 2:
         raise _bad(f"{where} with choices {str(choices)[:60]!r}, not two texts or more")

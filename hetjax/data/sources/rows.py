@@ -21,7 +21,6 @@ from hetjax.data.sources.forms import (
     check_characters,
     first_of,
     form_of,
-    json_kind,
 )
 from hetjax.data.sources.messages import (
     Message,
@@ -31,6 +30,7 @@ from hetjax.data.sources.messages import (
     turn,
     with_system,
 )
+from hetjax.files.parsing import json_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def row_of(
     form, the first row, and the fields that are not used.
     """
     if not isinstance(record, Mapping):
-        raise bad_row(f"{where} is a {type(record).__name__}, not an object", column)
+        raise bad_row(f"{where} is {json_kind(record)}, not an object", column)
     form = form_of(record, column, format, where)
     row = _READERS[form.name](record, form, column, where)
     if seen is not None:
