@@ -72,7 +72,7 @@ def too_slow(
     if objective.tokens is not None:
         hours = _rounded_up(objective.tokens / does / 3600)
         fix = f"give --deadline-hours {hours:g}"
-    if is_over():
+    if is_over() and most >= least:
         fix += ", or let the search run longer"
     return NoFeasiblePlan(
         got=f"no plan within {' and '.join(limits_of(objective))}: "

@@ -9,6 +9,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.search.find import Found, find_plan
+from hetjax.planner.search.limits import too_slow
 from tests.planner.whole_space import two_kinds
 from tests.short_runs import draws
 
@@ -66,9 +67,22 @@ def test_only_the_bound_says_that_no_plan_is_so_fast(fastest: Found) -> None:
 
 def test_a_search_that_is_cut_short_advises_to_go_on(fastest: Found) -> None:
     with deadline(0.0):
-        error = refused(in_hours(hours_of(fastest.best.tokens_per_s) / 2))
+        error = refused(in_hours(hours_of(fastest.best.tokens_per_s) * 0.999))
     assert error.fix.endswith(", or let the search run longer")
-    assert "not known" in error.allowed or "hours at best" in error.allowed
+    assert "not known" in error.allowed
+
+
+def test_a_search_that_was_cut_short_is_not_advised_to_go_on_against_a_bound(
+    fastest: Found,
+) -> None:
+    assert fastest.lower_bound_s is not None
+    request = fastest.request
+    most = request.global_batch * request.seq_len / fastest.lower_bound_s
+    with deadline(0.0):
+        for share in (0.99, 1.01):
+            wished = Objective(min_tokens_per_s=share * most)
+            error = too_slow(request, wished, fastest.best, fastest.bound, "whole")
+            assert ("let the search run longer" in error.fix) == (share < 1)
 
 
 def test_a_price_that_is_too_low_names_the_cheapest_plan_and_node() -> None:
