@@ -18,7 +18,7 @@ from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 # Factors for what the model of XLA leaves out: small buffers, gaps between buffers and
 # copies for layouts. `experiments/compiled_memory/` chose them, and reports how well
 # they predict kinds that were left out.
-MARGINS: Mapping[Backend, float] = {"cpu": 1.06, "gpu": 1.19, "tpu": 1.20}
+MARGINS: Mapping[Backend, float] = {"cpu": 1.06, "gpu": 1.17, "tpu": 1.20}
 
 # What a TPU's compiler keeps of a fused program in the memory of the vector unit, or in
 # v4's CMEM, at the peak. Programs were seen to use 45 to 112 MiB of it.
