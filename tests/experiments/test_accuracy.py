@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments.accuracy.folds import as_is, group_folds, mean_errors
+from experiments.accuracy.published import fitting
 from experiments.accuracy.referee import (
     GroundTruth,
     Run,
@@ -104,3 +106,22 @@ def test_a_group_is_predicted_at_the_rate_that_suits_the_others(tmp_path: Path):
 
 
 CASES = [(1, [4]), (1, [2, 2]), (2, [2, 2])]
+
+
+def test_pairs_of_one_model_are_ordered_if_their_predictions_are():
+    cost_N, model_N = np.log([1.0, 2.0, 2.02, 9.0]), np.array([0, 0, 0, 1])
+    nobody = np.zeros(4, np.int64)
+    rows = fitting.Rows(
+        families=("one",),
+        surprise_N=np.zeros(4),
+        slope_NS=np.zeros((4, 6)),
+        family_N=nobody,
+        kind_N=nobody,
+        model_N=model_N,
+        cost_N=cost_N,
+    )
+    # two pairs count: the third is nearly equal, and the last row has another model
+    assert fitting._ordered(rows, np.zeros(4)) == 1.0
+    predicted_N = np.log([3.0, 2.5, 4.0, 1.0])  # the first is slower than the second
+    assert fitting._ordered(rows, cost_N - predicted_N) == 0.5
+    assert fitting._ordered(rows.part(np.array([1, 2])), np.zeros(2)) is None

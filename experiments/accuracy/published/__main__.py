@@ -5,13 +5,14 @@
 
 DIR holds the published rows; none of it is part of this repository. The study leaves
 out each family in turn and predicts it from a fit to the others. For each family it
-prints predicted over measured time, the share of rows within their 90 % intervals, and
-the median interval as a factor up and down. Takes two minutes of CPU time.
+prints predicted over measured time, the share of rows within their 90 % intervals, the
+median interval as a factor up and down, the share of pairs in the right order, and the
+error of memory where it was published. Takes two minutes of CPU time.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +32,7 @@ from experiments.accuracy.published.predicting import Predicted, predicted
 from experiments.accuracy.published.rows import published_runs
 from hetjax.plans.table import aligned
 
+_SHARES = ("ordered", "learnt_ordered", "memory_error")
 _CHIPS = {"GH200": "H100", "GeForce": "RTX", "TITAN": "RTX"}  # kinds of one generation
 
 
@@ -61,9 +63,30 @@ def study(predictions: Sequence[Predicted]) -> dict[str, Any]:
         "factor": round(float(np.median([f.factor for f in families])), 4),
         "fixed_band_of_equal_coverage": round(fixed_band(rows, covered), 4),
         "ratios_covered": round(fmean(f.ratios_covered for f in families), 4),
+        "ordered": _mean(family.ordered for family in families),
+        "learnt_ordered": _mean(family.learnt_ordered for family in families),
+        "memory_error": _mean(_memory_error(predictions, f.name) for f in families),
         "widths": widths_of_all(rows),
-        "families": [_rounded(family) for family in families],
+        "families": [
+            _rounded(family) | {"memory_error": _memory_error(predictions, family.name)}
+            for family in families
+        ],
     }
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    return round(fmean(value for value in values if value is not None), 4)
+
+
+def _memory_error(predictions: Sequence[Predicted], family: str) -> float | None:
+    """Return the mean error of the family's predicted memory; None if it is unknown."""
+    errors = [
+        abs(p.peak_bytes / p.run.measured_bytes - 1)
+        for p in predictions
+        if p.run.family == family
+        if p.peak_bytes is not None and p.run.measured_bytes is not None
+    ]
+    return round(fmean(errors), 4) if errors else None
 
 
 def rows_of(predictions: Sequence[Predicted]) -> Rows:
@@ -71,19 +94,23 @@ def rows_of(predictions: Sequence[Predicted]) -> Rows:
     families = list(dict.fromkeys(p.run.family for p in predictions))
     chips = [_chip(p) for p in predictions]
     kinds = list(dict.fromkeys(chips))
+    models = list(dict.fromkeys(p.run.model.name for p in predictions))
     return Rows(
         families=tuple(families),
         surprise_N=np.array([np.log(p.run.measured_s / p.time_s) for p in predictions]),
         slope_NS=-np.array([[_slope(p, name) for name in SPEEDS] for p in predictions]),
         family_N=np.array([families.index(p.run.family) for p in predictions]),
         kind_N=np.array([kinds.index(chip) for chip in chips]),
+        model_N=np.array([models.index(p.run.model.name) for p in predictions]),
+        cost_N=np.log([p.run.device_s_per_token for p in predictions]),
     )
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """Format the families as a table for people."""
     header = ("family", "rows", "min", "median", "max", "below 1", "error", "learnt")
-    header += ("in 90 %", "factor", "ratios in 90 %", "factor")
+    header += ("in 90 %", "factor", "ratios in 90 %", "factor", "ordered", "learnt")
+    header += ("memory error",)
     lines = [
         (
             family["name"],
@@ -94,6 +121,7 @@ def table(found: dict[str, Any]) -> list[str]:
             f"{family['factor']:.2f}",
             f"{family['ratios_covered']:.1%}",
             f"{family['ratios_factor']:.2f}",
+            *map(_share, (family[key] for key in _SHARES)),
         )
         for family in found["families"]
     ]
@@ -105,6 +133,10 @@ def table(found: dict[str, Any]) -> list[str]:
         f"intervals, of factor {found['factor']:.2f} (a fixed band of as many: "
         f"{found['fixed_band_of_equal_coverage']:.2f})",
     ]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _rounded(family: Family) -> dict[str, Any]:

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 SPEEDS = ("products", "attention", "memory", "launches", "links", "network")
 _ROWS = 24  # the most of a family that the fit uses: families then count about equally
 _NORMAL_90 = 1.6449
+_APART = 0.03  # rows that are nearer have no order: measurements vary by as much
 # Prior widths of each speed: common, of a family, of a kind. Products cannot be much
 # faster than 80 % of a peak. Attention, and launches of uncompiled programs, are much
 # less certain.
@@ -34,13 +35,18 @@ _SURE = np.array([0.2] * 18 + [0.5] * 2)  # prior widths of the logarithms of th
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """N rows: logarithms of measured over predicted, slopes by speed, and groups."""
+    """N rows: logarithms of measured over predicted, slopes by speed, and groups.
+
+    `cost_N` is the logarithm of the measured seconds of all devices per token.
+    """
 
     families: tuple[str, ...]
     surprise_N: Floats
     slope_NS: Floats
     family_N: NDArray[np.int64]
     kind_N: NDArray[np.int64]
+    model_N: NDArray[np.int64]
+    cost_N: Floats
 
     def part(self, index_M: NDArray[np.int64]) -> "Rows":
         return Rows(
@@ -49,6 +55,8 @@ class Rows:
             slope_NS=self.slope_NS[index_M],
             family_N=self.family_N[index_M],
             kind_N=self.kind_N[index_M],
+            model_N=self.model_N[index_M],
+            cost_N=self.cost_N[index_M],
         )
 
 
@@ -59,7 +67,10 @@ class Family:
     Errors are means of |predicted / measured - 1|, by the catalogue and as learnt from
     the others. `covered` is the share of rows in their 90 % intervals. The median
     interval is from prediction / `factor` to prediction x `factor`. `ratios_covered`
-    and `ratios_factor` are the same for ratios of two rows.
+    and `ratios_factor` are the same for ratios of two rows. `ordered` and
+    `learnt_ordered` are the shares of pairs of rows of one model, more than `_APART`
+    apart, of which the prediction finds the one that needs fewer device-seconds per
+    token; None without such pairs.
     """
 
     name: str
@@ -74,6 +85,8 @@ class Family:
     factor: float
     ratios_covered: float
     ratios_factor: float
+    ordered: float | None
+    learnt_ordered: float | None
 
 
 def leave_one_out(rows: Rows) -> list[Family]:
@@ -140,7 +153,21 @@ def _judged(rows: Rows, family: int, widths: Floats) -> Family:
             (np.abs(left_M[i] - left_M[j]) <= _NORMAL_90 * pair_sd).mean()
         ),
         ratios_factor=math.exp(_NORMAL_90 * float(np.median(pair_sd))),
+        ordered=_ordered(rows.part(test), surprise_M),
+        learnt_ordered=_ordered(rows.part(test), left_M),
     )
+
+
+def _ordered(rows: Rows, surprise_M: Floats) -> float | None:
+    """Return the share of pairs of one model that are predicted in the right order;
+    `surprise_M` are the logarithms of measured over predicted."""
+    i, j = np.triu_indices(len(surprise_M), 1)
+    apart = rows.cost_N[i] - rows.cost_N[j]
+    counts = (rows.model_N[i] == rows.model_N[j]) & (np.abs(apart) > _APART)
+    if not counts.any():
+        return None
+    predicted = apart - (surprise_M[i] - surprise_M[j])
+    return float((np.sign(predicted) == np.sign(apart))[counts].mean())
 
 
 def _told_by(

@@ -49,6 +49,7 @@ _SAILOR_DEVICES = {
 class PublishedRun:
     """One row: what ran, on what, and its measured seconds of a step.
 
+    `measured_bytes` is the peak memory of the fullest device, if it was published.
     `hides_sums`: the framework exchanges weights and gradients during compute.
     `only_passes`: only forward and backward of one microbatch were measured.
     """
@@ -59,10 +60,17 @@ class PublishedRun:
     model: Model
     cluster: Cluster
     measured_s: float
+    measured_bytes: float | None = None
     dtype: Dtype = "bfloat16"
     attention: Attention | None = None
     hides_sums: bool = False
     only_passes: bool = False
+
+    @property
+    def device_s_per_token(self) -> float:
+        """The seconds of all devices of the plan together, per token."""
+        num_devices = len(self.plan.used_devices())
+        return self.measured_s * num_devices / self.plan.tokens_per_step
 
 
 def published_runs(folder: Path) -> list[PublishedRun]:
@@ -147,6 +155,7 @@ def _torchtitan(folder: Path) -> Iterator[PublishedRun]:
                 ),
             ),
             measured_s=row["derived_step_time_s"],
+            measured_bytes=_bytes(row["memory_gib"]),
             hides_sums=True,
         )
 
@@ -283,6 +292,7 @@ def _sailor_steps(folder: Path) -> Iterator[PublishedRun]:
             model=model,
             cluster=Cluster(name="alps", nodes=nodes),
             measured_s=run.measured_s,
+            measured_bytes=run.measured_bytes,
             dtype="float32",
             attention="xla",
         )
@@ -301,6 +311,10 @@ def _llama(name: str, dims: dict[str, int], seq_len: int) -> Model:
             max_seq_len=seq_len,
         )
     )
+
+
+def _bytes(gib: float | None) -> float | None:
+    return None if gib is None else gib * 2**30
 
 
 def _ungated(inner_size: int) -> int:
