@@ -79,15 +79,28 @@ def test_the_next_prediction_and_the_next_run_know_it(tmp_path: Path):
     assert own.certainty.interval.factor < step.certainty.interval.factor
 
 
-def test_a_run_goes_on_from_what_it_began_with_and_keeps_its_own_steps_only(
+def test_a_run_that_has_measured_a_step_no_longer_uses_those_of_other_runs(
     tmp_path: Path,
 ):
+    for n in range(5):
+        learn(settings(tmp_path, f"fast-{n}"), times=1.0)
+    given = tmp_path / "fast-0" / "calibration.json"
+    for name, file in (("slow", None), ("given", given)):
+        slow = settings(tmp_path, name, calibration=file)
+        measured_s = learn(slow, times=4.0)
+        found_s = predict_step(slow, MODEL, ONE_STAGE, CLUSTER).step_time_s
+        assert found_s == pytest.approx(measured_s, rel=0.02)
+        own = json.loads((slow.run_dir / "calibration.json").read_text())
+        assert len(own["steps"]) == 2
+    assert len(json.loads(kept_file().read_text())["steps"]) == 14
+
+
+def test_steps_on_other_kinds_of_device_stay(tmp_path: Path):
     learn(settings(tmp_path))
-    later = settings(tmp_path, "later")
-    learn(later)
-    own = json.loads((later.run_dir / "calibration.json").read_text())
-    assert len(own["steps"]) == 4  # with those of the first run
-    assert len(json.loads(kept_file().read_text())["steps"]) == 4  # each only once
+    seen = read_run_calibration(settings(tmp_path, "later"), CLUSTER)
+    assert seen.kinds() == {*KINDS}
+    assert seen.without_steps_on({"A100-SXM4-80GB"}) == seen
+    assert not seen.without_steps_on({*KINDS, "L4"}).observations
 
 
 def test_simulated_devices_neither_write_nor_read(tmp_path: Path):

@@ -7,7 +7,7 @@ Owns the JSON and the beliefs that follow from it. Does not own the arithmetic
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,15 @@ class StepCalibration:
         left = tuple(o for o in self.observations if all(o is not x for x in last))
         return replace(self, observations=left)
 
+    def without_steps_on(self, kinds: Collection[str]) -> "StepCalibration":
+        """Return all but steps, and work in them, that used a device of these kinds."""
+        left = tuple(
+            o
+            for o in self.observations
+            if o.what == "sum" or not _kinds_of(o) & {*kinds}
+        )
+        return replace(self, observations=left)
+
     def ends_with(self, plan: str) -> bool:
         """Return whether the last step was one of the plan with this digest."""
         return bool(self.last_step) and self.last_step[-1].plan == plan
@@ -117,8 +126,13 @@ class StepCalibration:
         return self._kinds("sum")
 
     def _kinds(self, what: str) -> frozenset[str]:
-        used = (p for o in self.observations if o.what == what for p in o.elasticities)
-        return frozenset(owner for owner, name in used if owner and name != LINK)
+        of_each = (_kinds_of(o) for o in self.observations if o.what == what)
+        return frozenset().union(*of_each)
+
+
+def _kinds_of(seen: Observation) -> frozenset[str]:
+    used = seen.elasticities
+    return frozenset(owner for owner, name in used if owner and name != LINK)
 
 
 UNCALIBRATED = StepCalibration()
