@@ -95,6 +95,18 @@ def test_a_run_that_has_measured_a_step_no_longer_uses_those_of_other_runs(
     assert len(json.loads(kept_file().read_text())["steps"]) == 14
 
 
+def test_earlier_runs_that_contradict_each_other_leave_a_wide_interval(tmp_path: Path):
+    alike, unlike = tmp_path / "alike", tmp_path / "unlike"
+    found = {}
+    for folder, factors in ((alike, (2.0, 2.0, 2.0)), (unlike, (1.0, 2.0, 4.0))):
+        folder.mkdir()
+        kept_file().unlink(missing_ok=True)
+        measured_s = [learn(settings(folder, f"{n}"), f) for n, f in enumerate(factors)]
+        found[folder] = simulated().certainty.interval
+        assert all(s in found[folder] for s in measured_s)
+    assert found[unlike].factor > 1.5 * found[alike].factor
+
+
 def test_steps_on_other_kinds_of_device_stay(tmp_path: Path):
     learn(settings(tmp_path))
     seen = read_run_calibration(settings(tmp_path, "later"), CLUSTER)

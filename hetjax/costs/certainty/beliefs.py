@@ -146,6 +146,21 @@ class Beliefs:
             covariance_PP=self.covariance_PP - gain_PN @ slope_NP @ self.covariance_PP,
         )
 
+    def misfit(self, observations: Iterable[Observation]) -> float:
+        """Return how far these observations are from the beliefs that they led to: the
+        root mean square of what the beliefs do not explain, in units of their noise
+        (Birge's ratio). Without observations 0.
+        """
+        off = [
+            (
+                math.log(o.measured_s / o.predicted_s)
+                + float(self._slopes(o.elasticities) @ self.mean_P)
+            )
+            / o.noise
+            for o in observations
+        ]
+        return math.sqrt(sum(each**2 for each in off) / len(off)) if off else 0.0
+
     def with_noise(self, noise: float) -> "Beliefs":
         """Return the same beliefs with other noise."""
         return replace(self, noise=noise)

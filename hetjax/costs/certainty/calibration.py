@@ -26,6 +26,7 @@ from hetjax.costs.certainty.elasticities import (
     parameters_of,
 )
 from hetjax.costs.certainty.priors import (
+    EARLIER_RUNS,
     NOBODY,
     NOISE,
     NOISE_OF_OTHER_PLANS,
@@ -71,17 +72,24 @@ class StepCalibration:
         """Return the beliefs about a cluster's speeds after these steps.
 
         Their noise is that of a step of the plan with the digest `plan`. `noise`
-        applies to runs on kinds of device that no step has used.
+        applies to runs on kinds of device that no step has used. If steps of earlier
+        runs contradict each other, since their devices were not equally fast, all noise
+        grows until it explains how far they are apart.
         """
-        seen = {p for o in self.observations for p in o.elasticities}
-        prior = prior_beliefs(cluster, noise, others=sorted(seen))
+        seen = self.observations
+        others = {p for o in seen for p in o.elasticities}
+        prior = prior_beliefs(cluster, noise, others=sorted(others))
         kinds = {owner for owner, name in parameters_of(cluster) if name == "products"}
         if kinds <= self.kinds():
-            if plan and any(o.plan == plan for o in self.observations):
+            if plan and any(o.plan == plan for o in seen):
                 noise = min(noise, NOISES[self.lesson])
             elif all(source(kind) != NOBODY for kind in kinds):
                 noise = min(noise, NOISE_OF_OTHER_PLANS)
-        return prior.observed(self.observations).with_noise(noise)
+        found = prior.observed(seen)
+        if self.lesson == EARLIER_RUNS and (times := found.misfit(seen)) > 1:
+            found = prior.observed(replace(o, noise=times * o.noise) for o in seen)
+            noise *= times
+        return found.with_noise(noise)
 
     def applied(self, cluster: Cluster) -> Cluster:
         """Return the cluster at the mean speeds after these steps."""
