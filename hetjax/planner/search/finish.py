@@ -4,17 +4,28 @@
 The search compares plans under h1f1b. Here the best of them try other orders, mainly
 zero-bubble: first a few forms for each plan, finally many for the fastest. In between
 comes a local search around the best plans of a few kinds, under the forms that suit
-these, since the best under h1f1b need not be the best under them. Last, the most
-promising plans try their layers in several parts (`in_parts.py`). Owns the choice of
-plans, and the limits on work, which is counted, not timed, so that equal searches end
-alike. Does not own the schedules (`schedule/search.py`).
+these, since the best under h1f1b need not be the best under them. It keeps to the nodes
+of each plan, as a search for these nodes alone would; then the best plan of all also
+tries idle nodes. Last, the most promising plans try their layers in several parts
+(`in_parts.py`). Owns the choice of plans, and the limits on work, which is counted, not
+timed, so that equal searches end alike. Does not own the schedules
+(`schedule/search.py`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from hetjax.cluster.cluster import part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.evaluator import evaluate_plan, forms_for, least_step_s
@@ -72,12 +83,16 @@ def finished(
     small = [found for found, before in tried if before.num_forwards <= _MOVED]
     ends: list[Plan] = []
     for start in _starts(small, by_wish):
-        end = unscheduled(start.plan)
-        for moved in _moved(request, objective, start, known):
-            yield moved
-            end = unscheduled(moved.plan)
-            tried.append((moved, end))
-        ends.append(end)
+        end = start
+        for end in _moved(request, objective, start, known):
+            yield end
+            tried.append((end, unscheduled(end.plan)))
+        ends.append(unscheduled(end.plan))
+    best, _ = min(tried, key=lambda each: by_wish(each[0]))
+    for end in _onto_idle_nodes(request, objective, best, known):
+        yield end
+        tried.append((end, unscheduled(end.plan)))
+        ends.append(unscheduled(end.plan))
     best, fastest = min(tried, key=lambda each: by_wish(each[0]))
     for plan in dict.fromkeys([*ends, fastest]):
         if found := _in_full(request, plan, known):
@@ -117,16 +132,29 @@ def _finished_in_parts(
             yield found
 
 
+def _onto_idle_nodes(
+    request: PlanRequest, objective: Objective, best: Predicted, known: Tried
+) -> Iterator[Predicted]:
+    """Yield better plans that local search finds with the nodes that `best` leaves
+    idle, too."""
+    every = {node.name for node in request.cluster.nodes}
+    if best.plan.nodes != every and best.plan.num_forwards <= _MOVED:
+        yield from _moved(request, objective, best, known, nodes=every)
+
+
 def _moved(
     request: PlanRequest,
     objective: Objective,
     start: Predicted,
     known: Tried,
     work: float = _MOVED_WORK,
+    nodes: Collection[str] | None = None,
 ) -> Iterator[Predicted]:
     """Yield the better plan that each round of local search leads to. A round may do
     this much work, and tries the forms that suit the plan at its start: better plans
-    may want others."""
+    may want others. Plans stay on `nodes`; None: on those of the start."""
+    cluster = part_of(request.cluster, nodes or start.plan.nodes)
+    there = replace(request, cluster=cluster)
     by_wish = partial(score, cluster=request.cluster, objective=objective)
     least = partial(least_step_s, request) if objective.wish == "time" else None
     for _ in range(_ROUNDS):
@@ -137,7 +165,7 @@ def _moved(
             return found if found is not None and within(found, objective) else None
 
         moved = local_search(
-            start, evaluate, by_wish, request, most_work=work, least=least
+            start, evaluate, by_wish, there, most_work=work, least=least
         )
         if moved is start:
             return

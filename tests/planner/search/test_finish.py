@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules other than h1f1b: plans move among their own nodes before idle ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetjax.cluster.cluster import part_of
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search import finish
+from hetjax.planner.search.find import Search
+from hetjax.planner.search.local_search import local_search
+from tests.planner.whole_space import two_kinds
+
+
+def test_idle_nodes_are_tried_last(monkeypatch: pytest.MonkeyPatch):
+    whole, wished = two_kinds(), Objective()
+    part = replace(whole, cluster=part_of(whole.cluster, {"fast"}))
+    search = Search(part, [wished])
+    search.propose()
+    starts = list(search.incumbents.simulated())
+    tried_on: list[set[str]] = []
+
+    def watched(start: Any, by: Any, wish: Any, there: PlanRequest, **more: Any) -> Any:
+        tried_on.append({node.name for node in there.cluster.nodes})
+        return local_search(start, by, wish, there, **more)
+
+    monkeypatch.setattr(finish, "local_search", watched)
+    alone = [found.plan for found in finish.finished(part, wished, starts, {})]
+    searches, tried_on[:] = [*tried_on], []
+    among = [found.plan for found in finish.finished(whole, wished, starts, {})]
+    # as a search for the one node alone, and then from its best plan with both
+    assert searches and all(nodes == {"fast"} for nodes in searches)
+    assert tried_on[: len(searches)] == searches
+    assert {"fast", "slow"} in tried_on[len(searches) :]
+    assert {*alone} <= {*among}
+    assert any(plan.nodes == {"fast", "slow"} for plan in among)
