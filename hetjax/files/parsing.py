@@ -82,7 +82,7 @@ def json_value(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def json_kind(value: object) -> str:
-    """Return what JSON calls the type of the value; of others, what Python does.
+    """Return the type of a value of JSON in words; of others, Python's name.
 
     >>> json_kind([1]), json_kind(None), json_kind(b"")
     ('a list', 'null', 'a bytes value')

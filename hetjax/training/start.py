@@ -48,6 +48,8 @@ from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 from hetjax.training.worker import first_weights
 
+_NAMED = 8  # idle nodes that a start names
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
@@ -179,13 +181,16 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
 
 
 def _as_list(idle: Mapping[str, tuple[int, ...]], cluster: Cluster) -> str:
-    """Return idle devices as text: of a node with other work, how many of its own."""
-    return ", ".join(
+    """Return idle devices as text: a node's name, or how many of its devices, if
+    others have work. Of many nodes the first are named."""
+    named = [
         node
         if len(devices) == (count := cluster.node(node).count)
         else f"{len(devices)} of {count} devices of {node}"
         for node, devices in idle.items()
-    )
+    ]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return ", ".join(named[:_NAMED]) + more
 
 
 def _as_text(parameters: int) -> str:

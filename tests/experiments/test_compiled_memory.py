@@ -156,11 +156,11 @@ def test_the_page_says_how_many_are_within_and_how_many_that_nobody_had_looked_a
         least, most = percents(then)
         told = f"{within([then])} are within, the least {least}, the greatest {most}."
         since = (
-            "nothing has been changed"
+            "nothing has been changed since"
             if name == "tpu"
-            else "rules have only been removed"
+            else "Then rules were removed and the margin was fitted to all stages"
         )
-        assert f"{since} since: {told}" in page
+        assert f"{since}: {told}" in page
 
 
 def test_the_page_says_how_far_stages_are_off_that_compile_with_other_kernels_alone():

@@ -107,14 +107,6 @@ def test_earlier_runs_that_contradict_each_other_leave_a_wide_interval(tmp_path:
     assert found[unlike].factor > 1.5 * found[alike].factor
 
 
-def test_steps_on_other_kinds_of_device_stay(tmp_path: Path):
-    learn(settings(tmp_path))
-    seen = read_run_calibration(settings(tmp_path, "later"), CLUSTER)
-    assert seen.kinds() == {*KINDS}
-    assert seen.without_steps_on({"A100-SXM4-80GB"}) == seen
-    assert not seen.without_steps_on({*KINDS, "L4"}).observations
-
-
 def test_simulated_devices_neither_write_nor_read(tmp_path: Path):
     stand_ins = replace(settings(tmp_path), simulate=True)
     learn(stand_ins)

@@ -32,7 +32,7 @@ from experiments.accuracy.published.predicting import Predicted, predicted
 from experiments.accuracy.published.rows import published_runs
 from hetjax.plans.table import aligned
 
-_SHARES = ("ordered", "learnt_ordered", "memory_error")
+_PERCENTS = ("ordered", "learnt_ordered", "memory_error")
 _CHIPS = {"GH200": "H100", "GeForce": "RTX", "TITAN": "RTX"}  # kinds of one generation
 
 
@@ -54,6 +54,7 @@ def study(predictions: Sequence[Predicted]) -> dict[str, Any]:
     rows = rows_of(predictions)
     families = leave_one_out(rows)
     covered = fmean(family.covered for family in families)
+    memory = {f.name: _memory_error(predictions, f.name) for f in families}
     return {
         "command": "python -m experiments.accuracy.published --groundtruth DIR --json",
         "rows": len(predictions),
@@ -65,10 +66,10 @@ def study(predictions: Sequence[Predicted]) -> dict[str, Any]:
         "ratios_covered": round(fmean(f.ratios_covered for f in families), 4),
         "ordered": _mean(family.ordered for family in families),
         "learnt_ordered": _mean(family.learnt_ordered for family in families),
-        "memory_error": _mean(_memory_error(predictions, f.name) for f in families),
+        "memory_error": _mean(memory.values()),
         "widths": widths_of_all(rows),
         "families": [
-            _rounded(family) | {"memory_error": _memory_error(predictions, family.name)}
+            _rounded(family) | {"memory_error": memory[family.name]}
             for family in families
         ],
     }
@@ -121,7 +122,7 @@ def table(found: dict[str, Any]) -> list[str]:
             f"{family['factor']:.2f}",
             f"{family['ratios_covered']:.1%}",
             f"{family['ratios_factor']:.2f}",
-            *map(_share, (family[key] for key in _SHARES)),
+            *map(_share, (family[key] for key in _PERCENTS)),
         )
         for family in found["families"]
     ]

@@ -147,10 +147,8 @@ class Beliefs:
         )
 
     def misfit(self, observations: Iterable[Observation]) -> float:
-        """Return how far these observations are from the beliefs that they led to: the
-        root mean square of what the beliefs do not explain, in units of their noise
-        (Birge's ratio). Without observations 0.
-        """
+        """Return the root mean square of what these beliefs leave unexplained of some
+        observations, in units of their noise."""
         off = [
             (
                 math.log(o.measured_s / o.predicted_s)
@@ -159,7 +157,7 @@ class Beliefs:
             / o.noise
             for o in observations
         ]
-        return math.sqrt(sum(each**2 for each in off) / len(off)) if off else 0.0
+        return math.sqrt(sum(each**2 for each in off) / len(off))
 
     def with_noise(self, noise: float) -> "Beliefs":
         """Return the same beliefs with other noise."""

@@ -7,7 +7,7 @@ Owns the JSON and the beliefs that follow from it. Does not own the arithmetic
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class StepCalibration:
         Their noise is that of a step of the plan with the digest `plan`. `noise`
         applies to runs on kinds of device that no step has used. If steps of earlier
         runs contradict each other, since their devices were not equally fast, all noise
-        grows until it explains how far they are apart.
+        grows by how far they are from what they teach together.
         """
         seen = self.observations
         others = {p for o in seen for p in o.elasticities}
@@ -86,7 +86,8 @@ class StepCalibration:
             elif all(source(kind) != NOBODY for kind in kinds):
                 noise = min(noise, NOISE_OF_OTHER_PLANS)
         found = prior.observed(seen)
-        if self.lesson == EARLIER_RUNS and (times := found.misfit(seen)) > 1:
+        if self.lesson == EARLIER_RUNS and self.num_steps > 1:
+            times = max(found.misfit(seen), 1.0)
             found = prior.observed(replace(o, noise=times * o.noise) for o in seen)
             noise *= times
         return found.with_noise(noise)
@@ -108,14 +109,10 @@ class StepCalibration:
         left = tuple(o for o in self.observations if all(o is not x for x in last))
         return replace(self, observations=left)
 
-    def without_steps_on(self, kinds: Collection[str]) -> "StepCalibration":
-        """Return all but steps, and work in them, that used a device of these kinds."""
-        left = tuple(
-            o
-            for o in self.observations
-            if o.what == "sum" or not _kinds_of(o) & {*kinds}
-        )
-        return replace(self, observations=left)
+    def only_sums(self) -> "StepCalibration":
+        """Return the sums that were measured alone."""
+        sums = tuple(o for o in self.observations if o.what == "sum")
+        return replace(self, observations=sums)
 
     def ends_with(self, plan: str) -> bool:
         """Return whether the last step was one of the plan with this digest."""
@@ -134,13 +131,8 @@ class StepCalibration:
         return self._kinds("sum")
 
     def _kinds(self, what: str) -> frozenset[str]:
-        of_each = (_kinds_of(o) for o in self.observations if o.what == what)
-        return frozenset().union(*of_each)
-
-
-def _kinds_of(seen: Observation) -> frozenset[str]:
-    used = seen.elasticities
-    return frozenset(owner for owner, name in used if owner and name != LINK)
+        used = (p for o in self.observations if o.what == what for p in o.elasticities)
+        return frozenset(owner for owner, name in used if owner and name != LINK)
 
 
 UNCALIBRATED = StepCalibration()

@@ -6,23 +6,17 @@ zero-bubble: first a few forms for each plan, finally many for the fastest. In b
 comes a local search around the best plans of a few kinds, under the forms that suit
 these, since the best under h1f1b need not be the best under them. It keeps to the nodes
 of each plan, as a search for these nodes alone would; then the best plan of all also
-tries idle nodes. Last, the most promising plans try their layers in several parts
+tries idle devices. Last, the most promising plans try their layers in several parts
 (`in_parts.py`). Owns the choice of plans, and the limits on work, which is counted, not
 timed, so that equal searches end alike. Does not own the schedules
 (`schedule/search.py`).
 """
 
 import math
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Literal
 
 from hetjax.cluster.cluster import part_of
@@ -32,7 +26,12 @@ from hetjax.planner.model.evaluator import evaluate_plan, forms_for, least_step_
 from hetjax.planner.model.objectives import Objective, promise, score, within
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.in_parts import in_parts
-from hetjax.planner.search.local_search import local_search, unscheduled
+from hetjax.planner.search.local_search import (
+    alike,
+    local_search,
+    onto_idle,
+    unscheduled,
+)
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -88,11 +87,12 @@ def finished(
             yield end
             tried.append((end, unscheduled(end.plan)))
         ends.append(unscheduled(end.plan))
-    best, _ = min(tried, key=lambda each: by_wish(each[0]))
-    for end in _onto_idle_nodes(request, objective, best, known):
+    start, _ = min(tried, key=lambda each: by_wish(each[0]))
+    end = start
+    for end in _onto_idle_nodes(request, objective, start, known):
         yield end
         tried.append((end, unscheduled(end.plan)))
-        ends.append(unscheduled(end.plan))
+    ends.append(unscheduled(end.plan))
     best, fastest = min(tried, key=lambda each: by_wish(each[0]))
     for plan in dict.fromkeys([*ends, fastest]):
         if found := _in_full(request, plan, known):
@@ -135,11 +135,25 @@ def _finished_in_parts(
 def _onto_idle_nodes(
     request: PlanRequest, objective: Objective, best: Predicted, known: Tried
 ) -> Iterator[Predicted]:
-    """Yield better plans that local search finds with the nodes that `best` leaves
-    idle, too."""
-    every = {node.name for node in request.cluster.nodes}
-    if best.plan.nodes != every and best.plan.num_forwards <= _MOVED:
-        yield from _moved(request, objective, best, known, nodes=every)
+    """Yield better plans with some work of `best` on nodes that it leaves idle, and
+    those that local search then leads to."""
+    every, plan = {n.name for n in request.cluster.nodes}, unscheduled(best.plan)
+    if plan.nodes == every or plan.num_forwards > _MOVED:
+        return
+    by_wish = partial(score, cluster=request.cluster, objective=objective)
+    forms = forms_for(request, plan, _NUM_FORMS)
+    spread = (
+        p for group in alike(plan, request) for p in onto_idle(plan, group, request)
+    )
+    tried = [
+        _tried(request, request.said(each), known, forms=forms)
+        for each in islice(spread, _MOST_PLANS)
+    ]
+    kept = [found for found in tried if found is not None and within(found, objective)]
+    found = min(kept, key=by_wish, default=best)
+    if by_wish(found) < by_wish(best):
+        yield found
+        yield from _moved(request, objective, found, known)
 
 
 def _moved(
@@ -148,13 +162,11 @@ def _moved(
     start: Predicted,
     known: Tried,
     work: float = _MOVED_WORK,
-    nodes: Collection[str] | None = None,
 ) -> Iterator[Predicted]:
     """Yield the better plan that each round of local search leads to. A round may do
     this much work, and tries the forms that suit the plan at its start: better plans
-    may want others. Plans stay on `nodes`; None: on those of the start."""
-    cluster = part_of(request.cluster, nodes or start.plan.nodes)
-    there = replace(request, cluster=cluster)
+    may want others. Plans use only the nodes of the start."""
+    there = replace(request, cluster=part_of(request.cluster, start.plan.nodes))
     by_wish = partial(score, cluster=request.cluster, objective=objective)
     least = partial(least_step_s, request) if objective.wish == "time" else None
     for _ in range(_ROUNDS):

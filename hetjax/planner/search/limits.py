@@ -63,8 +63,8 @@ def too_slow(
     most = math.inf
     if bound.step_s:
         most = request.global_batch * request.seq_len / bound.step_s
-    allowed = _NOT_KNOWN
-    if most < least:
+    allowed, is_ruled_out = _NOT_KNOWN, most < least
+    if is_ruled_out:
         allowed = f"{_speed(objective, most)} at best: no plan {_OF[space]}is faster"
     elif most < math.inf:
         allowed += f"; none {_OF[space]}is faster than {_speed(objective, most)}"
@@ -72,7 +72,7 @@ def too_slow(
     if objective.tokens is not None:
         hours = _rounded_up(objective.tokens / does / 3600)
         fix = f"give --deadline-hours {hours:g}"
-    if is_over() and most >= least:
+    if is_over() and not is_ruled_out:
         fix += ", or let the search run longer"
     return NoFeasiblePlan(
         got=f"no plan within {' and '.join(limits_of(objective))}: "

@@ -12,7 +12,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Protocol
 
-from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.certainty.calibration import StepCalibration, write_calibration
 from hetjax.costs.certainty.kept import keep, plan_precisions
@@ -85,10 +84,10 @@ def learn_step(
     """Keep a measured step, the `parts` of its time, and their prediction in the run's
     directory; if `again`, in the place of the last one, if that is of this plan.
 
-    The run's first step takes the place of steps of other runs on the same kinds of
-    device: these may have been faster or slower then. Later runs get it, too, unless
-    CPUs have stood in for other devices. Raises as `predict_step` does, and OSError if
-    the step cannot be kept.
+    From the first step on, the run no longer uses steps of other runs: devices may have
+    been faster or slower then. Later runs get every step, unless CPUs have stood in for
+    other devices. Raises as `predict_step` does, and OSError if the step cannot be
+    kept.
     """
     slow = read_run_slowness(config)
     at = predict_at(config, model, plan, cluster, slow)
@@ -96,8 +95,7 @@ def learn_step(
     if again and seen.lesson == RUN and seen.ends_with(plan_digest(plan)):
         seen, before = seen.without_last_step(), seen.last_step
     if not (config.run_dir / CALIBRATION).exists():
-        nodes = map(cluster.node, plan.nodes)
-        seen = seen.without_steps_on({canonical_name(node.device) for node in nodes})
+        seen = seen.only_sums()
     # what is slow now must not be learnt as the speed of its kind
     found = learnt(
         at.predicted,
