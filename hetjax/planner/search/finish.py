@@ -92,7 +92,8 @@ def finished(
     for end in _onto_idle_nodes(request, objective, start, known):
         yield end
         tried.append((end, unscheduled(end.plan)))
-    ends.append(unscheduled(end.plan))
+    if end is not start:
+        ends.append(unscheduled(end.plan))
     best, fastest = min(tried, key=lambda each: by_wish(each[0]))
     for plan in dict.fromkeys([*ends, fastest]):
         if found := _in_full(request, plan, known):
