@@ -54,8 +54,8 @@ def predicted(
 def test_the_fullest_device_is_named_though_fewer_stages_were_compiled_for_another():
     sizes = StageMemory(static_bytes=8 * GIB, workspace_bytes=8 * GIB)
     line = line_of(predicted({"gpu-0": "H20", "cpu-0": "cpu"}, sizes))
-    # 8 GiB, and 0.626 to 0.978 times 8 GiB: `test_memory_certainty.py` has the shares
-    assert line is not None and line.startswith("how sure is memory: gpu-0/0 uses 13.")
+    # 8 GiB, and 0.601 to 0.934 times 8 GiB: `test_memory_certainty.py` has the shares
+    assert line is not None and line.startswith("how sure is memory: gpu-0/0 uses 12.8")
     assert " GiB (90%) and fits with a probability of 99%; " in line
     assert line.endswith(" stages compiled for GPUs")
 
