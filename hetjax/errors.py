@@ -2,7 +2,7 @@
 """Defines the errors that users cause and can fix. Every room may import this file."""
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 _LONGEST_PART = 4_000  # characters
@@ -56,6 +56,16 @@ def counted_noun(number: int, noun: str) -> str:
     ('1 device', '1,200 rows')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names as text, and how many more there are.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c"], most=2)
+    ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import packing
 from hetjax.data.dataset import Dataset
+from hetjax.errors import listed
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.seating import idle_devices
@@ -173,14 +174,14 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
         shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")
     shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
     if idle := idle_devices(start.choice.plan, cluster):
-        shown.note(f"not used by this plan: {_as_list(idle, cluster)}")
+        shown.note(f"not used by this plan: {_idle_as_text(idle, cluster)}")
     if start.choice.is_searched:
         seen = read_run_calibration(start.config, cluster)
         if seen.observations:
             shown.note(calibration_line(seen))
 
 
-def _as_list(idle: Mapping[str, tuple[int, ...]], cluster: Cluster) -> str:
+def _idle_as_text(idle: Mapping[str, tuple[int, ...]], cluster: Cluster) -> str:
     """Return idle devices as text: a node's name, or how many of its devices, if
     others have work. Of many nodes the first are named."""
     named = [
@@ -189,8 +190,7 @@ def _as_list(idle: Mapping[str, tuple[int, ...]], cluster: Cluster) -> str:
         else f"{len(devices)} of {count} devices of {node}"
         for node, devices in idle.items()
     ]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return ", ".join(named[:_NAMED]) + more
+    return listed(named, _NAMED)
 
 
 def _as_text(parameters: int) -> str:

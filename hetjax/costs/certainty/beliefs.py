@@ -86,6 +86,11 @@ class Observation:
     what: Measured = "step"
     plan: str = ""
 
+    @property
+    def surprise(self) -> float:
+        """The logarithm of the measured time over the predicted one."""
+        return math.log(self.measured_s / self.predicted_s)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Beliefs:
@@ -134,7 +139,7 @@ class Beliefs:
         if not seen:
             return self
         slope_NP = -np.array([self._slopes(o.elasticities) for o in seen])
-        surprise_N = np.array([math.log(o.measured_s / o.predicted_s) for o in seen])
+        surprise_N = np.array([o.surprise for o in seen])
         noise_NN = np.diag([o.noise**2 for o in seen])
         gain_PN = np.linalg.solve(
             slope_NP @ self.covariance_PP @ slope_NP.T + noise_NN,
@@ -150,11 +155,7 @@ class Beliefs:
         """Return the root mean square of what these beliefs leave unexplained of some
         observations, in units of their noise."""
         off = [
-            (
-                math.log(o.measured_s / o.predicted_s)
-                + float(self._slopes(o.elasticities) @ self.mean_P)
-            )
-            / o.noise
+            (o.surprise + float(self._slopes(o.elasticities) @ self.mean_P)) / o.noise
             for o in observations
         ]
         return math.sqrt(sum(each**2 for each in off) / len(off))

@@ -239,14 +239,11 @@ def before_transpose(
 
 
 def _either_way(value: Value, order: tuple[int, ...], num_batch: int) -> bool:
-    """Return whether a product that reads an operand in this order needs no copy."""
-    in_front = order[:num_batch] == tuple(range(num_batch))
-    return in_front and reads_as_matrix(value, order)
-
-
-def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:
     """Return whether an accelerator's product can read an array in that order without a
-    copy: as matrices, plain or transposed, whose rows and columns are runs of dims."""
+    copy: as matrices, plain or transposed, whose rows and columns are runs of dims,
+    behind the dims of the batch."""
+    if order[:num_batch] != tuple(range(num_batch)):
+        return False
     long = [dim for dim in order if value.shape[dim] > 1]
     there = sorted(long)
     return any(

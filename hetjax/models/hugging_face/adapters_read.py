@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, listed
 from hetjax.models.hugging_face.adapter_config import (
     ADAPTERS,
     AdapterConfig,
@@ -20,7 +20,7 @@ from hetjax.models.hugging_face.adapter_config import (
     read_adapter_config,
 )
 from hetjax.models.hugging_face.own_head import HEAD
-from hetjax.models.hugging_face.stored_tensors import Tensors, listed, opened, spelled
+from hetjax.models.hugging_face.stored_tensors import Tensors, opened, spelled
 from hetjax.models.hugging_face.tensor_names import TensorPart
 
 _SUMMED = "F32"  # the dtype of a tensor that has an adapter

@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401 - safetensors reads bfloat16 by it
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, listed
 from hetjax.files.mirrors import Bring, who_brings
 from hetjax.files.parsing import read_json
 from hetjax.files.reading import Unreadable
@@ -26,7 +26,6 @@ from hetjax.files.tensor_header import TensorInfo, data_start, tensor_header
 WHOLE = "model.safetensors"  # all weights in one file; else INDEX lists the files
 INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # bytes
-_NAMED = 3  # of many tensors, an error names so many
 _COMPARED_BYTES = 2**24  # of each of two tensors, compared at once
 # names that other exporters write -> names in our tables
 _SPELLINGS = (
@@ -202,12 +201,6 @@ def spelled(name: str) -> str:
     for pattern, ours in _SPELLINGS:
         name = pattern.sub(ours, name)
     return name
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names as text, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _row_slices(shape: list[int]) -> Iterator[slice]:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, listed
 from hetjax.models.configs import DecoderConfig, LlamaConfig
 from hetjax.models.families.shared.family import Family
 from hetjax.models.hugging_face.own_head import HEAD
-from hetjax.models.hugging_face.stored_tensors import Tensors, listed
+from hetjax.models.hugging_face.stored_tensors import Tensors
 from hetjax.models.positions import frequencies
 
 _FREQUENCIES = re.compile(r"^model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, listed
 from hetjax.models.hugging_face.adapter_config import base_folder
 from hetjax.models.hugging_face.adapters_read import tensors_of
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.known_families import known_families
 from hetjax.models.hugging_face.quantised_folders import check_tensors_are_whole
-from hetjax.models.hugging_face.stored_tensors import Tensors, listed
+from hetjax.models.hugging_face.stored_tensors import Tensors
 from hetjax.models.hugging_face.surplus import check_surplus
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.model import Model, abstract_params

@@ -146,12 +146,11 @@ def _onto_idle_nodes(
     spread = (
         p for group in alike(plan, request) for p in onto_idle(plan, group, request)
     )
-    tried = [
-        _tried(request, request.said(each), known, forms=forms)
+    judged = (
+        _judged(request, objective, each, known, forms)
         for each in islice(spread, _MOST_PLANS)
-    ]
-    kept = [found for found in tried if found is not None and within(found, objective)]
-    found = min(kept, key=by_wish, default=best)
+    )
+    found = min(filter(None, judged), key=by_wish, default=best)
     if by_wish(found) < by_wish(best):
         yield found
         yield from _moved(request, objective, found, known)
@@ -174,8 +173,7 @@ def _moved(
         forms = forms_for(request, unscheduled(start.plan), _NUM_FORMS)
 
         def evaluate(plan: Plan, forms: Forms = forms) -> Predicted | None:
-            found = _tried(request, request.said(plan), known, forms=forms)
-            return found if found is not None and within(found, objective) else None
+            return _judged(request, objective, plan, known, forms)
 
         moved = local_search(
             start, evaluate, by_wish, there, most_work=work, least=least
@@ -184,6 +182,15 @@ def _moved(
             return
         yield moved
         start = moved
+
+
+def _judged(
+    request: PlanRequest, objective: Objective, plan: Plan, known: Tried, forms: Forms
+) -> Predicted | None:
+    """Return a moved plan under the fastest of these forms; None if it exceeds memory
+    or a limit of the objective."""
+    found = _tried(request, request.said(plan), known, forms=forms)
+    return found if found is not None and within(found, objective) else None
 
 
 def _in_full(request: PlanRequest, plan: Plan, known: Tried) -> Predicted | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from hetjax.cluster.catalogue import DeviceSpec, device_spec
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import listed
 
 _FIELD = "network_gbit_per_s"
 _MOST_NAMES = 4
@@ -21,7 +22,7 @@ def link_lines(cluster: Cluster) -> Iterator[str]:
     for spec, names in _assumed(cluster).items():
         yield (
             f"network assumed: {spec.network_gbit_per_s:g} Gbit/s for each host of "
-            f"{_listed(names)} ({spec.name}: {_source(spec)})"
+            f"{listed(names, _MOST_NAMES)} ({spec.name}: {_source(spec)})"
         )
 
 
@@ -35,8 +36,9 @@ def guess_lines(cluster: Cluster) -> Iterator[str]:
     ]
     if names:
         yield (
-            f"warning: the network of {_listed(names)} is a guess, and plans depend on "
-            f"it: give {_FIELD} of each in the cluster file, or a [[link]] between them"
+            f"warning: the network of {listed(names, _MOST_NAMES)} is a guess, and "
+            f"plans depend on it: give {_FIELD} of each in the cluster file, or a "
+            "[[link]] between them"
         )
 
 
@@ -63,9 +65,3 @@ def _needs_its_card(cluster: Cluster, node: Node, spec: DeviceSpec) -> bool:
 def _source(spec: DeviceSpec) -> str:
     """Return where the figure is from, without the advice to give a better one."""
     return spec.sources[_FIELD].partition(f": give {_FIELD}")[0]
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    shown = ", ".join(names[:_MOST_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown

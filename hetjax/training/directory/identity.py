@@ -21,7 +21,7 @@ from hetjax.checkpoint.run_identity import (
     is_id,
     named,
 )
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, listed
 from hetjax.files.tables import as_kind
 from hetjax.training.settings.checks import as_options
 
@@ -34,7 +34,6 @@ _OTHER_FOLDERS = (
     "give this run another folder or store (--checkpoint.local, --checkpoint.cloud), "
     "or remove the step_* folders of the other run there"
 )
-_NUM_NAMED = 3  # places of a run that errors name
 
 
 class OtherRun(BadInput):
@@ -105,10 +104,7 @@ class SavedRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        shown = ", ".join(self.places[:_NUM_NAMED])
-        if others := self.places[_NUM_NAMED:]:
-            shown += f" and {len(others)} more"
-        return f"{named(self.id)} (step {self.step} in {shown})"
+        return f"{named(self.id)} (step {self.step} in {listed(self.places)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
