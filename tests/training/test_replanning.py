@@ -170,6 +170,19 @@ def test_by_default_a_run_says_once_what_would_gain_and_keeps_the_plan():
     assert answers.asked == [(TWO_REPLICAS, SLOW, {"left": 0.02})]
 
 
+@pytest.mark.parametrize(("device", "factor"), [("cpu", 2.0), ("H20", 1.0)])
+def test_a_slow_cpu_also_prepares_the_programs_of_a_move_more_slowly(
+    device: str, factor: float
+):
+    run = Followed(Answers())
+    nodes = tuple(replace(node, device=device) for node in PAIR.nodes)
+    run.replanning.begin(TWO_REPLICAS, replace(PAIR, nodes=nodes))
+    run.goes_on(38, 2.0)
+    [told] = run.goes_on(3, 2.0, slow_since(31))
+    assert isinstance(told, PlanWeighed)
+    assert told.move.cost_s.median == pytest.approx(10.0 * factor)
+
+
 def test_a_run_moves_once_and_says_what_that_has_gained():
     run = Followed(Answers())
     run.goes_on(30, 1.0)

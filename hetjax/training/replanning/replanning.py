@@ -59,7 +59,8 @@ class Replanning:
 
     `move_to` asks the driver for a move, or with None withdraws the request. Without it
     the run only prints a line, and `keep` writes the plan to a file. The start took
-    `start_s` to prepare its programs.
+    `start_s` to prepare its programs. A slow CPU that is a device of the run also
+    prepares programs more slowly; a slow accelerator does not.
     """
 
     weighs: Begin | None = None
@@ -71,6 +72,7 @@ class Replanning:
         default_factory=lambda: deque[tuple[int, float]](maxlen=_KEPT)
     )
     _num_cold: int = 0  # coming steps whose times are unusual
+    _prepares: float = 1.0  # factor on the time to prepare programs since the start
     _errors: dict[str, float] = field(default_factory=dict)
     _since: int = 0  # the first step at the present speed
     _weighing: Weighing | None = None
@@ -117,6 +119,8 @@ class Replanning:
         self._since = max(finding.since for finding in evidence)
         self._errors |= {f.subject.node: f.error for f in evidence if f.subject.node}
         plan, cluster = self._now
+        cpus = (slow.factor(n.name) for n in cluster.nodes if n.device == "cpu")
+        self._prepares = max((1.0, *cpus))
         horizon_s = min(_LONGEST_S, num_left * self._step_s())
         self._weighing = self.weighs(cluster, plan, slow, self._errors, horizon_s)
 
@@ -172,7 +176,8 @@ class Replanning:
 
         `move_s` is how long sending the bytes of this move takes.
         """
-        like_s = self._pauses_s[-1] if self._pauses_s else self.start_s
+        start_s = self.start_s * self._prepares
+        like_s = self._pauses_s[-1] if self._pauses_s else start_s
         sigma = _LIKE_A_MOVE if self._pauses_s else _LIKE_THE_START
         return lognormal(max(like_s, _LEAST_S) + move_s, sigma**2)
 
