@@ -225,7 +225,7 @@ def beside_a_replica(run_dir: Path) -> Lines:
     return [
         event
         for event in recoveries(run_dir)
-        if event["lost_steps"] and any(not n & {*event["gone"]} for n in nodes)
+        if event["lost_steps"] and any(not n & {*event["started"]} for n in nodes)
     ]
 
 

@@ -163,7 +163,7 @@ class Recorder:
             "recovered",
             recovered.step,
             reason=recovered.reason,
-            gone=sorted(recovered.gone),
+            started=sorted(recovered.started),
             lost_steps=max(0, recovered.from_step - recovered.step),
             bytes=dict(recovered.num_bytes),
             tier_s={tier: round(s, 3) for tier, s in recovered.tier_s.items()},

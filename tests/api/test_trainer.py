@@ -219,10 +219,10 @@ def test_metrics_are_a_list_with_pandas_and_without(monkeypatch: pytest.MonkeyPa
 def test_events_show_what_happened_and_can_be_taken_by_name():
     when = {"time": "2026-08-01T09:30:15+00:00"}
     saved = {"event": "saved", "step": 9} | when
-    gone = {"event": "recovered", "step": 9, "gone": ["a"], "lost_steps": 0} | when
+    gone = {"event": "recovered", "step": 9, "started": ["a"], "lost_steps": 0} | when
     events = Events([saved, gone | {"seconds": {"start": 1.5, "move": 0.25}}])
     assert events.named("recovered") == events[1:]
-    said = "9     09:30:15  recovered  gone: a; seconds: start 1.5, move 0.25"
+    said = "9     09:30:15  recovered  started: a; seconds: start 1.5, move 0.25"
     assert str(events).splitlines()[2] == said
     html = events._repr_html_()
     assert html.count("<tr>") == 3 and "<td>saved</td>" in html

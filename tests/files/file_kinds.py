@@ -111,7 +111,7 @@ def _run(folder: Path) -> None:
             "event": "recovered",
             "step": 2,
             "reason": "a is gone",
-            "gone": ["a"],
+            "started": ["a"],
             "lost_steps": 1,
             "bytes": {"memory": 512},
             "tier_s": {"memory": 0.5},

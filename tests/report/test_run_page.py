@@ -36,7 +36,7 @@ RECOVERED = event(
     "recovered",
     7,
     reason=f"worker {HOSTILE} closed the connection",
-    gone=["east-0"],
+    started=["east-0"],
     lost_steps=2,
     bytes={"memory": 3 * 2**20, "store": 2**19},
     tier_s={"memory": 0.5, "store": 1.0},

@@ -202,7 +202,7 @@ def test_losses_are_those_of_machines_that_share_a_folder(
 
 def test_the_state_of_a_lost_machine_is_on_the_disk_of_another(run: ApartRun):
     (recovered,) = events(run.run_dir, "recovered")
-    assert (recovered["gone"], recovered["step"]) == (["right"], 2)
+    assert (recovered["started"], recovered["step"]) == (["right"], 2)
     assert recovered["bytes"].keys() == {"disk", "peer"}
     assert run.saved["right when right was lost"] == ["2/left", "2/right"]
     restored, _ = events(run.run_dir, "restored")  # the disk of left was empty

@@ -179,7 +179,7 @@ def test_a_node_that_goes_for_good_is_lost_and_the_run_goes_on_with_the_other(
     assert main(words) == 0
     assert losses(run_dir) == pytest.approx(whole, rel=1e-5)
     (recovered,) = events(run_dir, "recovered")
-    assert (recovered["gone"], nodes_of(run_dir)) == ([], {"left"})
+    assert (recovered["started"], nodes_of(run_dir)) == ([], {"left"})
 
 
 @pytest.mark.nightly

@@ -155,7 +155,7 @@ class _Driver:
                 reason="worker 'cpu-0' is gone",
                 plan=None,
                 cluster=Cluster(name="one", nodes=(node,)),
-                gone=frozenset(),
+                started=frozenset(),
                 from_step=from_step,
                 step=step,
                 num_bytes={},

@@ -88,7 +88,7 @@ def test_a_worker_whose_machine_goes_hands_over_and_the_others_go_on(
     # no other worker and no disk had its layers
     assert recovered["bytes"].keys() == {"memory", "peer"}
     assert recovered["lost_steps"] == 0 < recovered["bytes"]["peer"]
-    assert (recovered["step"], recovered["gone"]) == (EVERY, [])
+    assert (recovered["step"], recovered["started"]) == (EVERY, [])
     assert nodes_of(run_dir) == {"right"}
     for node in NODES:
         log = (run_dir / LOGS / f"{node}.log").read_text()

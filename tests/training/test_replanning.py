@@ -145,7 +145,7 @@ class Followed:
                 reason="",
                 plan=plan,
                 cluster=PAIR,
-                gone=frozenset(),
+                started=frozenset(),
                 from_step=self.step,
                 step=self.step,
                 num_bytes={},
@@ -441,5 +441,5 @@ def test_workers_that_a_plan_has_no_use_for_leave_and_come_back(
     recovered = events(run_dir, "recovered")
     assert [line["step"] for line in recovered] == [2, 4]
     assert [line["lost_steps"] for line in recovered] == [0, 0]
-    assert [line["gone"] for line in recovered] == [[], ["right"]]  # started anew
+    assert [line["started"] for line in recovered] == [[], ["right"]]  # started anew
     assert {line["reason"] for line in recovered} == {"moved to another plan"}

@@ -108,7 +108,7 @@ def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
     assert rerouted["step"] == 1 and rerouted["replicas"] == [1]
     assert "right" in rerouted["reason"]
     (recovered,) = events(run_dir, "recovered")
-    assert 2 <= recovered["step"] <= 4 and recovered["gone"] == ["right"]
+    assert 2 <= recovered["step"] <= 4 and recovered["started"] == ["right"]
     assert recovered["lost_steps"] == 0
     assert recovered["bytes"].keys() <= {"peer", "disk"}
 
@@ -167,4 +167,4 @@ def test_one_that_dies_again_before_it_has_called_is_started_and_waited_for(
     assert_as_if_nothing_had_happened(run_dir, whole)
     assert len(events(run_dir, "rerouted")) == 1
     (recovered,) = events(run_dir, "recovered")
-    assert recovered["gone"] == ["right"] and recovered["lost_steps"] == 0
+    assert recovered["started"] == ["right"] and recovered["lost_steps"] == 0

@@ -284,7 +284,7 @@ class Driver:
         Raises GivenUp once the run `must_give_up`.
         """
         clock, at, before = Clock(), self._at, self.plan
-        self._fresh.gone = {*self._degraded.missing}
+        self._fresh.started = {*self._degraded.missing}
         cause, cluster = lost or self._degraded.lost, self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
@@ -292,8 +292,8 @@ class Driver:
         self._config.on_restored(restored)
         plan = None if self.plan == before else self.plan
         reason = str(cause) if cause else difference(cluster, self.cluster, self.plan)
-        gone = frozenset(self._fresh.gone)
-        found = recovered(reason, at, restored, clock, self.cluster, plan, gone)
+        started = frozenset(self._fresh.started)
+        found = recovered(reason, at, restored, clock, self.cluster, plan, started)
         self.on_recovery(found)
 
     def _check_time(self) -> None:

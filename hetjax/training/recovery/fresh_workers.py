@@ -16,7 +16,7 @@ from hetjax.training.recovery.recovered import Clock
 
 
 class FreshWorkers:
-    """At first all workers of the controller; `gone` are those of this recovery."""
+    """At first all workers of the controller; `started` are those of this recovery."""
 
     def __init__(
         self, controller: Controller, launcher: Launcher, config: DriverConfig
@@ -24,11 +24,11 @@ class FreshWorkers:
         self._controller, self._launcher, self._config = controller, launcher, config
         self._never_built = set(controller.workers)  # started, or to be started
         self._unbuilt = set(controller.workers)  # for the current plan
-        self.gone = set[str]()
+        self.started = set[str]()
 
     def add(self, workers: Iterable[str]) -> None:
         """Add workers that were started, or are to be started, and have no state."""
-        for waiting in (self._never_built, self._unbuilt, self.gone):
+        for waiting in (self._never_built, self._unbuilt, self.started):
             waiting.update(workers)
 
     def add_other_plan(self) -> None:

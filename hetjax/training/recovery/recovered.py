@@ -45,14 +45,14 @@ class GivenUp(Exception):
 class Recovered:
     """What a change has cost: `seconds` by phase, `tier_s` by tier.
 
-    `gone` are the workers that were restarted. `plan` is None unless it has changed;
+    `started` are the workers that had to be started. `plan` is None unless it has changed;
     if it has, it is for this `cluster`, which may be None otherwise.
     """
 
     reason: str
     plan: Plan | None
     cluster: Cluster | None
-    gone: frozenset[str]
+    started: frozenset[str]
     from_step: int
     step: int
     num_bytes: Mapping[str, int]
@@ -78,14 +78,14 @@ def recovered(
     clock: "Clock",
     cluster: Cluster,
     plan: Plan | None = None,
-    gone: frozenset[str] = frozenset(),
+    started: frozenset[str] = frozenset(),
 ) -> Recovered:
     """Return the cost of a change that led to this restored state."""
     return Recovered(
         reason=reason,
         plan=plan,
         cluster=cluster,
-        gone=gone,
+        started=started,
         from_step=from_step,
         step=restored.step,
         num_bytes=restored.num_bytes,
