@@ -9,13 +9,15 @@ the slow host, weighs another plan and moves to it. `after_s` is the median step
 the move. `best_s` is that of a second run, which is throttled from its start and uses
 the plan of the full search for such a cluster; `of_best` is `best_s` / `after_s`.
 `usual_s` is the median step before the throttle, `slow_s` that between throttle and
-move. Each host is throttled once. The two runs follow each other, because they share
-the machine.
+move. Each host is throttled once. After the move the two runs train in turns, a few
+steps each: they share the machine, whose speed changes within minutes.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,7 +32,8 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan, Replica, Stage
 
-THROTTLED, _STEPS, _BEST_STEPS, _COLD = 26, 80, 30, 4
+THROTTLED, _STEPS, _COLD = 26, 80, 4
+_TURNS, _TURN = 6, 5  # turns of each run, and the steps of a turn
 _MODEL, _SEQ_LEN, _BATCH = "tiny", 128, 48
 _HOSTS = ("left", "right")
 
@@ -65,25 +68,69 @@ def best_with(slow: str) -> Plan:
     return find_plan(request, local_work=0).best.plan
 
 
+class Best:
+    """The run with the best plan: a process that trains a turn when it is asked to."""
+
+    def __init__(self, folder: Path, plan: Plan, on: Hosts) -> None:
+        context = get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        given = theirs, folder, plan, on
+        self._process = context.Process(target=_train_in_turns, args=given, daemon=True)
+
+    def train(self, turn: int) -> None:
+        """Train this turn and return; the first one begins with cold steps."""
+        if turn == 0:
+            self._process.start()
+            self._ours.recv()
+        self._ours.send("train")
+        self._ours.recv()
+
+    def times_s(self) -> list[float]:
+        """Return the step times of all turns, once they are over."""
+        self._ours.send("end")
+        times_s = self._ours.recv()
+        self._process.join()
+        return [times_s[n] for n in range(_COLD, len(times_s)) if (n - _COLD) % _TURN]
+
+
+def _train_in_turns(asked: Connection, folder: Path, plan: Plan, on: Hosts) -> None:
+    def wait(step: int) -> None:
+        if step > _COLD and (step - _COLD) % _TURN == 1:
+            asked.send("ready")
+            asked.recv()
+
+    steps = _COLD + _TURNS * _TURN
+    times_s = run(folder, cluster(), plan, on, "--no-simulate", steps=steps, at=wait)
+    asked.send("ready")
+    asked.recv()
+    asked.send(times_s)
+
+
 def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
     """Run the run that moves, and the one that need not; return both results."""
+    moving, plan = folder / f"moving-{slow}", best_with(slow)
+    best, waited = Best(folder / f"best-{slow}", plan, on), list[int]()
 
-    def throttle(step: int) -> None:
+    def before(step: int) -> None:
         if step == THROTTLED:
             on.allow(slow, 0.5)
+        moved = events(moving, "recovered") if step > THROTTLED else []
+        if moved and len(waited) < _TURNS:
+            since = step - moved[0]["step"] - _COLD
+            if since > 0 and since % _TURN == 1:
+                best.train(len(waited))
+                waited.append(step)
 
-    moving = folder / f"moving-{slow}"
     moves = ("--no-simulate", "--replan", "auto")
-    times_s = run(moving, cluster(), halves(), on, *moves, steps=_STEPS, at=throttle)
+    times_s = run(moving, cluster(), halves(), on, *moves, steps=_STEPS, at=before)
+    best_s = best.times_s() if len(waited) == _TURNS else []
     named = [e for e in events(moving, "slow") if e["who"] == slow]
     weighed, moved = events(moving, "weighed"), events(moving, "moved")
     recovered = events(moving, "recovered")
     at = recovered[0]["step"] if recovered else len(times_s)
-    best = best_with(slow)
-    own = folder / f"best-{slow}"
-    best_s = run(own, cluster(), best, on, "--no-simulate", steps=_BEST_STEPS)
     on.allow(slow, 1.0)
-    after = times_s[at + _COLD :]
+    last = waited[-1] + _TURN if waited else _STEPS
+    after = [times_s[n] for n in range(at + _COLD, last - 1) if n + 1 not in waited]
     found = {
         "named_after_steps": named[0]["step"] - THROTTLED + 1 if named else None,
         "factor": named[0]["factor"] if named else None,
@@ -97,11 +144,11 @@ def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
         "usual_s": median(times_s[_COLD : THROTTLED - 1]),
         "slow_s": median(times_s[THROTTLED - 1 : at]),
         "after_s": median(after) if after else None,
-        "best_s": median(best_s[_COLD:]),
-        "plan": shown(best),
+        "best_s": median(best_s) if best_s else None,
+        "plan": shown(plan),
         "moved_to": shown_json(weighed[0]["to"]) if weighed else None,
     }
-    if after:
+    if after and best_s:
         found["of_best"] = found["best_s"] / found["after_s"]
     return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
 

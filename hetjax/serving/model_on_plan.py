@@ -105,5 +105,6 @@ def workers_stay() -> Iterator[None]:
         raise RunFailed(
             got=str(lost),
             allowed="workers that stay until the end",
-            fix="run the same command again; the run's checkpoints are unchanged",
+            fix="run the same command again once all machines answer, or with --on "
+            "one-device; the run's checkpoints are unchanged",
         ) from lost
