@@ -234,11 +234,11 @@ def _answers(planned: Planned) -> dict[str, Any]:
         }
     if planned.what_if:
         values["what_if"] = {
-            case.name: {
-                "step_time_s": case.step_time_s,
-                "tokens_per_s": case.tokens_per_s,
+            name: {
+                "step_time_s": best and best.simulation.step_time_s,
+                "tokens_per_s": best and best.tokens_per_s,
             }
-            for case in planned.what_if
+            for name, best in planned.what_if.items()
         }
     return values
 

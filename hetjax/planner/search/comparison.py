@@ -7,32 +7,32 @@ others), options (`cli/`) nor the display of results (`report/`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import get_args
 
 from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster import Cluster
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.model.costing import memory_from, times_from
 from hetjax.planner.model.deadline import (
     TimeUp,
-    check_deadline,
     deadline,
     is_over,
     left_s,
 )
 from hetjax.planner.model.evaluator import as_planned, how_sure
 from hetjax.planner.model.objectives import Objective, Wish, score, within
-from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
+from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_WORK, Found, Search
 from hetjax.planner.search.idle import Idle, try_idle, why_idle
 from hetjax.planner.search.incumbents import Incumbent, TellProgress
 from hetjax.planner.search.replan import Replanned, replan
+from hetjax.planner.search.what_if import best_on_others, other_clusters
 from hetjax.planner.search.worth import Worth, worth_of_parts
 from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty
@@ -42,15 +42,6 @@ _LITTLE_WORK = 4_000  # forwards of a step; such a plan simulates quickly
 MOST_COMPARED = 64  # devices up to which baselines are compared by default
 
 Evaluated = Mapping[str, Predicted | NoFeasiblePlan]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WhatIf:
-    """A cluster, as it is or as it might be, and the best step on it (None if none)."""
-
-    name: str
-    step_time_s: float | None
-    tokens_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +66,9 @@ class Planned:
     search may find a better plan, or a plan at all. `moved` is the move from the
     current plan, if there is one. `bfloat16_step_s` is the plan's step if workers send
     gradients in bfloat16; None if they already do or send none, or if the plan does not
-    simulate quickly. `left_out` names the planners and clusters for which there was no
-    time. `cut_short` is whether the time was up before the search ended.
+    simulate quickly. `elsewhere` has the best plan on each cluster with a node more or
+    fewer, None if there is none. `left_out` names the planners and clusters for which
+    there was no time. `cut_short` is whether the time was up before the search ended.
     """
 
     request: PlanRequest
@@ -89,7 +81,7 @@ class Planned:
     second: Predicted | None = None
     baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
-    what_if: tuple[WhatIf, ...] = ()
+    elsewhere: Mapping[str, Predicted | None] = field(default_factory=dict)
     bfloat16_step_s: float | None = None
     left_out: tuple[str, ...] = ()
     cut_short: bool = False
@@ -97,6 +89,12 @@ class Planned:
     @property
     def best(self) -> Predicted:
         return self.found.best
+
+    @property
+    def what_if(self) -> Mapping[str, Predicted | None]:
+        """The best plan on the cluster as it is and on others; empty if none were
+        asked for."""
+        return {"as it is": self.best, **self.elsewhere} if self.elsewhere else {}
 
     @cached_property
     def certainty(self) -> Certainty:
@@ -129,7 +127,7 @@ def planned(
     """
     check_request(request)
     names = _baselines(request, questions)
-    clusters = list(_clusters(request)) if questions.what_if else []
+    clusters = dict(other_clusters(request)) if questions.what_if else {}
     wished = every_wish(objective) if questions.pareto else (objective,)
     search = Search(request, wished, progress, local_work)
     with deadline(left_s() / (1 + bool(names) + questions.what_if)):
@@ -144,6 +142,7 @@ def planned(
             search.prove()
     cut_short = try_idle(search, objective)
     search.finish()
+    elsewhere = best_on_others(search, objective, clusters)
     search.prove_wider()
     found = unmoved = search.found_by(objective)
     moved = None
@@ -152,9 +151,7 @@ def planned(
         moved = replan(request, current, questions.horizon_s, objective, others=ours)
         moved_to = Incumbent(predicted=moved.best, source=moved.source)
         found = search.found_by(objective, moved_to)
-    cases = tuple(_what_if(request, clusters, progress))
-    answered = {*others, *(case.name for case in cases)}
-    asked = (*names, *(name for name, _ in clusters))
+    asked, answered = (*names, *clusters), {*others, *elsewhere}
     simulated = search.incumbents.under_all_schedules()
     found = _with_times_from(found, profile_path)
     return Planned(
@@ -170,7 +167,7 @@ def planned(
         second=_second(found, simulated),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
-        what_if=cases,
+        elsewhere=elsewhere,
         bfloat16_step_s=_bfloat16_step_s(found),
         left_out=tuple(name for name in asked if name not in answered),
         cut_short=is_over(),
@@ -257,58 +254,3 @@ def _baselines(request: PlanRequest, questions: Questions) -> Sequence[str]:
 def every_wish(objective: Objective) -> tuple[Objective, ...]:
     """Return an objective for every wish, within the same limits."""
     return tuple(replace(objective, wish=wish) for wish in get_args(Wish))
-
-
-def _what_if(
-    request: PlanRequest,
-    clusters: Sequence[tuple[str, Cluster]],
-    progress: TellProgress,
-) -> Iterator[WhatIf]:
-    """Yield the best step on each cluster, found without local search: compare it only
-    with the first. When the time is up (`model/deadline.py`), clusters are left out."""
-    for n, (name, cluster) in enumerate(clusters):
-
-        def report_line(line: str, name: str = name) -> None:
-            progress(f"{name}: {line}")
-
-        try:
-            with deadline(left_s() / (len(clusters) - n)):
-                check_deadline()
-                search = Search(
-                    replace(request, cluster=cluster), [Objective()], report_line
-                )
-                search.propose()
-                best = search.found()[0].best
-                step_s, tokens_per_s = best.simulation.step_time_s, best.tokens_per_s
-        except NoFeasiblePlan:
-            step_s, tokens_per_s = None, None
-        except TimeUp:
-            return
-        yield WhatIf(name=name, step_time_s=step_s, tokens_per_s=tokens_per_s)
-
-
-def _clusters(request: PlanRequest) -> Iterator[tuple[str, Cluster]]:
-    yield "as it is", request.cluster
-    for nodes in request.classes:
-        yield f"one more {nodes.name} node", _one_more(request.cluster, nodes)
-    for nodes in request.classes:
-        gone = nodes.nodes[-1].name
-        left = [n.name for n in request.cluster.nodes if n.name != gone]
-        if left:
-            yield f"one {nodes.name} node fewer", part_of(request.cluster, left)
-
-
-def _one_more(cluster: Cluster, nodes: NodeClass) -> Cluster:
-    """Return the cluster plus a node with the links of the last node of its class."""
-    twin = nodes.nodes[-1]
-    node = replace(twin, name=f"{twin.name}-more")
-    names = {twin.name: node.name}
-    links = [
-        replace(link, between=(names.get(a, a), names.get(b, b)))
-        for link in cluster.links
-        for a, b in [link.between]
-        if twin.name in (a, b)
-    ]
-    return replace(
-        cluster, nodes=(*cluster.nodes, node), links=(*cluster.links, *links)
-    )

@@ -332,16 +332,15 @@ def wish_rows(planned: Planned) -> list[Row]:
 
 
 def change_rows(planned: Planned) -> list[Row]:
-    """Return a row per what-if cluster, compared with the first, the real one."""
+    """Return a row per what-if cluster, compared with the first, the present one."""
     rows = []
-    now = planned.what_if[0].tokens_per_s if planned.what_if else None
-    for case in planned.what_if:
-        if case.step_time_s is None or case.tokens_per_s is None:
-            rows.append((case.name, "no plan", "", ""))
+    for name, best in planned.what_if.items():
+        if best is None:
+            rows.append((name, "no plan", "", ""))
             continue
-        change = f"{case.tokens_per_s / now - 1:+.1%}" if now else ""
-        speed = f"{case.tokens_per_s:,.0f}"
-        rows.append((case.name, ms(case.step_time_s), speed, change))
+        change = f"{best.tokens_per_s / planned.best.tokens_per_s - 1:+.1%}"
+        speed = f"{best.tokens_per_s:,.0f}"
+        rows.append((name, ms(best.simulation.step_time_s), speed, change))
     return rows
 
 

@@ -45,8 +45,8 @@ class GivenUp(Exception):
 class Recovered:
     """What a change has cost: `seconds` by phase, `tier_s` by tier.
 
-    `started` are the workers that had to be started. `plan` is None unless it has changed;
-    if it has, it is for this `cluster`, which may be None otherwise.
+    `started` are the workers that had to be started. `plan` is None unless it has
+    changed; if it has, it is for this `cluster`, which may be None otherwise.
     """
 
     reason: str

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the best plans on clusters that have one node more or fewer of some class.
+
+Owns these clusters and the searches on them, which know the best plan on the present
+cluster and improve on it if they can. So one more node never makes the step slower. A
+plan for fewer nodes that is faster than the best plan becomes the best plan. Does not
+own the search itself (`find.py`) nor the display of results (`report/`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import NodeClass, PlanRequest
+from hetjax.planner.search.find import Search
+from hetjax.schedule.predicted import Predicted
+
+_LOCAL_WORK = 7_500  # work of local search, for each cluster
+
+
+def other_clusters(request: PlanRequest) -> Iterator[tuple[str, Cluster]]:
+    """Yield the clusters with one more and one less node of each class, by name."""
+    for nodes in request.classes:
+        yield f"one more {nodes.name} node", _one_more(request.cluster, nodes)
+    for nodes in request.classes:
+        gone = nodes.nodes[-1].name
+        left = [n.name for n in request.cluster.nodes if n.name != gone]
+        if left:
+            yield f"one {nodes.name} node fewer", part_of(request.cluster, left)
+
+
+def best_on_others(
+    search: Search, objective: Objective, clusters: Mapping[str, Cluster]
+) -> dict[str, Predicted | None]:
+    """Return the best plan on each cluster; None where none fits.
+
+    When the time is up (`model/deadline.py`), clusters are left out. The search, which
+    is over, considers the plans that fit its own cluster.
+    """
+    found: dict[str, Predicted | None] = {}
+    for n, (name, cluster) in enumerate(clusters.items()):
+        try:
+            with deadline(left_s() / (len(clusters) - n)):
+                check_deadline()
+                found[name] = _best_on(search, objective, name, cluster)
+        except TimeUp:
+            break
+    nodes = {node.name for node in search.request.cluster.nodes}
+    search.start_from(
+        {name: p.plan for name, p in found.items() if p and p.plan.nodes <= nodes}
+    )
+    return found
+
+
+def _best_on(
+    search: Search, objective: Objective, name: str, cluster: Cluster
+) -> Predicted | None:
+    def report_line(line: str) -> None:
+        search.progress(f"{name}: {line}")
+
+    request = replace(search.request, cluster=cluster)
+    other = Search(request, [objective], report_line, _LOCAL_WORK)
+    try:
+        other.run(proves=False)
+        known = search.found_by(objective).best.plan
+        if known.nodes <= {node.name for node in cluster.nodes}:
+            other.start_from({"as it is": known})
+    except NoFeasiblePlan:
+        return None
+    return other.found_by(objective).best
+
+
+def _one_more(cluster: Cluster, nodes: NodeClass) -> Cluster:
+    """Return the cluster plus a node with the links of the last node of its class."""
+    twin = nodes.nodes[-1]
+    node = replace(twin, name=f"{twin.name}-more")
+    names = {twin.name: node.name}
+    links = [
+        replace(link, between=(names.get(a, a), names.get(b, b)))
+        for link in cluster.links
+        for a, b in [link.between]
+        if twin.name in (a, b)
+    ]
+    return replace(
+        cluster, nodes=(*cluster.nodes, node), links=(*cluster.links, *links)
+    )

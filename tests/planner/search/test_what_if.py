@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters with a node more or fewer: their best plans, against every plan for them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.search.find import Search
+from hetjax.planner.search.what_if import best_on_others, other_clusters
+from tests.planner.whole_space import fastest_s, random_request
+
+SEEDS = [7, 10]
+
+
+def searched(seed: int) -> Search:
+    search = Search(random_request(seed), [Objective()], local_work=2_500)
+    search.run(proves=False)
+    return search
+
+
+def num_nodes(cluster: Cluster) -> int:
+    return len(cluster.nodes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_plan_for_a_node_more_or_fewer_is_faster(seed: int) -> None:
+    search = searched(seed)
+    clusters = dict(other_clusters(search.request))
+    now = search.request.cluster
+    changes = [num_nodes(cluster) - num_nodes(now) for cluster in clusters.values()]
+    kinds = len(search.request.classes)
+    assert sorted(changes) == [-1] * kinds + [1] * kinds
+    found = best_on_others(search, Objective(), clusters)
+    assert list(found) == list(clusters)
+    (ours,) = search.found()
+    for name, best in found.items():
+        request = replace(search.request, cluster=clusters[name])
+        least_s = fastest_s(request)
+        if best is None:
+            assert least_s == math.inf
+            continue
+        step_s = best.simulation.step_time_s
+        assert evaluate_plan(request, best.plan).simulation.step_time_s == step_s
+        assert step_s <= least_s * 1.001, name
+        if num_nodes(clusters[name]) > num_nodes(now):
+            assert step_s <= ours.best.simulation.step_time_s
+        else:
+            assert step_s >= ours.best.simulation.step_time_s
+
+
+def test_a_faster_plan_for_fewer_nodes_becomes_the_best_plan() -> None:
+    search = searched(SEEDS[0])
+    request = search.request
+    slowest = max(
+        search.incumbents.simulated(), key=lambda found: found.simulation.step_time_s
+    )
+    begun = Search(request, [Objective()], local_work=0)
+    begun.incumbents.consider(slowest.plan, "the slowest")
+    found = best_on_others(begun, Objective(), dict(other_clusters(request)))
+    fewer = [f for name, f in found.items() if f and name.endswith("fewer")]
+    steps_s = [best.simulation.step_time_s for best in fewer]
+    (ours,) = begun.found()
+    assert min(steps_s) < slowest.simulation.step_time_s
+    assert ours.best.simulation.step_time_s <= min(steps_s)
