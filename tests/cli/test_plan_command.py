@@ -364,7 +364,7 @@ def test_a_search_that_has_no_time_ends_with_what_there_is_at_once(
     )
     assert (long["ended"], found["ended"]) == (None, "search_s")
     assert 0 < found["lower_bound_s"] <= long["step_time_s"] <= found["step_time_s"]
-    assert {"megatron", "as it is"} <= set(found["left_out"])
+    assert {"megatron", "one more H20 node"} <= set(found["left_out"])
     assert read_plan("p.json").predicted is not None
     assert main([*GIVEN, "--search-s", "1e-6"]) == 0
     out = capsys.readouterr().out

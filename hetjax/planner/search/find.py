@@ -266,6 +266,17 @@ class Search:
             self.incumbents.consider(plan, source)
         self.improve([o for o in best if best[o] != before.get(o)])
 
+    def improve_on(self, plans: Mapping[str, Plan]) -> None:
+        """Consider plans of other searches, by name, under their schedules, and improve
+        those that are better than the best so far."""
+        best = self.incumbents.best
+        before = dict(best)
+        for source, plan in plans.items():
+            self.incumbents.consider_scheduled(plan, source)
+        if changed := [o for o in best if best[o] != before.get(o)]:
+            self.improve(changed)
+            self.finish()
+
     def improve(self, objectives: Sequence[Objective]) -> None:
         """Search locally around the best plans by these objectives, and around those
         that promise most under other schedules."""

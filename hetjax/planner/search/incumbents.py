@@ -6,17 +6,21 @@ better (`model/objectives.py`) nor where plans come from (`find.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
+from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import check_deadline
-from hetjax.planner.model.evaluator import PlanEvaluator
+from hetjax.planner.model.evaluator import PlanEvaluator, as_planned
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.search.finish import Tried, finished
 from hetjax.planner.search.limits import as_fast_as_can_be
+from hetjax.planner.search.local_search import unscheduled
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation.result import shares_devices
 
 TellProgress = Callable[[str], None]  # receives progress, one line at a time
 _WORTH_TELLING = 0.99  # of the last reported step
@@ -65,6 +69,19 @@ class Incumbents:
         self._keep(self.fastest, found, source)
         self._tell()
         return found
+
+    def consider_scheduled(self, plan: Plan, source: str) -> None:
+        """Consider a plan under its own schedule and, if that does not interleave
+        stages, under h1f1b."""
+        request, whole = self.evaluate.request, unscheduled(plan)
+        if not shares_devices(whole):
+            self.consider(whole, source)
+        with suppress(NoFeasiblePlan):
+            found = as_planned(request, plan)
+            self.tried[whole, True, "all"] = found
+            if within(found, self.objectives[0]):
+                self._keep(self.fastest, found, source)
+                self._tell()
 
     def loosen(self) -> bool:
         """Drop a limit of speed that no plan keeps: aim for the fastest plan. Return

@@ -49,7 +49,7 @@ def best_on_others(
         except TimeUp:
             break
     nodes = {node.name for node in search.request.cluster.nodes}
-    search.start_from(
+    search.improve_on(
         {name: p.plan for name, p in found.items() if p and p.plan.nodes <= nodes}
     )
     return found
@@ -67,7 +67,7 @@ def _best_on(
         other.run(proves=False)
         known = search.found_by(objective).best.plan
         if known.nodes <= {node.name for node in cluster.nodes}:
-            other.start_from({"as it is": known})
+            other.improve_on({"as it is": known})
     except NoFeasiblePlan:
         return None
     return other.found_by(objective).best

@@ -48,7 +48,7 @@ WISHES: Row = (
     "devices",
     "gap",
 )
-CHANGES: Row = ("cluster, searched quickly", "step ms", "tokens/s", "change")
+CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
 
 
 _LOOSE_GAP, _SMALL_MODEL_GAP, _LOW_MFU = 0.5, 0.1, 0.2

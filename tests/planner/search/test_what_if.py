@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.evaluator import as_planned
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.search.find import Search
 from hetjax.planner.search.what_if import best_on_others, other_clusters
 from tests.planner.whole_space import fastest_s, random_request
 
-SEEDS = [7, 10]
+SEEDS = [14, 28]
 
 
 def searched(seed: int) -> Search:
@@ -44,7 +44,7 @@ def test_no_plan_for_a_node_more_or_fewer_is_faster(seed: int) -> None:
             assert least_s == math.inf
             continue
         step_s = best.simulation.step_time_s
-        assert evaluate_plan(request, best.plan).simulation.step_time_s == step_s
+        assert as_planned(request, best.plan).simulation.step_time_s == step_s
         assert step_s <= least_s * 1.001, name
         if num_nodes(clusters[name]) > num_nodes(now):
             assert step_s <= ours.best.simulation.step_time_s
