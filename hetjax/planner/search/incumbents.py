@@ -78,7 +78,7 @@ class Incumbents:
             self.consider(whole, source)
         with suppress(NoFeasiblePlan):
             found = as_planned(request, plan)
-            self.tried[whole, True, "all"] = found
+            self.tried.setdefault((whole, True, "all"), found)
             if within(found, self.objectives[0]):
                 self._keep(self.fastest, found, source)
                 self._tell()
