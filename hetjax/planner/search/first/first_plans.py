@@ -32,6 +32,7 @@ from hetjax.planner.search.first.floor import floor
 from hetjax.planner.search.first.levelled import levelled
 from hetjax.planner.search.first.parts import (
     parts_alone,
+    parts_compared,
     parts_without,
     searches_parts,
 )
@@ -50,7 +51,7 @@ from hetjax.plans.plan import Plan
 
 _MOST_WORK = 30_000  # forwards of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # forwards of a plan that is simulated as soon as it is proposed
-_FEW = 4  # even splits of a part
+_FEW, _FEW_PIPELINES = 4, 16  # even splits of a part, and equal pipelines
 _FLOOR_SHARE = 0.7  # of the time that remains for proposals
 _MOST_PARTS, _NEAR = 2, 1.25  # parts searched like a cluster; times the best so far
 
@@ -105,6 +106,8 @@ class FirstPlans:
             self._search_part(part)
         if not large and (slower := levelled(self.request)):
             self._search_part(slower)
+        for part in () if large else parts_compared(self.request):
+            self._compare(part)
         if searches_parts(self.request):  # `proposals` has covered their templates
             for part in parts_without(self.request):
                 for plan in equal_share_plans(part):
@@ -190,6 +193,13 @@ class FirstPlans:
             for plan in plans_by_rank([proposal]):
                 self.incumbents.offer(plan, "parts")
         self.searched.add(frozenset(node.name for node in part.cluster.nodes))
+
+    def _compare(self, part: PlanRequest) -> None:
+        """Simulate a few equal pipelines of a part that was not searched: templates
+        alone may make it look much slower than it is."""
+        if frozenset(node.name for node in part.cluster.nodes) not in self.searched:
+            pipelines = equal_pipelines(part, lambda: math.inf)
+            self._simulate_within("parts", islice(pipelines, _FEW_PIPELINES))
 
     def _best_s(self) -> float:
         """Return the shortest step so far; infinity if another wish may need longer

@@ -42,6 +42,14 @@ def parts_without(request: PlanRequest) -> list[PlanRequest]:
     return _parts(request, [names for names in others if names not in groups])
 
 
+def parts_compared(request: PlanRequest) -> list[PlanRequest]:
+    """Return every kind, zone and class, and all but each of these: the parts whose
+    worth is shown."""
+    whole = frozenset(node.name for node in request.cluster.nodes)
+    groups = _groups(request)
+    return _parts(request, [*groups, *(whole - group for group in groups)])
+
+
 def _groups(request: PlanRequest) -> list[frozenset[str]]:
     """Return the node names of each kind, each zone and each class."""
     groups = nodes_by_kind(request), nodes_by_zone(request), nodes_by_class(request)
