@@ -68,6 +68,19 @@ def best_with(slow: str) -> Plan:
     return find_plan(request, local_work=0).best.plan
 
 
+def begins_turn(step: int) -> bool:
+    """Return whether a turn begins with this step, counted from 1 after the cold start
+    of a plan."""
+    return step > _COLD and (step - _COLD) % _TURN == 1
+
+
+def in_turns(times_s: Sequence[float]) -> list[float]:
+    """Return the times of the steps in turns, but for the first of each turn: these
+    include waiting for the other run."""
+    steps = enumerate(times_s[: _COLD + _TURNS * _TURN], start=1)
+    return [took_s for n, took_s in steps if n > _COLD and not begins_turn(n)]
+
+
 class Best:
     """The run with the best plan: a process that trains a turn when it is asked to."""
 
@@ -76,26 +89,32 @@ class Best:
         self._ours, theirs = context.Pipe()
         given = theirs, folder, plan, on
         self._process = context.Process(target=_train_in_turns, args=given, daemon=True)
+        self._num_turns = 0
 
-    def train(self, turn: int) -> None:
-        """Train this turn and return; the first one begins with cold steps."""
-        if turn == 0:
+    def train(self) -> None:
+        """Train the next turn, the first after the cold steps; none after the last."""
+        if self._num_turns == _TURNS:
+            return
+        if self._num_turns == 0:
             self._process.start()
             self._ours.recv()
+        self._num_turns += 1
         self._ours.send("train")
         self._ours.recv()
 
     def times_s(self) -> list[float]:
-        """Return the step times of all turns, once they are over."""
+        """Return the step times of all turns; none unless all are over."""
+        if self._num_turns < _TURNS:
+            return []
         self._ours.send("end")
         times_s = self._ours.recv()
         self._process.join()
-        return [times_s[n] for n in range(_COLD, len(times_s)) if (n - _COLD) % _TURN]
+        return in_turns(times_s)
 
 
 def _train_in_turns(asked: Connection, folder: Path, plan: Plan, on: Hosts) -> None:
     def wait(step: int) -> None:
-        if step > _COLD and (step - _COLD) % _TURN == 1:
+        if begins_turn(step):
             asked.send("ready")
             asked.recv()
 
@@ -109,28 +128,24 @@ def _train_in_turns(asked: Connection, folder: Path, plan: Plan, on: Hosts) -> N
 def of_host(folder: Path, slow: str, on: Hosts) -> dict[str, Any]:
     """Run the run that moves, and the one that need not; return both results."""
     moving, plan = folder / f"moving-{slow}", best_with(slow)
-    best, waited = Best(folder / f"best-{slow}", plan, on), list[int]()
+    best = Best(folder / f"best-{slow}", plan, on)
 
     def before(step: int) -> None:
         if step == THROTTLED:
             on.allow(slow, 0.5)
         moved = events(moving, "recovered") if step > THROTTLED else []
-        if moved and len(waited) < _TURNS:
-            since = step - moved[0]["step"] - _COLD
-            if since > 0 and since % _TURN == 1:
-                best.train(len(waited))
-                waited.append(step)
+        if moved and begins_turn(step - moved[0]["step"]):
+            best.train()
 
     moves = ("--no-simulate", "--replan", "auto")
     times_s = run(moving, cluster(), halves(), on, *moves, steps=_STEPS, at=before)
-    best_s = best.times_s() if len(waited) == _TURNS else []
+    best_s = best.times_s()
     named = [e for e in events(moving, "slow") if e["who"] == slow]
     weighed, moved = events(moving, "weighed"), events(moving, "moved")
     recovered = events(moving, "recovered")
     at = recovered[0]["step"] if recovered else len(times_s)
     on.allow(slow, 1.0)
-    last = waited[-1] + _TURN if waited else _STEPS
-    after = [times_s[n] for n in range(at + _COLD, last - 1) if n + 1 not in waited]
+    after = in_turns(times_s[at:])
     found = {
         "named_after_steps": named[0]["step"] - THROTTLED + 1 if named else None,
         "factor": named[0]["factor"] if named else None,

@@ -11,7 +11,7 @@ plan better (`model/objectives.py`).
 import gc
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -260,22 +260,24 @@ class Search:
         It considers them even after the deadline, so that the search never ends with a
         plan worse than one that it knows.
         """
-        best = self.incumbents.best
-        before = dict(best)
-        for source, plan in plans.items():
-            self.incumbents.consider(plan, source)
-        self.improve([o for o in best if best[o] != before.get(o)])
+        self.improve(self._bettered(self.incumbents.consider, plans))
 
     def improve_on(self, plans: Mapping[str, Plan]) -> None:
         """Consider plans of other searches, by name, under their schedules, and improve
         those that are better than the best so far."""
+        if better := self._bettered(self.incumbents.consider_scheduled, plans):
+            self.improve(better)
+            self.finish()
+
+    def _bettered(
+        self, consider: Callable[[Plan, str], object], plans: Mapping[str, Plan]
+    ) -> list[Objective]:
+        """Consider the plans; return the objectives by which the best has changed."""
         best = self.incumbents.best
         before = dict(best)
         for source, plan in plans.items():
-            self.incumbents.consider_scheduled(plan, source)
-        if changed := [o for o in best if best[o] != before.get(o)]:
-            self.improve(changed)
-            self.finish()
+            consider(plan, source)
+        return [o for o in best if best[o] != before.get(o)]
 
     def improve(self, objectives: Sequence[Objective]) -> None:
         """Search locally around the best plans by these objectives, and around those

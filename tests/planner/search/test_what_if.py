@@ -68,3 +68,25 @@ def test_a_faster_plan_for_fewer_nodes_becomes_the_best_plan() -> None:
     assert ours.whole.plan.schedule in ("1f1b", "h1f1b")
     assert not ours.whole.plan.programs
     assert ours.best.simulation.step_time_s <= min(steps_s)
+
+
+def test_a_search_for_one_more_node_knows_the_present_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = searched(SEEDS[0])
+    (ours,) = search.found()
+
+    slowest = max(
+        search.incumbents.simulated(), key=lambda found: found.simulation.step_time_s
+    )
+
+    def finds_a_slow_plan(other: Search, *, proves: bool) -> None:
+        other.incumbents.consider(slowest.plan, "the slowest")
+
+    monkeypatch.setattr(Search, "run", finds_a_slow_plan)
+    more = {n: c for n, c in other_clusters(search.request) if "more" in n}
+    found = best_on_others(search, Objective(), more)
+    assert list(found) == list(more)
+    for best in found.values():
+        assert best is not None
+        assert best.simulation.step_time_s <= ours.best.simulation.step_time_s
