@@ -11,6 +11,7 @@ from hetjax.planner.model.evaluator import as_planned
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.search.find import Search
 from hetjax.planner.search.what_if import best_on_others, other_clusters
+from hetjax.schedule.simulation.result import shares_devices
 from tests.planner.whole_space import fastest_s, random_request
 
 SEEDS = [14, 28]
@@ -90,3 +91,24 @@ def test_a_search_for_one_more_node_knows_the_present_plan(
     for best in found.values():
         assert best is not None
         assert best.simulation.step_time_s <= ours.best.simulation.step_time_s
+
+
+@pytest.mark.parametrize("interleaves", [False, True])
+def test_a_plan_with_a_schedule_is_not_taken_for_one_under_h1f1b(
+    interleaves: bool,
+) -> None:
+    search, objective = searched(SEEDS[0]), Objective()
+    scheduled = next(
+        found
+        for found in search.incumbents.under_all_schedules()
+        if found.plan.programs and shares_devices(found.plan) == interleaves
+    )
+    slowest = max(
+        search.incumbents.simulated(), key=lambda found: found.simulation.step_time_s
+    )
+    begun = Search(search.request, [objective]).incumbents
+    begun.consider(slowest.plan, "the slowest")
+    begun.consider_scheduled(scheduled.plan, "another search")
+    whole, fastest = begun.best[objective].predicted, begun.fastest[objective].predicted
+    assert not whole.plan.programs and not shares_devices(whole.plan)
+    assert fastest.simulation.step_time_s <= scheduled.simulation.step_time_s
