@@ -265,5 +265,10 @@ def installed(target: Target) -> str | None:
 def compiler_of(target: str) -> Compiler:
     """Return the compiler, among those that our memory model distinguishes, for a
     target or for the CPU."""
-    tpu = isinstance(TARGETS.get(target), Tpu)
-    return catalogue.compiler_of(f"TPU-{target}" if tpu else target)
+    match TARGETS.get(target):
+        case Tpu():
+            return catalogue.compiler_of(f"TPU-{target}")
+        case Gpu(capability=capability) if capability < (8, 0):
+            return "GPU-before-Ampere"
+        case _:
+            return catalogue.compiler_of(target)

@@ -23,8 +23,9 @@ from hetjax.errors import BadInput
 from hetjax.files.parsing import toml_table
 
 Backend = Literal["cpu", "gpu", "tpu"]  # XLA's backends, by their targets
-# a backend, or the one kind of device whose array layouts were seen to differ
-Compiler = Backend | Literal["TPU-v6e"]
+# a backend, or the kinds of devices whose programs were seen to differ from its others:
+# XLA's kernels that sum rows and use the sums at once need an Ampere GPU or later
+Compiler = Backend | Literal["GPU-before-Ampere", "TPU-v6e"]
 
 _FILE = Path(__file__).parent / "devices.toml"
 _UNLIKE = 0.1  # of the memory: a larger difference is another card of the same name
@@ -136,11 +137,22 @@ def backend_of(device: str) -> Backend:
 def compiler_of(device: str) -> Compiler:
     """Return the compiler of the device, of those that memory models distinguish.
 
-    >>> compiler_of("TPU-v5e"), compiler_of("TPU-v6e")
-    ('tpu', 'TPU-v6e')
+    >>> compiler_of("TPU-v5e"), compiler_of("TPU-v6e"), compiler_of("T4")
+    ('tpu', 'TPU-v6e', 'GPU-before-Ampere')
     """
-    is_v6e = canonical_name(device) == "TPU-v6e"
-    return "TPU-v6e" if is_v6e else backend_of(device)
+    name, backend = canonical_name(device), backend_of(device)
+    if name == "TPU-v6e":
+        return "TPU-v6e"
+    spec = catalogue().get(name)
+    is_old = backend == "gpu" and spec is not None and not spec.bf16_native
+    return "GPU-before-Ampere" if is_old else backend
+
+
+def backend_of_compiler(compiler: Compiler) -> Backend:
+    """Return the backend to which a compiler belongs."""
+    if compiler == "GPU-before-Ampere":
+        return "gpu"
+    return "tpu" if compiler == "TPU-v6e" else compiler
 
 
 def device_spec(node: Node) -> DeviceSpec:

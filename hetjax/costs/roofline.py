@@ -4,7 +4,7 @@
 Every kernel takes the longer of its arithmetic and its memory traffic, plus its launch
 time. All-reduces over the tensor axis, and an update's collectives over the data axis,
 are rings whose times are added. Owns this model and its constants. Does not own the
-kernels (`graph/kernels.py`), the figures of a device (the catalogue) nor measured times
+kernels (`graph/traffic.py`), the figures of a device (the catalogue) nor measured times
 (`measured/layer_profile.py`).
 """
 
@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from hetjax.cluster.catalogue import DeviceSpec, Precision, native_precisions
 from hetjax.cluster.speeds import AS_MODELLED
+from hetjax.costs.graph.all_reduces import all_reduces
 from hetjax.costs.graph.joins import ATTENTION, RAGGED, ragged_sizes
-from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
+from hetjax.costs.graph.traffic import moving_kernels
 from hetjax.costs.graph.values import Cuts, Graph, Operation
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
@@ -273,7 +274,7 @@ def _kernels_s(
     graph: Graph, cuts: Cuts, device: DeviceSpec, precision: Precision
 ) -> float:
     total_s = 0.0
-    for kernel in fused_kernels(graph):
+    for kernel in moving_kernels(graph):
         if kernel.step.body is not None:
             steps_s = _kernels_s(kernel.step.body, cuts, device, precision)
             total_s += kernel.step.length * steps_s
@@ -284,7 +285,7 @@ def _kernels_s(
         elif kernel.step.op in ATTENTION:
             total_s += _attention_s(kernel.step, cuts, device, precision)
         else:
-            size = sum(cuts.num_bytes(v) for v in (*kernel.reads, *kernel.writes))
+            size = sum(cuts.num_bytes(v) for v in (*kernel.reads, *kernel.step.outputs))
             total_s += calibration(device).launch_s + size / _bytes_per_s(device)
     return total_s
 

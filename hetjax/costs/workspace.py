@@ -9,7 +9,7 @@ not own what is live at once in a graph (`graph/liveness.py`).
 from collections.abc import Mapping
 from functools import lru_cache
 
-from hetjax.cluster.catalogue import Backend, Compiler
+from hetjax.cluster.catalogue import Backend, Compiler, backend_of_compiler
 from hetjax.costs.graph.fusion import identities
 from hetjax.costs.graph.liveness import Surroundings, peak_bytes
 from hetjax.costs.graph.passes import Passes, SplitPasses
@@ -28,7 +28,7 @@ _VECTOR_BYTES = 45 * 2**20
 def workspace_bytes(traced: Passes | SplitPasses, data: int, compiler: Compiler) -> int:
     """Estimate the temporary bytes of the largest pass, with a margin."""
     largest = max(pass_bytes(traced, data, compiler).values())
-    return round(MARGINS[_backend(compiler)] * largest)
+    return round(MARGINS[backend_of_compiler(compiler)] * largest)
 
 
 def pass_bytes(
@@ -38,11 +38,11 @@ def pass_bytes(
 
     The passes are F and B, or FB on the last stage, or F, I and W.
     """
-    backend = _backend(compiler)
+    backend = backend_of_compiler(compiler)
     if isinstance(traced, Passes) and not traced.forward.outputs[0].shape:
-        return {"fused": _fused_bytes(traced, data, backend)}  # the output is a loss
+        return {"fused": _fused_bytes(traced, data, compiler)}  # the output is a loss
     outputs = identities(traced.forward.outputs)
-    around = Surroundings(backend=backend, elsewhere=outputs)
+    around = Surroundings(compiler=compiler, elsewhere=outputs)
     found = {"forward": peak_bytes(traced.forward, traced.cuts, around)}
     relaid = _relaid(traced, data) if backend == "cpu" else frozenset()
     for name, backward in _backwards(traced, backend).items():
@@ -50,17 +50,13 @@ def pass_bytes(
         if name == "input gradient" or backend == "cpu":
             elsewhere |= identities(backward.outputs)
         around = Surroundings(
-            backend=backend,
+            compiler=compiler,
             elsewhere=elsewhere,
             relaid=relaid,
             turns_gates=(name, compiler) == ("input gradient", "TPU-v6e"),
         )
         found[name] = peak_bytes(backward, traced.cuts, around)
     return found
-
-
-def _backend(compiler: Compiler) -> Backend:
-    return "tpu" if compiler == "TPU-v6e" else compiler
 
 
 def _backwards(traced: Passes | SplitPasses, backend: Backend) -> dict[str, Graph]:
@@ -74,7 +70,8 @@ def _backwards(traced: Passes | SplitPasses, backend: Backend) -> dict[str, Grap
     }
 
 
-def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
+def _fused_bytes(traced: Passes, data: int, compiler: Compiler) -> int:
+    backend = backend_of_compiler(compiler)
     backward = _accumulating(traced, backend)
     fused = Graph(
         inputs=traced.forward.inputs,
@@ -82,7 +79,7 @@ def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
         steps=(*traced.forward.steps, *backward.steps),
     )
     elsewhere = _added_in_place(backward, data, backend)
-    around = Surroundings(backend=backend, elsewhere=elsewhere)
+    around = Surroundings(compiler=compiler, elsewhere=elsewhere)
     fused_bytes = peak_bytes(fused, traced.cuts, around)
     return max(fused_bytes - _VECTOR_BYTES, 0) if backend == "tpu" else fused_bytes
 

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models small enough to compile in a second, and plans over them."""
+"""Models small enough to compile in a second, plans over them, and small graphs."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from hetjax.costs.graph.values import Dims, Graph, Origin, graph_of
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.experts.moe import Routing
 from hetjax.models.finetuning import LoraConfig, with_adapters
@@ -69,3 +74,11 @@ def pipeline(
         global_batch=2 * microbatch_size,
         replicas=(replica,),
     )
+
+
+def traced(function: Callable[..., object], *shapes: tuple[int, ...]) -> Graph:
+    """Trace a function of float32 arrays of these shapes."""
+    abstract = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    dims = Dims()
+    inputs = [dims.value(a.shape, a.dtype, Origin.BATCH) for a in abstract]
+    return graph_of(jax.make_jaxpr(function)(*abstract), inputs, dims)

@@ -11,8 +11,9 @@ import pytest
 
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageTimes
-from hetjax.costs.graph.kernels import all_reduces, fused_kernels
+from hetjax.costs.graph.all_reduces import all_reduces
 from hetjax.costs.graph.passes import Passes, Shares, passes
+from hetjax.costs.graph.traffic import moving_kernels
 from hetjax.costs.stage_memory import adam_state, stage_memory
 from hetjax.costs.stage_times import stage_times
 from hetjax.models.attention import splash_kernel
@@ -72,8 +73,8 @@ def test_a_kernel_moves_its_operands_and_results(form: AttentionForm):
     found = traced(form)
     (body,) = [step.body for step in found.forward.steps if step.op == "scan"]
     assert body is not None
-    (kernel,) = [k for k in fused_kernels(body) if k.step.op == "attention_forward"]
-    moved = sum(map(found.cuts.num_bytes, (*kernel.reads, *kernel.writes)))
+    (kernel,) = [k for k in moving_kernels(body) if k.step.op == "attention_forward"]
+    moved = sum(map(found.cuts.num_bytes, (*kernel.reads, *kernel.step.outputs)))
     rows = 2 * LENGTH  # two sequences; each of two devices has half the heads
     own = rows * (2 * HEADS + 2 * KV_HEADS) * HEAD_SIZE * 2 // 2
     assert moved == own + rows * HEADS * 4 // 2

@@ -24,35 +24,37 @@ from hetjax.costs.graph.values import (
     Operation,
     Origin,
     Value,
-    graph_of,
 )
 from hetjax.costs.plan_costs import costs_of
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.workspace import pass_bytes
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
-from tests.costs.small_models import INNER, WIDTH, family, pipeline
+from tests.costs.small_models import INNER, WIDTH, family, pipeline, traced
 from tests.short_runs import draws
 
-COMPILERS: tuple[Compiler, ...] = ("cpu", "gpu", "tpu", "TPU-v6e")
+COMPILERS: tuple[Compiler, ...] = (
+    *("cpu", "gpu", "GPU-before-Ampere", "tpu", "TPU-v6e"),
+)
 
 
-def traced(function: Callable[..., object], *shapes: tuple[int, ...]) -> Graph:
-    abstract = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    dims = Dims()
-    inputs = [dims.value(a.shape, a.dtype, Origin.BATCH) for a in abstract]
-    return graph_of(jax.make_jaxpr(function)(*abstract), inputs, dims)
-
-
-def peak(graph: Graph, backend: Backend) -> int:
+def peak(graph: Graph, compiler: Compiler) -> int:
     cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
-    return peak_bytes(graph, cuts, Surroundings(backend=backend))
+    return peak_bytes(graph, cuts, Surroundings(compiler=compiler))
 
 
 def test_accelerators_sum_what_they_do_not_store():
     graph = traced(lambda x: jnp.sum(x + 1.0, axis=1), (64, 32))
     assert peak(graph, "cpu") == 64 * 32 * 4 + 64 * 4
     assert peak(graph, "gpu") == 64 * 4
+
+
+def test_gpus_since_ampere_normalize_rows_without_storing_their_sums():
+    graph = traced(lambda x: jax.nn.softmax(x + 1.0), (64, 32))
+    rows, array = 64 * 4, 64 * 32 * 4
+    assert peak(graph, "gpu") == array
+    # the exponents, their sums, and the result; the maxima are done with
+    assert peak(graph, "GPU-before-Ampere") == 2 * array + rows
 
 
 def test_accelerators_read_a_matrix_either_way_whatever_dims_it_has():
@@ -100,7 +102,7 @@ def test_another_shape_of_what_is_stored_takes_no_bytes(
     compiled: Any = jax.jit(function).lower(*abstract).compile()
     temporary = compiled.memory_analysis().temp_size_in_bytes
     graph = traced(function, *shapes)
-    around = Surroundings(backend=backend, elsewhere=identities(graph.outputs))
+    around = Surroundings(compiler=backend, elsewhere=identities(graph.outputs))
     cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
     assert peak_bytes(graph, cuts, around) == pytest.approx(temporary, rel=0.1)
 
@@ -247,7 +249,7 @@ def test_stacks_that_gate_one_another_are_copied_for_a_v6e_alone(
 
     graph = traced(outputs, *[(64, 2, 8, 16)] * 2, (16, 4))
     cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
-    others = Surroundings(backend="tpu")
+    others = Surroundings(compiler="tpu")
     copied_bytes = peak_bytes(graph, cuts, replace(others, turns_gates=True))
     copied_bytes -= peak_bytes(graph, cuts, others)
     assert copied_bytes == copies * 64 * 2 * 8 * 16 * 4
@@ -331,7 +333,9 @@ def test_an_input_gradient_alone_is_given_copies_of_gates_on_a_v6e(
     assert found == others
 
 
-@pytest.mark.parametrize("device", ["cpu", "A100-SXM4-80GB", "TPU-v4", "TPU-v6e"])
+@pytest.mark.parametrize(
+    "device", ["cpu", "A100-SXM4-80GB", "V100-SXM2-32GB", "TPU-v4", "TPU-v6e"]
+)
 def test_the_device_of_the_node_selects_the_model_of_memory(device: str):
     model = family("llama")
     plan = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=StageMesh(), remat="selective")
@@ -345,4 +349,4 @@ def test_the_device_of_the_node_selects_the_model_of_memory(device: str):
         stage_memory(plan, model, (0, 1), dtype="float32", compiler=b).workspace_bytes
         for b in COMPILERS
     }
-    assert len(others) == 3  # kinds of TPU differ for split backwards
+    assert len(others) == 4  # kinds of TPU differ for split backwards

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from hetjax.costs.graph.all_reduces import all_reduces
 from hetjax.costs.graph.flops import forward_flops
-from hetjax.costs.graph.kernels import all_reduces
 from hetjax.costs.graph.passes import Shares, passes
 from hetjax.costs.graph.values import Cuts, Graph
 from hetjax.costs.layer_bytes import layer_facts, layer_stacks

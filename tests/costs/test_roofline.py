@@ -213,7 +213,7 @@ def test_full_remat_costs_what_megatron_measured_where_it_does_what_megatron_doe
     """Megatron recomputes the whole forward, and its products add to fp32 sums.
 
     Our programs skip a block's last product and its all-reduce, which no gradient
-    needs, and add gradients in a separate pass. So full over selective is 1.15 for us,
+    needs, and add gradients in a separate pass. So full over selective is 1.17 for us,
     and the published 1.29 and 1.32 if these two terms are Megatron's.
     """
     (width, num_blocks, num_heads, size), full_s, selective_s = MEGATRON[name]
@@ -248,7 +248,7 @@ def test_full_remat_costs_what_megatron_measured_where_it_does_what_megatron_doe
     whole_again_s = 2 * full.forward_s + none.backward_s - own_pass_s
     as_megatron = whole_again_s / (selective.fused_s - own_pass_s)
     assert as_megatron == pytest.approx(full_s / selective_s, rel=0.03)
-    assert full.fused_s / selective.fused_s == pytest.approx(1.15, rel=0.01)
+    assert full.fused_s / selective.fused_s == pytest.approx(1.17, rel=0.01)
 
 
 def test_355m_on_one_a100_is_near_the_published_iteration():

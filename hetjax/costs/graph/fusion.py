@@ -9,11 +9,12 @@ CPUs (read off compiled programs): a product reads its operands as (batch, free,
 contracted) and (batch, contracted, free). Sums are separate kernels, together with the
 operations around them (`sums.py`). A costly operation runs once if several kernels read
 it, but a graph output is computed again for a product that reads it. Accelerators (read
-off programs for GPUs): a product reads any matrix plain or transposed. A sum is fused
-with the operations whose results it adds. Elementwise kernels that read a common array
-are one kernel, which stores all their outputs. TPUs (read off their programs): a
-product is one kernel with the elementwise operations on its inputs, and with those on
-its output if nothing else reads the output.
+off programs for GPUs): a product reads any matrix plain or transposed. Sums are fused
+with the operations whose results they add, and on GPUs since Ampere also with those
+that read the sums. Elementwise kernels that read a common array are one kernel, which
+stores all their outputs. TPUs (read off their programs): a product is one kernel with
+the elementwise operations on its inputs, and with those on its output if nothing else
+reads the output.
 
 Does not own the order of kernels (`turns.py`) nor what is live at once (`liveness.py`).
 """
@@ -25,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from hetjax.cluster.catalogue import Backend
+from hetjax.cluster.catalogue import Backend, Compiler, backend_of_compiler
 from hetjax.costs.graph.joins import ATTENTION, RAGGED
 from hetjax.costs.graph.sums import REDUCTION, in_place, operand_orders, sums
 from hetjax.costs.graph.values import Graph, Operation, Origin, Value
@@ -76,10 +77,11 @@ def kernels(graph: Graph, slices: frozenset[int] = frozenset()) -> tuple[Kernel,
 
 @lru_cache(maxsize=2048)
 def device_kernels(
-    graph: Graph, slices: frozenset[int] = frozenset(), backend: Backend = "gpu"
+    graph: Graph, slices: frozenset[int] = frozenset(), compiler: Compiler = "gpu"
 ) -> tuple[Kernel, ...]:
     """Return a graph's kernels as on an accelerator."""
-    stored = _stored_by_devices(graph)
+    stored = _stored_by_devices(graph, stores_sums=compiler != "gpu")
+    backend = backend_of_compiler(compiler)
     if backend == "tpu":
         stored -= _in_epilogues(graph)
         return _fused(graph, slices, stored, backend)
@@ -339,24 +341,31 @@ def _stored(graph: Graph) -> frozenset[int]:
     return frozenset(stored) - identities(constant)
 
 
-def _stored_by_devices(graph: Graph) -> frozenset[int]:
+def _stored_by_devices(graph: Graph, *, stores_sums: bool) -> frozenset[int]:
     """Return the values that accelerators store for any reader.
 
-    Gathers are kernels, too. A sum's input is stored only if it is not cheap and has
-    another reader.
+    Gathers are kernels, too.
     """
     stored = set(identities(graph.outputs))
     for step in graph.steps:
-        if gathers(step) or step.op == "gather":
+        if step.op in _WHOLE or step.op == "gather":
+            stored |= identities((*step.inputs, *step.outputs))
+        elif step.op == "dot_general":
             stored |= identities(step.outputs)
-            whole = step.op in _WHOLE or step.op == "gather"
-            stored |= identities(step.inputs if whole else ())
-    readers = Counter(id(v) for step in graph.steps for v in step.inputs)
-    summed = [v for step in graph.steps if sums(step) for v in step.inputs]
-    cheap = [v for s in graph.steps if s.op in _CHEAP for v in s.outputs]
-    stored |= {id(v) for v in summed if readers[id(v)] > 1} - identities(cheap)
+    if stores_sums:
+        stored |= _around_sums(graph)
     constant = [v for step in graph.steps for v in step.outputs if _is_constant(v)]
     return frozenset(stored) - identities(constant)
+
+
+def _around_sums(graph: Graph) -> frozenset[int]:
+    """Return the sums, and their inputs that are not cheap and have other readers."""
+    steps = [step for step in graph.steps if sums(step)]
+    readers = Counter(id(v) for step in graph.steps for v in step.inputs)
+    summed = [v for step in steps for v in step.inputs if readers[id(v)] > 1]
+    cheap = [v for s in graph.steps if s.op in _CHEAP for v in s.outputs]
+    made = [v for step in steps for v in step.outputs]
+    return identities(made) | identities(summed) - identities(cheap)
 
 
 def _is_constant(value: Value) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetjax.cluster.catalogue import Backend
+from hetjax.cluster.catalogue import Backend, Compiler, backend_of_compiler
 from hetjax.costs.graph.fusion import (
     SUMMED,
     Kernel,
@@ -36,14 +36,17 @@ class Surroundings:
     """Facts about a program and, by identity, about its values.
 
     `elsewhere` have their own buffers; `relaid` are stacks that a loop can only read as
-    a copy in another layout. `backend` is JAX's name of the platform. `turns_gates`:
-    whether the program copies `gated_stacks`.
+    a copy in another layout. `turns_gates`: whether the program copies `gated_stacks`.
     """
 
-    backend: Backend = "cpu"
+    compiler: Compiler = "cpu"
     turns_gates: bool = False
     elsewhere: frozenset[int] = frozenset()
     relaid: frozenset[int] = frozenset()
+
+    @property
+    def backend(self) -> Backend:
+        return backend_of_compiler(self.compiler)
 
 
 def peak_bytes(
@@ -57,7 +60,7 @@ def peak_bytes(
     The graph's inputs do not count, but copies of `slices` do, which a body reads off
     stacks.
     """
-    ordered = _in_turn(graph, cuts, slices, around.backend)
+    ordered = _in_turn(graph, cuts, slices, around.compiler)
     last_use = {id(v): at for at, kernel in enumerate(ordered) for v in kernel.reads}
     last_use |= {id(v): len(ordered) for v in graph.outputs}
     own = last_use.keys() - identities(graph.inputs) - around.elsewhere
@@ -76,13 +79,13 @@ def _in_turn(
     graph: Graph,
     cuts: Cuts,
     slices: frozenset[int],
-    backend: Backend,
+    compiler: Compiler,
 ) -> tuple[Kernel, ...]:
     """Return the kernels in the order in which they run."""
-    if backend == "cpu":
+    if compiler == "cpu":
         return tuple(breadth_first(_on_cpu(graph, cuts, slices)))
-    found = device_kernels(graph, slices, backend)
-    wait = backend == "tpu"
+    found = device_kernels(graph, slices, compiler)
+    wait = backend_of_compiler(compiler) == "tpu"
     return tuple(least_memory(found, graph, cuts.num_bytes, loops_wait=wait))
 
 
@@ -122,7 +125,7 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
     cuts = in_lanes(cuts, step, around.backend)
     updated = _updated(step)
     own = identities([step.body.outputs[at] for at in updated])
-    written = _written_at_once(step, slices, cuts, around.backend)
+    written = _written_at_once(step, slices, cuts, around.compiler)
     inside = replace(around, elsewhere=around.elsewhere | written | own)
     given = step.inputs[num_consts : num_consts + num_carry]
     carry = [v for at, v in enumerate(given) if at not in updated]
@@ -163,7 +166,7 @@ def _updated(loop: Operation) -> list[int]:
 
 
 def _written_at_once(
-    loop: Operation, slices: frozenset[int], cuts: Cuts, backend: Backend
+    loop: Operation, slices: frozenset[int], cuts: Cuts, compiler: Compiler
 ) -> frozenset[int]:
     """Return the outputs of a loop's body whose kernels also write them into stacks.
 
@@ -173,19 +176,19 @@ def _written_at_once(
     assert loop.body is not None
     stacked = loop.body.outputs[loop.num_carry :]
     makers = {id(v): step for step in loop.body.steps for v in step.outputs}
-    if backend == "cpu":
+    if compiler == "cpu":
         found = _on_cpu(loop.body, cuts, slices)
         makers |= {id(v): k.step for k in found for v in k.step.outputs}
     written = frozenset(
         id(v) for v in stacked if id(v) in makers and not gathers(makers[id(v)])
     )
-    if backend == "cpu":
+    if compiler == "cpu":
         whole = [v for k in found if gathers(k.step) for v in k.reads]
         return written - identities(whole)
-    found = device_kernels(loop.body, slices, backend)
+    found = device_kernels(loop.body, slices, compiler)
     read = {id(v) for kernel in found for v in kernel.reads}
     joint = [v for k in found if len(k.step.outputs) > 1 for v in k.step.outputs]
-    if backend == "tpu":
+    if backend_of_compiler(compiler) == "tpu":
         products = [k.step for k in found if k.step.op == "dot_general"]
         written |= identities(stacked) & identities([s.outputs[0] for s in products])
     return written - read - identities(joint)
