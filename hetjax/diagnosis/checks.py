@@ -237,7 +237,7 @@ def _run_dir(found: RunDirectory) -> Iterator[Finding]:
         yield _ok(
             "run directory", f"{speed}; {found.free_gib:.1f} GiB free; not in use"
         )
-    yield from clock_off(f"the file server of {found.path}", found.clock_ahead_s)
+    yield from clock_off(f"the clock of the file server of {found.path}", found.clock_ahead_s)
 
 
 def _store(found: StoreAnswer) -> Iterator[Finding]:
@@ -247,7 +247,7 @@ def _store(found: StoreAnswer) -> Iterator[Finding]:
         can = "lists, creates once, reads and deletes"
         yield _ok("store", f"{found.url}: {can}, {found.seconds:.1f} s")
         if abs(found.clock_ahead_s) > _STORE_CLOCK_S:
-            yield from clock_off(found.url, found.clock_ahead_s)
+            yield from clock_off(f"the clock of {found.url}", found.clock_ahead_s)
 
 
 def _port(found: Port) -> Iterator[Finding]:
@@ -283,18 +283,18 @@ def _peer(peer: Peer, cluster: ClusterFile | None) -> Iterator[Finding]:
         )
     else:
         yield _ok("links", found)
-    yield from clock_off(peer.address, peer.clock_ahead_s)
+    yield from clock_off(f"the clock of {peer.address}", peer.clock_ahead_s)
 
 
-def clock_off(whose: str, ahead_s: float) -> Iterator[Finding]:
-    """Yield a finding if a clock differs from this machine's."""
+def clock_off(clock: str, ahead_s: float) -> Iterator[Finding]:
+    """Yield a finding if `clock`, as text, differs from this machine's."""
     level = _level(_CLOCK_S, lambda most: abs(ahead_s) > most)
     if level != "ok":
         way = "ahead of" if ahead_s > 0 else "behind"
         yield _finding(
             "clocks",
             level,
-            f"the clock of {whose} is {abs(ahead_s):.1f} s {way} this machine's",
+            f"{clock} is {abs(ahead_s):.1f} s {way} this machine's",
             "synchronise both clocks: timedatectl set-ntp true",
         )
 

@@ -5,35 +5,47 @@ Pure functions. Owns the thresholds and the texts. Does not own a machine's find
 about itself (`checks.py`) nor the queries (`machines.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from hetjax.diagnosis.checks import clock_off
 from hetjax.diagnosis.facts import Machines, OtherMachine
+from hetjax.errors import listed
 from hetjax.report.diagnosis import Finding
 
 _LEAST_MEMORY_GIB = 4.0  # JAX and hetjax take about 1 GiB, a small model's state 1 more
+_MOST_NAMES = 8  # in one row
 
 
 def findings_of_machines(found: Machines) -> tuple[Finding, ...]:
-    """Return the findings on all machines, the unreachable ones first."""
+    """Return the findings on all machines, the unreachable ones first.
+
+    Machines with the same finding share a row.
+    """
     absent = (_problem("machines", why, fix) for why, fix in found.absent)
     there = (
-        finding
+        (finding, machine.name)
         for machine in found.machines
         for finding in _machine(machine, found.versions)
     )
-    return (*absent, *there)
+    return (*absent, *_named(there))
+
+
+def _named(findings: Iterable[tuple[Finding, str]]) -> Iterator[Finding]:
+    names: dict[Finding, list[str]] = {}
+    for finding, name in findings:
+        names.setdefault(finding, []).append(name)
+    for finding, machines in names.items():
+        whose = listed(machines, most=_MOST_NAMES)
+        yield replace(finding, found=f"{whose}: {finding.found}")
 
 
 def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding]:
-    name = machine.name
     if machine.error is not None:
-        why = f"{name} gives no report: {machine.error}"
+        why = f"no report: {machine.error}"
         yield _problem("machines", why, _fix_of_silence(machine.error))
         return
-    for finding in machine.findings:
-        yield replace(finding, found=f"{name}: {finding.found}")
+    yield from machine.findings
     yield from _cards(machine)
     yield from _versions(machine, here)
     yield from _memory(machine)
@@ -42,8 +54,8 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
         yield Finding(
             check="run directory",
             level="warning",
-            found=f"{name} does not see the run directory: it would keep checkpoints "
-            "on its own disk, and get text and weights from this machine",
+            found="cannot see the run directory: would keep checkpoints on its own "
+            "disk, and get text and weights from this machine",
             fix="give a --run-dir in a folder that all machines share under one path; "
             "if there is none, change nothing (but a Slurm job that is requeued may "
             "start on a node without this disk)",
@@ -51,7 +63,7 @@ def _machine(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Finding
     elif not machine.writes_run_dir:
         yield _problem(
             "run directory",
-            f"{name} sees the run directory and cannot write there",
+            "sees the run directory and cannot write there",
             "give a --run-dir in a folder that all machines can write to: many "
             "clusters mount home directories read-only on compute nodes",
         )
@@ -76,7 +88,7 @@ def _cards(machine: OtherMachine) -> Iterator[Finding]:
         kinds = " and ".join(f"{count} x {kind}" for kind, count in machine.granted)
         yield _problem(
             "devices",
-            f"{machine.name}: this job has {kinds} there, JAX finds {machine.cards}",
+            f"this job has {kinds} there, JAX finds {machine.cards}",
             "type there: nvidia-smi -L (rocm-smi for AMD's), then python -m "
             "hetjax.doctor; with --simulate, change nothing",
         )
@@ -88,7 +100,7 @@ def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Findin
         there = machine.versions.get(package, "missing")
         if there == version:
             continue
-        differs = f"{machine.name} has {package} {there}, this machine {version}"
+        differs = f"{package} {there}, on this machine {version}"
         if package == "Python":
             yield Finding(
                 check="versions",
@@ -104,7 +116,7 @@ def _versions(machine: OtherMachine, here: Mapping[str, str]) -> Iterator[Findin
 
 
 def _memory(machine: OtherMachine) -> Iterator[Finding]:
-    memory = f"{machine.name}: {machine.memory_gib:.1f} GiB of memory"
+    memory = f"{machine.memory_gib:.1f} GiB of memory"
     if not machine.memory_gib or machine.memory_gib >= _LEAST_MEMORY_GIB:
         yield Finding(check="memory", level="ok", found=memory)
         return
@@ -122,15 +134,15 @@ def _way(machine: OtherMachine) -> Iterator[Finding]:
     if way.error is not None:
         yield _problem(
             "links",
-            f"{machine.name} cannot reach this machine at {way.address}: {way.error}",
+            f"cannot reach this machine at {way.address}: {way.error}",
             "open firewalls between the machines, on all ports; if this machine has "
             "another address there, give it as `controller` in the file of hosts",
         )
         return
-    figures = f"{machine.name}: {way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"
+    figures = f"{way.gbit_per_s:.3g} Gbit/s, {way.latency_ms:.2f} ms"
     yield Finding(check="links", level="ok", found=figures)
     # `way` says how far this machine's clock is ahead of the other one's
-    yield from clock_off(machine.name, -way.clock_ahead_s)
+    yield from clock_off("the clock", -way.clock_ahead_s)
 
 
 def _problem(check: str, found: str, fix: str) -> Finding:

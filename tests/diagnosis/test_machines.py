@@ -51,13 +51,13 @@ def test_machines_that_are_alike_and_reach_this_one_are_well():
         (
             {"versions": VERSIONS | {"jax": "0.10.2"}},
             "problem",
-            "desk has jax 0.10.2, this machine 0.12.0",
+            "desk: jax 0.10.2, on this machine 0.12.0",
             "pip install 'jax==0.12.0'",
         ),
         (
             {"versions": {k: v for k, v in VERSIONS.items() if k != "hetjax"}},
             "problem",
-            "desk has hetjax missing",
+            "desk: hetjax missing",
             "install hetjax 0.1.0 there",
         ),
         ({"versions": VERSIONS | {"Python": "3.11"}}, "warning", "Python 3.11", "3.12"),
@@ -65,17 +65,17 @@ def test_machines_that_are_alike_and_reach_this_one_are_well():
         (
             {"way": replace(WAY, error="no answer in time")},
             "problem",
-            "desk cannot reach this machine at 10.0.0.1:7431: no answer",
+            "desk: cannot reach this machine at 10.0.0.1:7431: no answer",
             "firewalls",
         ),
         (
             {"way": replace(WAY, clock_ahead_s=90.0)},
             "problem",
-            "the clock of desk is 90.0 s behind this machine's",
+            "desk: the clock is 90.0 s behind this machine's",
             "set-ntp",
         ),
-        ({"sees_run_dir": False}, "warning", "does not see the run dir", "share"),
-        ({"writes_run_dir": False}, "problem", "desk sees the run", "read-only"),
+        ({"sees_run_dir": False}, "warning", "desk: cannot see the run dir", "share"),
+        ({"writes_run_dir": False}, "problem", "desk: sees the run", "read-only"),
         (
             {"granted": (("T4", 1), ("A100-SXM4-40GB", 2)), "cards": 2},
             "problem",
@@ -86,7 +86,7 @@ def test_machines_that_are_alike_and_reach_this_one_are_well():
         (
             {"error": "slurmstepd-a: Detected 1 oom-kill event(s)"},
             "problem",
-            "desk gives no report: slurmstepd-a",
+            "desk: no report: slurmstepd-a",
             "4 GiB or more, with Slurm's --mem",
         ),
         (
@@ -102,6 +102,17 @@ def test_what_is_wrong_is_named_with_the_machine(changes, level, found, fix):
     assert finding.level == level
     assert found in finding.found and "desk" in finding.found
     assert fix in finding.fix
+
+
+def test_machines_with_the_same_finding_share_a_row():
+    old = [
+        replace(DESK, name=f"node{i}", versions=VERSIONS | {"jax": "0.10.2"})
+        for i in range(12)
+    ]
+    first, second = bad(*old, replace(DESK, name="small", memory_gib=1.0))
+    assert first.found.startswith("node0, node1, ")
+    assert first.found.endswith("node7 and 4 more: jax 0.10.2, on this machine 0.12.0")
+    assert second.found.startswith("small: 1.0 GiB of memory")
 
 
 def test_a_machine_that_cannot_be_reached_comes_first():
@@ -201,16 +212,18 @@ def test_a_job_is_looked_at_and_one_that_sees_another_disk_is_told(
     file = Cluster(name="file", nodes=tuple(nodes))
     looked = look_at_machines(SlurmJob(), tmp_path / "run", file)
     found = findings_of_machines(looked)
-    told = [(f.level, f.found.partition(":")[0]) for f in found if f.level != "ok"]
+    bad = [(f.level, f.found) for f in found if f.level != "ok"]
     (big, fast) = (f.found for f in found if f.check in ("machines", "devices"))
     assert big.startswith("node 'big' wants 1 x H100-80GB-HBM3; there are ")
     assert fast == "fast: this job has 2 x A100-SXM4-40GB there, JAX finds 1"
-    assert told == [
+    assert bad[:3] == [
         ("problem", big),
-        ("problem", "fast"),
-        ("problem", "old has jax 0.1, this machine " + version("jax")),
-        ("warning", "old does not see the run directory"),
+        ("problem", fast),
+        ("problem", "old: jax 0.1, on this machine " + version("jax")),
     ]
+    [(level, text)] = bad[3:]
+    assert level == "warning"
+    assert text.startswith("old: cannot see the run directory")
 
 
 def test_a_machine_that_cannot_reach_this_one(
@@ -228,5 +241,5 @@ def test_a_machine_that_cannot_reach_this_one(
         found = findings_of_machines(look_at_machines(SshHosts(file), None))
     (problem,) = (f for f in found if f.level == "problem")
     assert problem.found == (
-        f"a cannot reach this machine at 127.0.0.9:{port}: Connection refused"
+        f"a: cannot reach this machine at 127.0.0.9:{port}: Connection refused"
     )
