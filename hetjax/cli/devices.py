@@ -23,8 +23,8 @@ from hetjax.report.progress import working
 
 _PROGRAM = "python -m hetjax.devices"
 _HELP = """List the devices that hetjax knows: their names in a cluster file, memory,
-peak, watts and prices. With a word, list those that it may mean or whose names contain
-it; without, also the accelerators of this machine.
+peak, watts and prices. With WORD, list only devices whose name or alias matches it.
+Without WORD, list all, and the accelerators of this machine.
 
   python -m hetjax.devices "A100 80GB"
 

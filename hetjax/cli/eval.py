@@ -35,8 +35,8 @@ class EvalOptions:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
     """Directory of a run, Hugging Face folder, or OWNER/MODEL on the hub."""
     data: Path | None = None
-    """A .txt, .jsonl, .json, .csv or .parquet file to predict, or a folder of such
-    files."""
+    """Text to predict: a .txt, .jsonl, .json, .csv, .tsv or .parquet file (.gz and .zst
+    too, except for .parquet), or a folder of such files."""
     column: str = TEXT_COLUMN
     """Field of rows, or column of Parquet and CSV files, with the text or messages."""
     format: Format | None = None

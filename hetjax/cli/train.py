@@ -126,7 +126,7 @@ with; a config.json, or a TOML file with its fields; package.module:function.
 
 {_PROGRAM} PRESET --help lists the usual options and their values, --help-all all.
 Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,
-4 stopped with state saved."""
+4 stopped with state saved, 143 ended by SIGTERM before the first step."""
 
 
 main = main_of(train, _GOES_ON)

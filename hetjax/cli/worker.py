@@ -26,9 +26,10 @@ from hetjax.report.progress import working
 _PROGRAM = "python -m hetjax.worker"
 _HELP = (
     "Join a run that was started with --launcher join, as one of its nodes. The token "
-    "comes from a file, or from standard input. Exit codes: 0 the run is over, 1 it "
-    "cannot be reached, is lost, or has stopped, and may be tried again, 2 it refuses "
-    "this machine."
+    "comes from a file, or from standard input. Exit codes: 0 the run is over; 1 the "
+    "run cannot be reached, is lost, has stopped or already has this node: try again; "
+    "2 the run refuses this machine, or shows another certificate; 143 the run has "
+    "released this machine."
 )
 _TOKEN_BYTES = 256  # longer than any token
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR

@@ -237,7 +237,9 @@ def _run_dir(found: RunDirectory) -> Iterator[Finding]:
         yield _ok(
             "run directory", f"{speed}; {found.free_gib:.1f} GiB free; not in use"
         )
-    yield from clock_off(f"the clock of the file server of {found.path}", found.clock_ahead_s)
+    yield from clock_off(
+        f"the clock of the file server of {found.path}", found.clock_ahead_s
+    )
 
 
 def _store(found: StoreAnswer) -> Iterator[Finding]:

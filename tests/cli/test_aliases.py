@@ -41,13 +41,19 @@ ACCEPTED = {
     "--train_file a.txt --validation_file b.txt": "--data.path a.txt "
     "--data.validation b.txt",
     "--sample_packing": "--data.pack True",
+    "--packing False --bf16": "--data.pack False --dtype bfloat16",
     "--lora_r 8 --lora_alpha 16": "--lora.rank 8 --lora.alpha 16",
 }
 REFUSED = [
     *("--batch-size 8", "--per_device_train_batch_size 8", "--num_train_epochs 3"),
     *("--epochs 3", "--wandb", "--report_to wandb", "--gradient_accumulation_steps=4"),
     *("--deepspeed ds.json", "--model_name_or_path gpt2", "--warmup_ratio 0.1"),
-    *("--bf16 false", "--lr_scheduler_type cosine", "--resume_from_checkpoint True"),
+    *(
+        "--bf16 false",
+        "--use_cpu no",
+        "--lr_scheduler_type cosine",
+        "--resume_from_checkpoint True",
+    ),
     *("--val_set_size 0.1", "--adapter qlora", "--model.flavor 8B"),
     *("--dataset_name c4", "--load_in_4bit", "--nproc_per_node 8", "--torch-compile"),
 ]
@@ -74,7 +80,7 @@ def test_for_what_means_something_else_the_error_says_what_to_type(words: str):
 def test_every_advice_can_be_typed():
     """Only existing options, with values that they take."""
     values = {"N": "8", "FILE": "a", "FOLDER": "b", "NAMES": "attention"}
-    for why, fix in aliases._UNLIKE.values():
+    for why, fix in (*aliases._UNLIKE.values(), *aliases._NOT_OFF.values()):
         typed: list[tuple[str, str]] = re.findall(r"(--[\w.-]+) ([\w.-]+)", fix)
         assert why and (typed or fix == "leave it out" or fix.startswith("hetjax "))
         words = [word for name, value in typed for word in (name, value)]

@@ -40,7 +40,7 @@ _SAME = {
     "output": "out",
     "batch-size": "eval-batch-size per-device-eval-batch-size",
 }
-# Flags of other programs, with `true` or nothing after them: an option and value here.
+# Flags of other programs: an option here, and its value for `true` or nothing
 _FLAGS = {
     "bf16": ("--dtype", "bfloat16"),
     "fp16": ("--dtype", "float16"),
@@ -51,6 +51,9 @@ _FLAGS = {
     "packing": ("--data.pack", "True"),
     "sample-packing": ("--data.pack", "True"),
 }
+# The same flags with `false`, if they are not off by default
+_OFF = {"packing": ("--data.pack", "False"), "sample-packing": ("--data.pack", "False")}
+_NOT_OFF = {"bf16": ("bfloat16 is the default of most devices", "--dtype float32")}
 _BATCH = (
     "the batch is all sequences of a step, over devices and microbatches",
     ("--global-batch N"),
@@ -207,9 +210,13 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
         elif name in _FLAGS and _FLAGS[name][0] in options:
             if not equals and rest and rest[0].lower() in (*YES, *NO):
                 value = rest.pop(0)
-            if value.lower() not in ("", *YES):
-                raise _unlike(f"{typed} {value}", "it is off by default", "")
-            yield from _FLAGS[name]
+            if value.lower() in ("", *YES):
+                yield from _FLAGS[name]
+            elif value.lower() in NO and name in _OFF:
+                yield from _OFF[name]
+            else:
+                why, fix = _NOT_OFF.get(name, ("it is off by default", ""))
+                raise _unlike(f"{typed} {value}", why, fix)
         elif name in _UNLIKE and "--global-batch" in options:  # `train` or `plan`
             raise _unlike(typed, *_UNLIKE[name])
         else:

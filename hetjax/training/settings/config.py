@@ -186,8 +186,8 @@ class RunConfig:
     """Seconds of training until the run plans for the loss of each node and compiles
     these plans in the background, if workers are separate processes; 0: never."""
     timeout_scale: float = 1.0
-    """Factor on every timeout (a step has 30 minutes) after which a worker counts as
-    lost."""
+    """Factor on every timeout after which a worker counts as lost. A step has 30
+    minutes at most, usually less: see watchdog-factor."""
     watchdog_factor: float = 10.0
     """How many times its expected duration a step, save or restore may take (at least a
     minute) before the worker logs where it hangs and counts as lost."""
@@ -195,9 +195,9 @@ class RunConfig:
     """Whether to time stages in every step and report what becomes slow. auto: yes,
     unless devices are simulated, because these share the machine's cores."""
     replan: Literal["say", "auto", "never"] = "say"
-    """What to do when something has become slow, or recovered, and another plan would
-    almost certainly gain more than the move costs. say: report it; auto: move; never:
-    do not search."""
+    """What to do when something has become slow, or recovered, and another plan gains
+    more than the move costs with a probability of 90 %. say: report it; auto: move;
+    never: do not search."""
     simulate: bool = False
     """Simulate the cluster's devices with CPU devices."""
     platform: Literal["auto", "cpu"] = "auto"
