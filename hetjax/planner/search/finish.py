@@ -46,10 +46,10 @@ _MOST_STARTS, _NEARLY = 3, 1.05  # starts of local search: kinds, and times the 
 _ROUNDS, _MOVED_WORK, _NUM_FORMS = 3, 8_000, 3
 # most forwards of a plan for climbing, for local search, and for all forms
 _CLIMBED, _MOVED, _IN_FULL = 150, 400, 2_000
-# plans in several parts: the numbers of parts, the most plans, the most forwards in
-# all, the share of waiting that the ranking assumes saved, and the least gain, which
-# makes up for additional costs: messages, and programs to compile for every part
-_PARTS, _MOST_IN_PARTS, _MOST_PARTS_FORWARDS = (2, 3, 4), 12, 12_000
+# plans in several parts: the numbers of parts; the best plans, which come first, and
+# the most; the most forwards in all; the share of waiting that the ranking assumes
+# saved; and the least gain, which makes up for messages and programs for every part
+_PARTS, _BEST_IN_PARTS, _MOST_IN_PARTS, _MOST_PARTS_FORWARDS = (2, 3, 4), 4, 24, 12_000
 _SAVED, _LEAST_GAIN = 2 / 3, 0.01
 
 
@@ -110,14 +110,20 @@ def _finished_in_parts(
     known: Tried,
 ) -> Iterator[Predicted]:
     """Yield the plans of `tried` in several parts that are clearly better than `best`,
-    and the plan that local search leads to from the best of these."""
+    and the plan that local search leads to from the best of these.
+
+    The best plans come first, then those that promise most: promises favour plans that
+    wait for slow links.
+    """
     by_wish = partial(score, cluster=request.cluster, objective=objective)
     promised = partial(promise, cluster=request.cluster, objective=objective)
     most = by_wish(best) * (1 - _LEAST_GAIN)
     near = [each for each in tried if promised(each[0], filled=1.0) < most]
-    near.sort(key=lambda each: promised(each[0], filled=_SAVED))
+    near.sort(key=lambda each: by_wish(each[0]))
+    ranked = sorted(near, key=lambda each: promised(each[0], filled=_SAVED))
+    plans = [*dict.fromkeys(plan for _, plan in (*near[:_BEST_IN_PARTS], *ranked))]
     better: list[Predicted] = []
-    for found in _in_parts(request, [plan for _, plan in near], known):
+    for found in _in_parts(request, plans, known):
         if within(found, objective) and by_wish(found) < most:
             yield found
             better.append(found)

@@ -2,9 +2,9 @@
 """Finds a new plan for a changed cluster, counting the cost of moving state.
 
 Owns the plans that reuse what survives there: whole replicas, or stages with new cuts.
-Both are quick to find and seldom the best. Owns the bytes that nodes must fetch for a
-new plan, and the trade between a faster step and a longer move. Does not own how layers
-are cut (`model/cuts.py`), the search (`find.py`) nor the move itself.
+Both are quick to find and seldom the best. Owns the trade between a faster step and a
+longer move. Does not own how layers are cut (`model/cuts.py`), the search (`find.py`)
+nor the state that a move fetches (`costs/network/moved_state.py`).
 
 Letters of array names as in `model/problem.py`; S stages of one pipeline.
 """
@@ -17,9 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetjax.cluster.catalogue import device_spec
+from hetjax.costs.network.moved_state import fetched_bytes, fetching_s
 from hetjax.errors import NoFeasiblePlan
-from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.cuts import balanced_cuts
 from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.evaluator import PlanEvaluator, as_planned
@@ -41,7 +40,6 @@ _TIME = Objective()
 _NO_PLANS: Mapping[str, Plan] = {}
 _WORK = 5_000  # of a local search: about a second
 _LEAST_GAIN = 1e-9  # if a move takes longer than the horizon
-_STATE_BYTES = 12  # per parameter: master weight and two moments, in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,41 +216,11 @@ def survivors(request: PlanRequest, current: Plan) -> Plan | None:
     )
 
 
-def fetched_bytes(model: Model, current: Plan, plan: Plan) -> dict[str, float]:
-    """Return the bytes of state that every node of the new plan has to fetch.
-
-    A node that holds a layer now has all of its state; a node fetches each missing
-    layer once. Frozen parameters are not state: every node reads them from the run's
-    initial weights.
-    """
-    before, after = _held(current), _held(plan)
-    return {
-        node: float(
-            sum(
-                _STATE_BYTES * parameter_count(model.layers[layer], trained=True)
-                for layer in layers - before.get(node, set())
-            )
-        )
-        for node, layers in after.items()
-    }
-
-
-def _held(plan: Plan) -> dict[str, set[int]]:
-    held: dict[str, set[int]] = {}
-    for _, _, stage in plan.stages():
-        held.setdefault(stage.node, set()).update(range(*stage.layers))
-    return held
-
-
 def _move(request: PlanRequest, current: Plan, plan: Plan) -> tuple[float, float]:
-    """Return the total bytes, and the seconds until the slowest node has fetched its
-    own."""
-    by_node = fetched_bytes(request.model, current, plan)
-    seconds = [
-        size / (device_spec(request.cluster.node(name)).network_gbit_per_s * 1e9 / 8)
-        for name, size in by_node.items()
-    ]
-    return sum(by_node.values()), max(seconds, default=0.0)
+    """Return the bytes of state that a move fetches, and how many seconds it takes."""
+    model = request.model
+    fetched = fetched_bytes(model, current, plan)
+    return sum(fetched.values()), fetching_s(model, request.cluster, current, plan)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

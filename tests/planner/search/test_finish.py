@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules other than h1f1b: plans move among their own nodes before idle ones."""
+"""Schedules other than h1f1b: which plans try them, and in which order."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search import finish
 from hetjax.planner.search.find import Search
 from hetjax.planner.search.local_search import local_search
+from hetjax.schedule.predicted import Predicted
 from tests.planner.whole_space import two_kinds
 
 
@@ -37,3 +38,26 @@ def test_idle_nodes_are_tried_last(monkeypatch: pytest.MonkeyPatch):
     assert {"fast", "slow"} in tried_on[len(searches) :]
     assert {*alone} <= {*among}
     assert any(plan.nodes == {"fast", "slow"} for plan in among)
+
+
+def test_the_best_plans_are_cut_in_parts_however_little_they_promise(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    request, wished = two_kinds(), Objective()
+    search = Search(request, [wished])
+    search.propose()
+    found = sorted(search.incumbents.simulated(), key=lambda each: step_s(each))
+    assert len(found) > 8
+    cut: list[Any] = []
+    monkeypatch.setattr(finish, "promise", lambda each, **_: -step_s(each))
+    monkeypatch.setattr(
+        finish, "_in_parts", lambda request, plans, known: cut.extend(plans) or ()
+    )
+    tried = [(each, each.plan) for each in found]
+    assert not [*finish._finished_in_parts(request, wished, found[0], tried, {})]
+    plans = [each.plan for each in found]
+    assert cut == [*plans[:4], *reversed(plans[4:])]
+
+
+def step_s(found: Predicted) -> float:
+    return found.simulation.step_time_s

@@ -15,9 +15,11 @@ from hetjax.planner.model.deadline import TimeUp, deadline, left_s, overtime
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Search, find_plan
+from hetjax.planner.search.first import first_plans
 from hetjax.planner.search.first.floor import floor
 from hetjax.planner.search.first.parts import parts_alone, parts_without
 from hetjax.plans.plan import Plan
+from tests.planner.whole_space import two_kinds
 from tests.short_runs import rows_drawn
 
 SEEDS = (10, *range(10), 11)  # 10: three nodes of two kinds in two halls
@@ -230,3 +232,25 @@ def test_a_search_that_is_stopped_looks_at_no_part():
     with deadline() as limit, pytest.raises(TimeUp):
         limit.stop()
         next(floor(two_halls(random.Random(0), 3)))
+
+
+def test_the_nodes_of_the_best_plan_are_searched_however_little_it_promises(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    wished, two = Objective(), two_kinds()
+    fast, slow = two.cluster.nodes
+    slow_ones = [replace(slow, name=f"slow-{at}") for at in range(3)]
+    whole = replace(two, cluster=Cluster(name="four", nodes=(fast, *slow_ones)))
+    first = Search(whole, [wished]).first
+    for node in whole.cluster.nodes:
+        part = replace(whole, cluster=part_of(whole.cluster, {node.name}))
+        for plan in equal_share_plans(part):
+            first.incumbents.offer(plan, "parts")
+    assert first.incumbents.best[wished].predicted.plan.nodes == {"fast"}
+    monkeypatch.setattr(
+        first_plans, "promise", lambda found, *_: 1.0 + ("fast" in found.plan.nodes)
+    )
+    searched = [
+        {node.name for node in part.cluster.nodes} for part in first._promising_parts()
+    ]
+    assert {"fast"} in searched and {"slow-0"} in searched

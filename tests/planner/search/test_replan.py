@@ -6,7 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.cluster.cluster import Cluster, Link, Node, part_of
+from hetjax.costs.network.moved_state import fetched_bytes, fetching_s
 from hetjax.costs.slowness.known import slowness
 from hetjax.models.model import parameter_count, tensor_sizes
 from hetjax.models.named import TypedName, load_named
@@ -17,7 +18,7 @@ from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.model.simplicity import complexity
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.in_parts import in_parts
-from hetjax.planner.search.replan import fetched_bytes, repaired, replan, survivors
+from hetjax.planner.search.replan import repaired, replan, survivors
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.validation import validate_plan
 from tests.planner.whole_space import two_kinds
@@ -119,6 +120,42 @@ def test_a_node_fetches_the_layers_that_it_did_not_hold_and_no_others() -> None:
     fetched = fetched_bytes(model, before, replace(after, replicas=(moved,)))
     expected = 12 * sum(parameter_count(layer) for layer in model.layers[2:4])
     assert fetched == {"fast": 0.0, "slow": pytest.approx(expected)}
+    after = replace(after, replicas=(moved,))
+    found_s = fetching_s(model, request.cluster, before, after)
+    assert found_s == pytest.approx(expected / (10e9 / 8))  # both cards: 10 Gbit/s
+
+
+def test_state_comes_over_the_links_of_the_cluster_file() -> None:
+    """Two nodes of one zone need a layer that only the other zone has: their bytes
+    share the link between the zones."""
+    request = two_kinds()
+    fast, slow = request.cluster.nodes
+    nodes = (
+        replace(fast, zone="east"),
+        replace(slow, zone="west"),
+        replace(slow, name="third", zone="west"),
+    )
+    zones = Link(between=("east", "west"), bandwidth_gbit_per_s=0.1, latency_ms=1.0)
+    cluster = Cluster(name="far", nodes=nodes, links=(zones,))
+    plan, model = two_replicas(request), request.model
+    only_fast = replace(plan, replicas=plan.replicas[:1])
+    in_west = [
+        replace(plan.replicas[0], stages=(replace(first, node=name, devices=(0,)),))
+        for name in ("slow", "third")
+        for first in plan.replicas[0].stages[:1]
+    ]
+    after = replace(plan, replicas=tuple(in_west))
+    layers = range(*in_west[0].stages[0].layers)
+    size = 12 * sum(parameter_count(model.layers[at]) for at in layers)
+    found_s = fetching_s(model, cluster, only_fast, after)
+    assert found_s == pytest.approx(2 * size / (0.1e9 / 8))
+    # once one of the two has them, the other takes them from its neighbour
+    with_slow = replace(plan, replicas=(*plan.replicas[:1], in_west[0]))
+    near_s = fetching_s(model, cluster, with_slow, after)
+    assert near_s == pytest.approx(size / (10e9 / 8))
+    # what no node holds comes from a store, as fast as the card takes it
+    lost = replace(cluster, nodes=nodes[1:], links=())
+    assert fetching_s(model, lost, only_fast, after) == pytest.approx(near_s)
 
 
 def test_near_horizons_keep_what_is_there_and_far_ones_move() -> None:

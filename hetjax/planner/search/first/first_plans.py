@@ -149,8 +149,9 @@ class FirstPlans:
                 self.incumbents.offer(plan, source)
 
     def _promising_parts(self) -> list[PlanRequest]:
-        """Return the parts whose quick plans promise nearly as much as the best so far.
-        If such a part has only some nodes of a group (`_around`), add that group."""
+        """Return the parts whose quick plans promise nearly as much as the best so far,
+        and the nodes of the best plan. If such a part has only some nodes of a group
+        (`_around`), add that group."""
         wished, cluster = self.incumbents.objectives[0], self.request.cluster
         least: dict[frozenset[str], float] = {}
         for found in self.incumbents.simulated():
@@ -158,11 +159,15 @@ class FirstPlans:
             if len(nodes) < len(cluster.nodes) and within(found, wished):
                 by_wish = promise(found, cluster, wished)
                 least[nodes] = min(by_wish, least.get(nodes, math.inf))
-        best = promise(self.incumbents.best[wished].predicted, cluster, wished)
+        fastest = self.incumbents.best[wished].predicted
+        best = promise(fastest, cluster, wished)
         near = sorted(
             (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
             key=lambda n: (least[n], sorted(n)),
         )[:_MOST_PARTS]
+        own = frozenset(fastest.plan.nodes)
+        if own in least and own not in near:
+            near.append(own)
         around = next(filter(None, map(self._around, near)), None)
         if around is not None and around not in near:
             near.append(around)
