@@ -56,6 +56,7 @@ from hetjax.stage.partition import tied_holders
 from hetjax.training.layout.hardware import cluster_of
 from hetjax.training.layout.plan_choice import check_plan, choose_plan
 from hetjax.training.layout.plan_model import model_of_plan
+from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import (
     PRESETS,
     Preset,
@@ -101,10 +102,11 @@ def simulate_plan(
     to name the same function, or it is not called. `cluster` is a cluster, a file or a
     name; by default the preset's cluster, or the devices found here.
 
-    Times come from the file `profile`, or are estimated. `compiled` is a file of the
-    memory that the compiler reported for a run, `calibration` a file of what a run
-    measured of its steps. Without `calibration` the simulation uses what earlier runs
-    measured; with "none" it uses no measured steps.
+    A preset, or a plan whose model is one, has the preset's precision, form of
+    attention and optimizer. Times come from the file `profile`, or are estimated.
+    `compiled` is a file of the memory that the compiler reported for a run,
+    `calibration` a file of what a run measured of its steps. Without `calibration` the
+    simulation uses what earlier runs measured; with "none" it uses no measured steps.
 
     `dtype` is the precision of computation ("best": the best that each kind of device
     has) and `attention` the form of attention; both apply to stages that do not name
@@ -138,14 +140,18 @@ def simulate_plan(
                 replace(chosen, config=config), found, cluster, report_line
             )
         else:
-            dtype = compute_dtype(dtype, measured, "best")
             read, where = _read(plan)
+            config = None
             if model is None:
                 whole = model_of_plan(read, where, allow_model_code)
+                config = preset(read.model).config if read.model in PRESETS else None
             else:
                 whole = _model(model)
                 _warn_of_other_model(read, whole, where)
-            subject = _of_plan(read, where, fine_tuned(whole, train, lora), cluster)
+            dtype = compute_dtype(dtype, measured, config.dtype if config else "best")
+            attention = attention or (config.attention if config else None)
+            tuned = fine_tuned(whole, train, lora)
+            subject = _of_plan(read, where, tuned, cluster, config)
         _check_asked(asked, subject.plan)
         known = NOTHING if compiled is None else read_compiled(compiled)
         way = dtype, attention
@@ -235,13 +241,23 @@ def _read(given: Plan | str | Path) -> tuple[Plan, str]:
 
 
 def _of_plan(
-    plan: Plan, where: str, model: Model, cluster: Cluster | str | Path | None
+    plan: Plan,
+    where: str,
+    model: Model,
+    cluster: Cluster | str | Path | None,
+    config: RunConfig | None,
 ) -> _Subject:
-    """Return the subject of a given plan. Raises BadInput if its parts do not fit."""
+    """Return the subject of a given plan, and of its preset's `config` if it has one.
+
+    Raises BadInput if its parts do not fit.
+    """
     there = cluster_of(cluster)
     plan = replace(plan, model=model.name, fingerprint=fingerprint(model))
     check_plan(plan, model, there, where)
-    return _Subject(plan=plan, model=model, cluster=there)
+    if config is None:
+        return _Subject(plan=plan, model=model, cluster=there)
+    init = optimizer(config.optimizer, config.steps).init
+    return _Subject(plan=plan, model=model, cluster=there, init=init)
 
 
 def _of_preset(

@@ -250,7 +250,7 @@ def test_devices_that_the_profile_lacks_are_estimated_and_named(
 ):
     _to("profile.json", "H20", "L4")(folder)
     told = simulated(capsys, *GIVEN)
-    times_from = "measured, profile.json, float32; H20 not in it, estimated in bfloat16"
+    times_from = "measured, profile.json, float32; H20 not in it, estimated in float32"
     assert told["times_from"] == times_from
     assert told["stages"][1]["forward_s"] == 1.0
     assert told["stages"][0]["forward_s"] < 0.01
@@ -263,7 +263,9 @@ def test_the_dtype_is_the_presets_unless_another_is_asked_for(
     half = simulated(capsys, "small", "--dtype", "bfloat16")
     plan = simulated(capsys, *GIVEN[:3])
     assert half["times_from"].endswith("catalogue, bfloat16")
-    assert plan["times_from"].endswith("catalogue, bfloat16 and float16")  # H20, V100
+    best = simulated(capsys, *GIVEN[:3], "--dtype", "best")
+    assert plan["times_from"].endswith("catalogue, float32")  # as in training
+    assert best["times_from"].endswith("catalogue, bfloat16 and float16")  # H20, V100
 
     def most(told: dict) -> int:
         return max(d["peak_memory_bytes"] for d in told["devices"].values())

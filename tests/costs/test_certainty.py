@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import replace
 from functools import cache, reduce
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from hetjax.costs.certainty.elasticities import (
     at_speed,
     elasticities,
 )
+from hetjax.costs.certainty.given import check_calibration
 from hetjax.costs.certainty.priors import width
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
@@ -240,6 +242,16 @@ def test_a_calibration_that_cannot_be_is_refused(old: str, new: str):
     assert old in text
     with pytest.raises(BadInput):
         parse_calibration(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("text", ['{"step": 1}\n{"step": 2}', '{"steps": 5}', "words"])
+def test_a_file_that_a_user_gives_is_never_to_be_removed(tmp_path: Path, text: str):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadInput) as refused:
+        check_calibration(path)
+    assert str(path) in refused.value.got
+    assert refused.value.fix.startswith("give RUN/calibration.json")
 
 
 def test_a_device_of_ones_own_is_no_link_whatever_its_name():

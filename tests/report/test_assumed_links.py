@@ -54,6 +54,22 @@ def test_an_old_card_of_a_data_centre_is_a_guess_as_well():
     assert "the network of old is a guess" in warning
 
 
+@pytest.mark.parametrize("latency_ms", [0.0, 1.0])
+def test_zones_without_a_latency_are_warned_of(latency_ms: float):
+    nodes = replace(DESK, zone="east"), replace(SERVER, zone="west")
+    far = replace(CABLE, between=("east", "west"), latency_ms=latency_ms)
+    given = [
+        line
+        for line in guess_lines(cluster(*nodes, links=(far,)))
+        if "latency_ms" in line
+    ]
+    told = (
+        "warning: the link between east and west has no latency_ms: plans assume that "
+        "both are in one machine room. Give it half of the time that ping prints"
+    )
+    assert given == ([] if latency_ms else [told])
+
+
 NODES = st.lists(
     st.tuples(
         st.sampled_from(["GeForce-RTX-3090", "H20", "TPU-v4", "P40"]),

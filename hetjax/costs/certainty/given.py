@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetjax.costs.certainty.calibration import StepCalibration, parse_calibration
 from hetjax.costs.measured.nccl_tests import MARK, RingMeasurement, parse_nccl_tests
+from hetjax.errors import BadInput
 from hetjax.files.parsing import read_file
 
 NONE = "none"  # typed in place of a file
@@ -31,4 +32,14 @@ def read_given(path: str | Path) -> StepCalibration | RingMeasurement:
 
 
 def _parse(text: str) -> StepCalibration | RingMeasurement:
-    return parse_nccl_tests(text) if MARK in text else parse_calibration(text)
+    if MARK in text:
+        return parse_nccl_tests(text)
+    try:
+        return parse_calibration(text)
+    except BadInput as bad:  # its advice is for the file of a run
+        raise BadInput(
+            got=bad.got,
+            allowed="calibration.json of a run, or the whole output of NCCL-tests",
+            fix="give RUN/calibration.json, with RUN the directory of a run, or leave "
+            "--calibration out",
+        ) from bad

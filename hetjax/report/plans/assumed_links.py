@@ -2,7 +2,7 @@
 """States what a plan assumes of the network if the cluster file says nothing.
 
 Owns which nodes' network cards are assumed, the lines with figures and their sources,
-and the warning if a figure is a guess. Does not own the figures
+and the warnings if a figure is a guess or missing. Does not own the figures
 (`cluster/devices.toml`) nor the links that a message passes
 (`costs/network/routes.py`).
 """
@@ -27,7 +27,7 @@ def link_lines(cluster: Cluster) -> Iterator[str]:
 
 
 def guess_lines(cluster: Cluster) -> Iterator[str]:
-    """Yield a warning if some of these figures are guesses."""
+    """Yield warnings if some figures are guesses, or zones have no latency."""
     names = [
         name
         for spec, those in _assumed(cluster).items()
@@ -40,6 +40,14 @@ def guess_lines(cluster: Cluster) -> Iterator[str]:
             f"plans depend on it: give {_FIELD} of each in the cluster file, or a "
             "[[link]] between them"
         )
+    zones = {node.zone for node in cluster.nodes}
+    for link in cluster.links:
+        if not link.latency_ms and zones.issuperset(link.between):
+            yield (
+                f"warning: the link between {' and '.join(link.between)} has no "
+                "latency_ms: plans assume that both are in one machine room. Give it "
+                "half of the time that ping prints"
+            )
 
 
 def _assumed(cluster: Cluster) -> dict[DeviceSpec, list[str]]:
