@@ -190,6 +190,11 @@ def test_what_is_idle_and_where_a_plan_is_from_is_said():
     )
     (line,) = idle_lines(replace(told, idle=(replace(idle, instead=None),)))
     assert line.endswith("no plan with more of H20 was found that fits")
+    limited = replace(told.objective, max_usd_per_hour=1.0)
+    (line,) = idle_lines(
+        replace(told, objective=limited, idle=(replace(idle, instead=None),))
+    )
+    assert line.endswith("with more of H20 was found that is within your limits")
     early = replace(idle, instead=None, is_searched=False)
     (line,) = idle_lines(replace(told, idle=(early,)))
     assert line == (
@@ -217,6 +222,10 @@ def test_what_parts_are_worth_is_a_table_with_notes():
     assert part_rows(looked) == [("H20", "3", "2", "none near", f"~{cell}")]
     notes = part_notes(looked)
     assert [note.partition(":")[0] for note in notes] == ["~", "none near"]
+    hasty = replace(looked, cut_short=True)
+    assert part_rows(hasty) == [("H20", "3", "2", "unknown", f"~{cell}")]
+    notes_of_hasty = part_notes(hasty)
+    assert [note.partition(":")[0] for note in notes_of_hasty] == ["~", "unknown"]
     lines = str(FoundPlan(looked)).splitlines()
     header = next(n for n, line in enumerate(lines) if line.startswith("part "))
     assert lines[header + 2 : header + 4] == notes

@@ -7,7 +7,7 @@ the limits (`model/objectives.py`) nor the search (`find.py`).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hetjax.cluster.prices import device_price_per_hour
 from hetjax.errors import NoFeasiblePlan
@@ -68,10 +68,7 @@ def too_slow(
         allowed = f"{_speed(objective, most)} at best: no plan {_OF[space]}is faster"
     elif most < math.inf:
         allowed += f"; none {_OF[space]}is faster than {_speed(objective, most)}"
-    fix = f"allow {does:,.0f} tokens per second"
-    if objective.tokens is not None:
-        hours = _rounded_up(objective.tokens / does / 3600)
-        fix = f"give --deadline-hours {hours:g}"
+    fix = _fast_enough(objective, fastest)
     if is_over() and not is_ruled_out:
         fix += ", or let the search run longer"
     return NoFeasiblePlan(
@@ -88,7 +85,8 @@ def too_dear(
     """Return the error for a limit of cost that none of these plans keeps; None if some
     plan keeps it, or if no plan has a price."""
     most = objective.max_usd_per_hour
-    prices = [p.usd_per_hour for p in simulated if p.usd_per_hour is not None]
+    plans = [p for p in simulated if p.usd_per_hour is not None]
+    prices = [p.usd_per_hour for p in plans if p.usd_per_hour is not None]
     if most is None or not prices or min(prices) <= most:
         return None
     nodes = [
@@ -103,8 +101,28 @@ def too_dear(
         got=f"no plan within {most:g} USD per hour: the cheapest found costs "
         f"{min(prices):.4g}",
         allowed=allowed,
-        fix=f"give --max-usd-per-hour {_rounded_up(min(prices)):g}",
+        fix=_affordable(objective, plans),
     )
+
+
+def _affordable(objective: Objective, plans: Sequence[Predicted]) -> str:
+    """Return options that some plan meets: the cheapest that is fast enough, or the
+    cheapest of all with its speed."""
+    least = objective.min_tokens_per_s or 0.0
+    fast = [plan for plan in plans if plan.tokens_per_s >= least]
+    cheapest = min(fast or plans, key=lambda plan: plan.usd_per_hour or math.inf)
+    assert cheapest.usd_per_hour is not None
+    dollars = f"give --max-usd-per-hour {_rounded_up(cheapest.usd_per_hour):g}"
+    return dollars if fast else f"{dollars}, and {_fast_enough(objective, cheapest)}"
+
+
+def _fast_enough(objective: Objective, plan: Predicted) -> str:
+    """Return the limit of time that a plan meets, as options."""
+    does = plan.tokens_per_s
+    if objective.tokens is None:
+        return f"allow {does:,.0f} tokens per second"
+    hours = _rounded_up(objective.tokens / does / 3600)
+    return f"give --deadline-hours {hours:g}"
 
 
 def _speed(objective: Objective, tokens_per_s: float) -> str:

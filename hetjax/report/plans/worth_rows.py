@@ -16,7 +16,7 @@ from hetjax.report.metrics import ms
 from hetjax.report.plans.step_rows import Row
 from hetjax.schedule.predicted import Predicted
 
-_NONE = "none near"
+_NONE, _UNKNOWN = "none near", "unknown"  # after a whole search, and a short one
 PARTS: Row = ("part", "devices", "used", "without it", "alone")
 
 
@@ -40,8 +40,11 @@ def _with_more(planned: Planned, idle: Idle) -> str:
     """Return the evidence: the best plan with more of this kind."""
     early = "" if idle.is_searched else " before the search ended"
     if idle.instead is None or idle.worse is None:
-        priced = " and has a price" if planned.objective.wish == "cost" else ""
-        return f"no plan with more of {idle.kind} was found that fits{priced}{early}"
+        wished = planned.objective
+        is_limited = wished.max_usd_per_hour or wished.min_tokens_per_s
+        what = "is within your limits" if is_limited else "fits"
+        priced = " and has a price" if wished.wish == "cost" else ""
+        return f"no plan with more of {idle.kind} was found that {what}{priced}{early}"
     figure = _worse(planned, idle.instead, idle.worse)
     return f"the best plan found with more of {idle.kind}{early} has {figure}"
 
@@ -88,9 +91,12 @@ def part_notes(planned: Planned) -> list[str]:
     plans = [plan for part in planned.parts for plan in (part.without, part.alone)]
     if any(plan is not None and not plan.is_searched for plan in plans):
         notes.append("~: from a quick look, so a better plan may exist on these nodes")
-    if None in plans:
-        early = ", and the search ended early" if planned.cut_short else ""
-        notes.append(f"{_NONE}: no plan within the limits came near the best{early}")
+    if None in plans and planned.cut_short:
+        notes.append(
+            f"{_UNKNOWN}: the search ended before it found a plan near the best"
+        )
+    elif None in plans:
+        notes.append(f"{_NONE}: no plan within the limits came near the best")
     if planned.parts and found.best.plan != found.whole.plan:
         figure, _ = _by_wish(planned, found.whole, 0.0)
         notes.append(f"all of these use h1f1b; the best plan under h1f1b has {figure}")
@@ -100,7 +106,7 @@ def part_notes(planned: Planned) -> list[str]:
 def _instead(planned: Planned, instead: Instead | None) -> str:
     """Return the figure of the best plan of some nodes."""
     if instead is None:
-        return _NONE
+        return _UNKNOWN if planned.cut_short else _NONE
     mark = "" if instead.is_searched else "~"
     figure, change = _by_wish(planned, instead.predicted, instead.worse)
     return f"{mark}{figure} ({change})"

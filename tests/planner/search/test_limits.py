@@ -2,6 +2,7 @@
 """Limits that no plan meets: the error names the nearest plan, and its advice works."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,23 @@ def test_a_price_that_is_too_low_names_the_cheapest_plan_and_node() -> None:
     found = find_plan(request, within, local_work=1_000).best
     assert found.usd_per_hour is not None
     assert found.usd_per_hour <= float(advice[1])
+
+
+@pytest.mark.parametrize("slack", [1.5, 0.5])
+def test_a_price_that_is_too_low_with_a_deadline_names_limits_that_a_plan_meets(
+    fastest: Found, slack: float
+) -> None:
+    """With half the time of the fastest plan, no plan keeps the deadline."""
+    hours = slack * hours_of(fastest.best.tokens_per_s)
+    error = refused(replace(in_hours(hours), max_usd_per_hour=0.01))
+    advice = dict(re.findall(r"--([\w-]+) ([\d.]+)", error.fix))
+    assert ("deadline-hours" in advice) == (slack < 1)
+    followed = in_hours(float(advice.get("deadline-hours", hours)))
+    wished = replace(followed, max_usd_per_hour=float(advice["max-usd-per-hour"]))
+    found = find_plan(two_kinds(), wished, local_work=1_000).best
+    assert found.usd_per_hour is not None and wished.max_usd_per_hour is not None
+    assert found.usd_per_hour <= wished.max_usd_per_hour
+    assert found.tokens_per_s >= (wished.min_tokens_per_s or 0.0)
 
 
 def test_both_limits_are_named_where_the_cheaper_plans_are_too_slow(
