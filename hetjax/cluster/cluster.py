@@ -123,6 +123,18 @@ class Cluster:
         """Return the node of that name, which is in the cluster."""
         return self._by_name[name]
 
+    def has_machines_of(self, other: "Cluster") -> bool:
+        """Return whether both have the same nodes and links, whatever these cost and
+        however often they vanish: the fastest plan is the same."""
+        return (self._as_owned, self.links) == (other._as_owned, other.links)
+
+    @cached_property
+    def _as_owned(self) -> list[Node]:
+        return [
+            replace(node, price_per_hour=None, spot=False, preemptions_per_hour=None)
+            for node in self.nodes
+        ]
+
     @cached_property
     def _by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}

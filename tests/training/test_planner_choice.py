@@ -181,6 +181,8 @@ def test_a_run_that_planned_goes_on_with_its_plan(planning: Preset, tmp_path: Pa
     assert run(first.config, first, MODEL) == 4
     plan = read_plan(planning.config.run_dir / "plan.json")
     assert plan.predicted is not None
+    spot = replace(one.nodes[0], spot=True, price_per_hour=2.0)
+    (tmp_path / "one.toml").write_text(cluster_toml(replace(one, nodes=(spot,))))
     again = but(planning, steps=2)
     assert run(again.config, again, MODEL) == 0
     assert read_plan(planning.config.run_dir / "plan.json") == plan

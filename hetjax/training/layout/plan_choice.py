@@ -150,7 +150,7 @@ def _plan_for(config: RunConfig, plan: Plan) -> str:
 def _of_run(
     config: RunConfig, model: Model, cluster: Cluster, previous: Previous | None
 ) -> Choice | None:
-    if previous is None or not _same_machines(previous.cluster, cluster):
+    if previous is None or not cluster.has_machines_of(previous.cluster):
         return None
     # the run's plan has the former values
     is_other = any(
@@ -175,7 +175,7 @@ def _of_preset(
     if preset.plan is None or preset.cluster is None:
         return None
     is_otherwise = _how(config) != _how(preset.config)  # the user asks for a new plan
-    if is_otherwise or not _same_machines(load_cluster(preset.cluster), cluster):
+    if is_otherwise or not cluster.has_machines_of(load_cluster(preset.cluster)):
         return None
     plan = read_plan(preset.plan)
     if not is_for_model(plan, model, {config.model}):
@@ -378,10 +378,6 @@ def _how(config: RunConfig) -> tuple[object, ...]:
 def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:
     names = ("seq_len", "global_batch")
     return [(name, getattr(plan, name), getattr(config, name)) for name in names]
-
-
-def _same_machines(one: Cluster, other: Cluster) -> bool:
-    return (one.nodes, one.links) == (other.nodes, other.links)
 
 
 def precise_plan(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan:
