@@ -267,7 +267,9 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
     }
     assert train_with(actions, preset, monkeypatch) == 4
     # once for the edit and once for the request
-    assert capsys.readouterr().out.count("warning: no plan for new alone (device") == 2
+    assert (
+        capsys.readouterr().out.count("warning: no plan for the nodes new: device") == 2
+    )
     assert events(preset.config.run_dir, "preempted")[-1]["step"] == 7
     assert not events(preset.config.run_dir, "replanned")
     assert [*losses(preset.config.run_dir)] == [*range(1, 8)]

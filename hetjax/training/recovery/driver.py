@@ -283,15 +283,15 @@ class Driver:
 
         Raises GivenUp once the run `must_give_up`.
         """
-        clock, at, before = Clock(), self._at, self.plan
+        clock, at, were = Clock(), self._at, (self.cluster, self.plan)
         self._fresh.started = {*self._degraded.missing}
-        cause, cluster = lost or self._degraded.lost, self.cluster
+        cause = lost or self._degraded.lost
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
         self._config.on_restored(restored)
-        plan = None if self.plan == before else self.plan
-        reason = str(cause) if cause else difference(cluster, self.cluster, self.plan)
+        plan = None if self.plan == were[1] else self.plan
+        reason = str(cause or difference(were, (self.cluster, self.plan)))
         started = frozenset(self._fresh.started)
         found = recovered(reason, at, restored, clock, self.cluster, plan, started)
         self.on_recovery(found)

@@ -109,19 +109,25 @@ class Clock:
         self._since_s = now_s
 
 
-def difference(before: Cluster, now: Cluster, plan: Plan) -> str:
-    """Return in words how the clusters differ; if equal, that the plan has changed.
+def difference(before: tuple[Cluster, Plan], now: tuple[Cluster, Plan]) -> str:
+    """Return in words how the clusters differ; if equal, whether the plan has changed.
 
-    Says which new nodes `plan`, the plan for `now`, leaves idle.
+    Says which new nodes the plan leaves idle.
 
     >>> one, two = (Node(name=name, device="L4", count=1) for name in "ab")
     >>> before, now = (Cluster(name="c", nodes=nodes) for nodes in ((one,), (one, two)))
-    >>> difference(before, now, Plan(model="m", seq_len=1, global_batch=1, replicas=()))
+    >>> plan = Plan(model="m", seq_len=1, global_batch=1, replicas=())
+    >>> difference((before, plan), (now, plan))
     'continuing; no faster plan was found that uses b'
+    >>> difference((before, plan), (before, plan))
+    'continuing with the same plan'
     """
     if before == now:
+        return "continuing with the same plan"
+    if before[0] == now[0]:
         return "moved to another plan"
-    were, are = ({node.name for node in c.nodes} for c in (before, now))
+    were, are = ({node.name for node in c.nodes} for c in (before[0], now[0]))
+    plan = now[1]
     gone, new = were - are, (are - were) & plan.nodes
     words = [f"without {_listed(gone)}"] * bool(gone)
     words += [f"with {_listed(new)}"] * bool(new)

@@ -125,7 +125,8 @@ def plan_or_warn(
     except (BadInput, NoFeasiblePlan) as none:
         names = ", ".join(node.name for node in cluster.nodes)
         # at the caller's line: Python shows a warning once for each line
-        warnings.warn(f"no plan for {names} alone ({none.got}){then}", stacklevel=3)
+        why = f"no plan for the nodes {names}: {none.got}; fix: {none.fix}{then}"
+        warnings.warn(why, stacklevel=3)
         return None
 
 
