@@ -122,13 +122,13 @@ def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     for changed in freed.values():
         everything = replace(everything, **changed)
     if len(freed) > 1:
-        yield "; ".join(freed), everything
+        yield " and ".join(freed), everything
     for fix, changed in away.items() if freed else ():
         freed[fix], everything = changed, replace(everything, **changed)
-        yield "; ".join(freed), everything
+        yield " and ".join(freed), everything
     yield from _more_nodes(request)
     for fix, changed in _more_nodes(everything) if freed else ():
-        yield "; ".join((*freed, fix)), changed
+        yield " and ".join((*freed, fix)), changed
 
 
 def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:

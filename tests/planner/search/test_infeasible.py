@@ -51,7 +51,7 @@ def told_for(request: PlanRequest) -> list[str]:
     with pytest.raises(NoFeasiblePlan) as caught:
         find_plan(request, local_work=500)
     assert "memory is the limit" in caught.value.got
-    return caught.value.fix.split("; ")
+    return caught.value.fix.split(" and ")
 
 
 @pytest.mark.parametrize(
