@@ -113,9 +113,7 @@ def test_the_last_node_cannot_leave_and_one_for_whose_rest_nothing_fits_stays(
     asked: list[Cluster] = []
     pair = run_on(tmp_path / "pair.toml", cluster_of("a", "b"), none)
     for _ in range(2):  # a second attempt, as it may fit by then
-        with pytest.warns(
-            UserWarning, match="no plan for the nodes a: too"
-        ):
+        with pytest.warns(UserWarning, match="no plan for the nodes a: too"):
             assert not pair.leave("b")
     assert len(asked) == 2
 
