@@ -34,7 +34,6 @@ from hetjax.models.finetuning import (
 from hetjax.models.fingerprint import fingerprint
 from hetjax.models.model import Model
 from hetjax.models.named import TypedName, load_named
-from hetjax.optimizers.optimizer import optimizer
 from hetjax.planner.model.costing import (
     check_measured,
     checked_costs,
@@ -54,7 +53,7 @@ from hetjax.schedule.search import with_schedule
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 from hetjax.training.layout.hardware import cluster_of
-from hetjax.training.layout.plan_choice import check_plan, choose_plan
+from hetjax.training.layout.plan_choice import check_plan, choose_plan, optimizer_init
 from hetjax.training.layout.plan_model import model_of_plan
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import (
@@ -256,7 +255,7 @@ def _of_plan(
     check_plan(plan, model, there, where)
     if config is None:
         return _Subject(plan=plan, model=model, cluster=there)
-    init = optimizer(config.optimizer, config.steps).init
+    init = optimizer_init(config)
     return _Subject(plan=plan, model=model, cluster=there, init=init)
 
 
@@ -271,7 +270,7 @@ def _of_preset(
     there = cluster_of(cluster or chosen.cluster)
     config = replace(config, model=found.name)
     plan = choose_plan(config, found, there, chosen, None, report_line).plan
-    init = optimizer(config.optimizer, config.steps).init
+    init = optimizer_init(config)
     return _Subject(plan=plan, model=found, cluster=there, init=init)
 
 

@@ -51,8 +51,7 @@ _FLAGS = {
     "packing": ("--data.pack", "True"),
     "sample-packing": ("--data.pack", "True"),
 }
-# The same flags with `false`, if they are not off by default
-_OFF = {"packing": ("--data.pack", "False"), "sample-packing": ("--data.pack", "False")}
+# What to type for `false`, if a flag is not off by default
 _NOT_OFF = {"bf16": ("bfloat16 is the default of most devices", "--dtype float32")}
 _BATCH = (
     "the batch is all sequences of a step, over devices and microbatches",
@@ -210,10 +209,11 @@ def _in_our_words(rest: list[str], options: Collection[str]) -> Iterator[str]:
         elif name in _FLAGS and _FLAGS[name][0] in options:
             if not equals and rest and rest[0].lower() in (*YES, *NO):
                 value = rest.pop(0)
+            option, on = _FLAGS[name]
             if value.lower() in ("", *YES):
-                yield from _FLAGS[name]
-            elif value.lower() in NO and name in _OFF:
-                yield from _OFF[name]
+                yield from (option, on)
+            elif value.lower() in NO and on == "True":
+                yield from (option, "False")
             else:
                 why, fix = _NOT_OFF.get(name, ("it is off by default", ""))
                 raise _unlike(f"{typed} {value}", why, fix)

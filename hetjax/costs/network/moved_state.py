@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.network.routes import route, trunks
+from hetjax.costs.network.routes import card, route, trunks
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, parameter_count
 from hetjax.plans.plan import Plan
@@ -46,16 +46,10 @@ def fetching_s(model: Model, cluster: Cluster, current: Plan, plan: Plan) -> flo
     for node, layer in _missing(current, plan):
         holders = [h for h in sorted(held) if h in there and layer in held[h]]
         ways = [way for h in holders if (way := _way(cluster, h, node))]
-        store = _from_store(cluster, node)
+        store = (card(cluster.node(node), 0, "in"),)
         best = max(ways, key=lambda way: min(rates[t] for t in way), default=store)
         load.update(dict.fromkeys(best, round(_layer_bytes(model, layer))))
     return max((size / rates[trunk] for trunk, size in load.items()), default=0.0)
-
-
-def _from_store(cluster: Cluster, node: str) -> tuple[str, ...]:
-    """Return the trunk into a node from outside the cluster: that of its first card."""
-    name = f"{node}/in" if cluster.node(node).hosts == 1 else f"{node}:host0/in"
-    return (name,)
 
 
 def _way(cluster: Cluster, source: str, target: str) -> tuple[str, ...]:

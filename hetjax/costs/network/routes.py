@@ -109,8 +109,8 @@ def _way(cluster: Cluster, source: Place, target: Place) -> tuple[Route, int]:
         ports = (_port(a, source[1][0], "out"), _port(b, target[1][0], "in"))
         num = min(len(source[1]), len(target[1]))
         return Route(trunks=ports, latency_s=INTRA_NODE_LATENCY_S), num
-    cards_out = [_card(a, host, "out") for host in sorted({h for h, _ in crossing})]
-    cards_in = [_card(b, host, "in") for host in sorted({h for _, h in crossing})]
+    cards_out = [card(a, host, "out") for host in sorted({h for h, _ in crossing})]
+    cards_in = [card(b, host, "in") for host in sorted({h for _, h in crossing})]
     if a.zone == b.zone:
         cards = (*cards_out, *cards_in)
         num = min(len(cards_out), len(cards_in))
@@ -151,7 +151,7 @@ def _of_nodes(cluster: Cluster) -> Iterator[tuple[str, float]]:
         spec = device_spec(node)
         for way in ("out", "in"):
             for host in range(node.hosts):
-                yield _card(node, host, way), spec.network_gbit_per_s * 1e9 / 8
+                yield card(node, host, way), spec.network_gbit_per_s * 1e9 / 8
             for device in range(node.count):
                 yield _port(node, device, way), spec.intra_node_gb_per_s * 1e9
 
@@ -167,7 +167,8 @@ def _port(node: Node, device: int, way: str) -> str:
     return f"{node.name}:{device}/{way}"
 
 
-def _card(node: Node, host: int, way: str) -> str:
+def card(node: Node, host: int, way: str) -> str:
+    """Return the trunk of a host's network card; `way` is out or in."""
     return f"{node.name}/{way}" if node.hosts == 1 else f"{node.name}:host{host}/{way}"
 
 

@@ -124,10 +124,10 @@ def difference(before: tuple[Cluster, Plan], now: tuple[Cluster, Plan]) -> str:
     """
     if before == now:
         return "continuing with the same plan"
-    if before[0] == now[0]:
+    (cluster, plan), was = now, before[0]
+    if cluster == was:
         return "moved to another plan"
-    were, are = ({node.name for node in c.nodes} for c in (before[0], now[0]))
-    plan = now[1]
+    were, are = ({node.name for node in c.nodes} for c in (was, cluster))
     gone, new = were - are, (are - were) & plan.nodes
     words = [f"without {_listed(gone)}"] * bool(gone)
     words += [f"with {_listed(new)}"] * bool(new)

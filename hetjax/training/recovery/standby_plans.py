@@ -113,19 +113,14 @@ def _done(plan: Plan) -> Future[Plan]:
     return done
 
 
-def plan_or_warn(
-    replan: Replan, cluster: Cluster, current: Plan, then: str = ""
-) -> Plan | None:
-    """Return the plan for this cluster.
-
-    If there is none, return None and warn; the warning ends in `then`.
-    """
+def plan_or_warn(replan: Replan, cluster: Cluster, current: Plan) -> Plan | None:
+    """Return the plan for this cluster; if there is none, return None and warn."""
     try:
         return replan(cluster, current)
     except (BadInput, NoFeasiblePlan) as none:
         names = ", ".join(node.name for node in cluster.nodes)
         # at the caller's line: Python shows a warning once for each line
-        why = f"no plan for the nodes {names}: {none.got}; fix: {none.fix}{then}"
+        why = f"no plan for the nodes {names}: {none.got}; fix: {none.fix}"
         warnings.warn(why, stacklevel=3)
         return None
 
