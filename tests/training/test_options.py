@@ -33,6 +33,8 @@ COMMANDS = [
     (simulate.main, ["tiny", "--scedule", "1f1b"], "--schedule", "hetjax.simulate"),
     (profile.main, ["tiny", "--tensors", "2"], "--tensor", "hetjax.profile tiny"),
     (preempt.main, ["runs/tiny", "--noed", "a"], "--node", "hetjax.preempt"),
+    (eval.main, ["runs/tiny", "--data.path", "a"], "--data", "hetjax.eval"),
+    (train.main, ["tiny", "--run", "a"], "--run-dir", "train tiny"),
 ]
 
 
@@ -73,6 +75,23 @@ def test_a_value_of_no_option_is_told_apart(capsys: pytest.CaptureFixture[str]):
     said = refusal(train.main, ["tiny", "3"], capsys)
     assert said["got"] == "'3', which belongs to no option"
     assert "leave '3' out" in said["fix"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        (["--to", "out"], "hetjax.export RUN_DIR --to out"),
+        (["--to", "out", "--run-dir", "runs/a b"], "export 'runs/a b' --to out"),
+        (["--run-dir=runs/a", "--to", "out"], "hetjax.export runs/a --to out"),
+    ],
+)
+def test_a_missing_positional_argument_goes_before_what_was_typed(
+    typed: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+):
+    said = refusal(export.main, typed, capsys)
+    assert said["got"] == "no RUN_DIR"
+    assert said["allowed"] == "python -m hetjax.export RUN_DIR [options]"
+    assert said["fix"].endswith(fix)
 
 
 WRONG = [

@@ -6,6 +6,7 @@ which values of a type a command allows (the commands and `training/settings/`).
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -39,13 +40,15 @@ _SIMPLE = {int: "a whole number", float: "a number", Path: "a path", str: "text"
 class CommandOption:
     """An option as typed (`name`), the type of its value and its default.
 
-    `is_repeated`: it may be typed several times, which makes a list.
+    `is_repeated`: it may be typed several times, which makes a list. `place`: what the
+    help calls it if it is positional, otherwise empty.
     """
 
     name: str
     kind: Any
     default: Any
     is_repeated: bool = False
+    place: str = ""
 
 
 def options_of(default: Any, group: str = "") -> Iterator[CommandOption]:
@@ -57,20 +60,22 @@ def options_of(default: Any, group: str = "") -> Iterator[CommandOption]:
         if is_dataclass(value):
             yield from options_of(value, f"{name}.")
         else:
-            kind, is_repeated = _plain(kinds[each.name])
-            yield CommandOption(
-                name=option(name), kind=kind, default=value, is_repeated=is_repeated
-            )
+            yield _option(option(name), kinds[each.name], value)
 
 
-def _plain(kind: Any) -> tuple[Any, bool]:
-    """Return the type of an option's value, and whether the option is repeated."""
+def _option(name: str, kind: Any, default: Any) -> CommandOption:
     if get_origin(kind) is not Annotated:
-        return kind, False
+        return CommandOption(name=name, kind=kind, default=default)
     plain, *notes = get_args(kind)
-    if tyro.conf.UseAppendAction in notes:
-        return get_args(plain)[0], True
-    return plain, False
+    is_repeated = tyro.conf.UseAppendAction in notes
+    places = [note.metavar for note in notes if hasattr(note, "metavar")]
+    return CommandOption(
+        name=name,
+        kind=get_args(plain)[0] if is_repeated else plain,
+        default=default,
+        is_repeated=is_repeated,
+        place=places[0] if tyro.conf.Positional in notes else "",
+    )
 
 
 def allowed_values(kind: Any) -> str | None:
@@ -124,6 +129,9 @@ def wrong_value(
     rows = dropwhile(_is_rule, lines)
     problem = " ".join(" ".join(takewhile(lambda row: not _is_rule(row), rows)).split())
     named = re.search(r"--[\w.-]*\w(?:/--[\w.-]*\w)*", problem)
+    place = next((each for each in options if each.place), None)
+    if named is None and place is not None:
+        return _no_place(place, program, arguments)
     names = named.group().split("/") if named else []
     typed = _typed(names, arguments)
     meant = next((each for each in options if each.name in names), None)
@@ -136,6 +144,25 @@ def wrong_value(
         got=" ".join(typed) if len(typed) > 1 else f"{typed[0]} without a value",
         allowed=f"{meant.name} with {allowed}{again}",
         fix=_fix(meant, typed[1:], program),
+    )
+
+
+def _no_place(
+    place: CommandOption, program: str, arguments: Sequence[str]
+) -> BadInput:
+    """Return the error for a positional argument that is missing, or typed as an
+    option."""
+    name, *values = _typed([place.name], arguments)
+    others = [
+        word
+        for word in arguments
+        if word.partition("=")[0] != name and word not in values
+    ]
+    first = shlex.join(values) or place.place
+    return BadInput(
+        got=f"no {place.place}",
+        allowed=f"{program} {place.place} [options]",
+        fix=f"write it first: {program} {first} {shlex.join(others)}".rstrip(),
     )
 
 
@@ -232,6 +259,8 @@ def _unknown_name(typed: str, names: Sequence[str], program: str) -> BadInput:
     word = typed.replace("_", "-").removeprefix("--")
     known = [name.removeprefix("--") for name in names]
     alike = get_close_matches(word, known, n=_NUM_NEAREST, cutoff=_LIKENESS)
+    parts = [n for n in known if n.startswith(word) or word.startswith(f"{n}.")]
+    alike = alike or parts[:_NUM_NEAREST]
     near = [f"--{name}" for name in alike]
     return BadInput(
         got=f"unknown option {typed!r}",
