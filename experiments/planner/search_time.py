@@ -6,8 +6,8 @@
 Plans GPT-3 6.7B with 1,024 sequences of 1,024 tokens on 1,008 GPUs of three and of six
 kinds, from the cluster to a simulated plan with its certified bound: cost tables,
 templates, counts, placement, two simulations at most, no local search. Then removes one
-node from a small cluster of three kinds and times the immediate replanning. Process
-start and imports are left out. Prints one JSON object; memory is the process's peak.
+node from a small cluster of three kinds and times replanning. Process start and imports
+are left out. Prints one JSON object; memory is the process's peak.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def replanned() -> list[dict[str, Any]]:
         lost = f"{device.lower()}-0"
         nodes = tuple(n for n in request.cluster.nodes if n.name != lost)
         left = replace(request, cluster=replace(request.cluster, nodes=nodes))
-        found = replan(left, current.plan, at_once=True)
+        found = replan(left, current.plan)
         rows.append(
             {
                 "lost": lost,

@@ -147,9 +147,7 @@ def wrong_value(
     )
 
 
-def _no_place(
-    place: CommandOption, program: str, arguments: Sequence[str]
-) -> BadInput:
+def _no_place(place: CommandOption, program: str, arguments: Sequence[str]) -> BadInput:
     """Return the error for a positional argument that is missing, or typed as an
     option."""
     name, *values = _typed([place.name], arguments)

@@ -60,33 +60,71 @@ def replan(
     objective: Objective = _TIME,
     *,
     others: Mapping[str, Plan] = _NO_PLANS,
-    at_once: bool = False,
     as_simple: bool = False,
 ) -> Replanned:
-    """Return the plan that is best by the objective until the horizon, including the
-    move. `as_simple`: the simplest of equally good plans, also by larger microbatches.
+    """Return the plan that gets most done before the horizon: the time that its move
+    leaves, divided by its score. `as_simple`: the simplest of equally good plans, also
+    by larger microbatches.
 
     `request.cluster` is the present cluster. Time matters more than the last percent,
-    so tensor degrees stay, and only if that finds nothing, everything is searched. If
-    there are nodes without work, a local search looks for plans that use them.
-    `others` are further plans to choose from, by name. `at_once`: if what survives of
-    the current plan gives a plan, try nothing else. Raises NoFeasiblePlan if nothing
-    fits.
+    so only tensor degrees in use are tried; if no plan with these fits, `find_plan`
+    searches everything. If some node of the cluster has no stage of the current plan, a
+    local search starts from the best plan. `others` are further plans to choose from,
+    by name. Raises NoFeasiblePlan if nothing fits.
     """
     begin_s = time.monotonic()
     # a plan with split backward passes may keep them, if memory allows
     schedules = ["h1f1b", *["zero-bubble"] * SCHEDULES[current.schedule].splits]
     evaluators = [PlanEvaluator(request, schedule) for schedule in schedules]
+
+    def judge(plan: Plan) -> list[Predicted]:
+        found = (evaluate(plan) for evaluate in evaluators)
+        return [x for x in found if x is not None and within(x, objective)]
+
+    def gain(found: Predicted) -> float:
+        _, move_s = _move(request, current, found.plan)
+        left_s = max(horizon_s - move_s, 0.0)
+        return left_s / score(found, request.cluster, objective)
+
+    choices = _choices(request, current, objective, others, judge)
+    if not {n.name for n in request.cluster.nodes} <= current.nodes:
+        _, start = max(choices, key=lambda each: gain(each[1]))
+        for evaluate in evaluators:
+            near = _nearby(start, evaluate, gain, request, objective)
+            choices.append(("local search", near))
+    source, best = max(choices, key=lambda each: gain(each[1]))
+    if as_simple:
+        source, best = _simplest(request, choices, gain, judge)
+    moved_bytes, move_s = _move(request, current, best.plan)
+    return Replanned(
+        best=best,
+        source=source,
+        moved_bytes=moved_bytes,
+        move_s=move_s,
+        search_s=time.monotonic() - begin_s,
+    )
+
+
+def _choices(
+    request: PlanRequest,
+    current: Plan,
+    objective: Objective,
+    others: Mapping[str, Plan],
+    judge: Callable[[Plan], list[Predicted]],
+) -> list[tuple[str, Predicted]]:
+    """Return the plans to choose from, with their sources; at least one.
+
+    When the time is up, one is enough. Raises NoFeasiblePlan.
+    """
     choices: list[tuple[str, Predicted]] = []
-    for find in (_left, _templates, lambda *_: others.items()):
-        if choices and at_once:
-            break
+    for plans in (
+        _left(request, current),
+        _templates(request, current),
+        others.items(),
+    ):
         with suppress(TimeUp):
-            for source, plan in find(request, current):
-                for evaluate in evaluators:
-                    judged = evaluate(plan)
-                    if judged is not None and within(judged, objective):
-                        choices.append((source, judged))
+            for source, plan in plans:
+                choices += [(source, found) for found in judge(plan)]
                 if choices:
                     check_deadline()
     if _is_there(request, current):
@@ -97,41 +135,25 @@ def replan(
     if not choices:
         found = find_plan(request, objective, local_work=0)
         choices.append((found.source, found.best))
+    return choices
 
-    def gain(found: Predicted) -> float:
-        _, move_s = _move(request, current, found.plan)
-        left_s = max(horizon_s - move_s, 0.0)
-        return left_s / score(found, request.cluster, objective)
 
+def _simplest(
+    request: PlanRequest,
+    choices: Sequence[tuple[str, Predicted]],
+    gain: Callable[[Predicted], float],
+    judge: Callable[[Plan], list[Predicted]],
+) -> tuple[str, Predicted]:
+    """Return the simplest plan that is as good as the best choice, and its source."""
     gains = [gain(found) for _, found in choices]
-    if not at_once and not {n.name for n in request.cluster.nodes} <= current.nodes:
-        start = choices[gains.index(max(gains))][1]
-        for evaluate in evaluators:
-            found = _nearby(start, evaluate, gain, request, objective)
-            choices.append(("local search", found))
-            gains.append(gain(found))
-    n = gains.index(max(gains))
-    if as_simple:
-        n = simplest([found.plan for _, found in choices], gains)
-    source, best = choices[n]
-    if as_simple:
+    source, start = choices[simplest([found.plan for _, found in choices], gains)]
+
+    def as_good(plan: Plan) -> Predicted | None:
+        found = max(judge(plan), key=gain, default=None)
         least = max(gains) * (1 - AS_GOOD)
+        return found if found is not None and gain(found) >= least else None
 
-        def as_good(plan: Plan) -> Predicted | None:
-            judged = (evaluate(plan) for evaluate in evaluators)
-            kept = [x for x in judged if x is not None and within(x, objective)]
-            found = max(kept, key=gain, default=None)
-            return found if found is not None and gain(found) >= least else None
-
-        best = simplified(best, request.microbatch_sizes, as_good)
-    moved_bytes, move_s = _move(request, current, best.plan)
-    return Replanned(
-        best=best,
-        source=source,
-        moved_bytes=moved_bytes,
-        move_s=move_s,
-        search_s=time.monotonic() - begin_s,
-    )
+    return source, simplified(start, request.microbatch_sizes, as_good)
 
 
 def _nearby(
@@ -176,7 +198,7 @@ def _templates(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)
-    proposed = list(proposals(same, whole=True, holders=("any",)))
+    proposed = list(proposals(same, whole=True, alike=False))
     for plan in plans_by_rank(proposed):
         yield "templates", plan
 

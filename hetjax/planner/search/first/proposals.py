@@ -111,18 +111,19 @@ def proposals(
     *,
     fewer: bool = False,
     whole: bool = False,
-    holders: Sequence[Holders] = HOLDERS,
+    alike: bool = True,
 ) -> Iterator[Proposal]:
     """Yield a proposal for every set of tensor degrees on every part of the cluster.
 
     Proposals that do not promise nearly the best time so far are left out, and, with
-    `whole`, all parts. `fewer`: slower plans on fewer devices count, too. Layers have
-    these `holders`, "alike" only where that matters. The first proposal, the most
+    `whole`, all parts. `fewer`: slower plans on fewer devices count, too. `alike`: also
+    try to have each layer on like nodes only, where that makes gradient sums faster; in
+    large clusters nothing else is tried, in any case. The first proposal, the most
     promising for the whole, comes early.
     """
     looks: list[ScreenedProblem] = []
     first: ScreenedProblem | None = None
-    for look in _looks(request, fewer, whole, holders):
+    for look in _looks(request, fewer, whole, alike):
         # parts come after the whole
         if first is None and looks and not _is_whole(look, request):
             first = min(looks, key=lambda look: look.relaxed_s)
@@ -141,13 +142,12 @@ def proposals(
 
 
 def _looks(
-    request: PlanRequest, fewer: bool, whole: bool, asked: Sequence[Holders]
+    request: PlanRequest, fewer: bool, whole: bool, alike: bool
 ) -> Iterator[ScreenedProblem]:
-    """Yield a first look at all problems, but those with too few devices to be near."""
+    """Yield a first look at every problem, except those whose compute bound is already
+    far above the best look so far."""
     least_s_of = defaultdict[tuple[Holders, bool], float](lambda: math.inf)
-    for part, degrees, num_replicas, holders in _problems(request, whole):
-        if holders not in asked:
-            continue
+    for part, degrees, num_replicas, holders in _problems(request, whole, alike):
         relaxed_s = math.inf
         for tight in (False, True)[: 2 if searches_parts(request) else 1]:
             check_deadline()
@@ -202,13 +202,13 @@ def _doubt(num_replicas: float, fewer: bool) -> float:
 
 
 def _problems(
-    request: PlanRequest, whole: bool
+    request: PlanRequest, whole: bool, alike: bool
 ) -> Iterator[tuple[PlanRequest, tuple[int, ...], float, Holders]]:
-    """Yield parts, tensor degrees, numbers of replicas, and holders of layers. Only the
-    whole is tried with one replica, and with like holders where that matters.
+    """Yield parts, tensor degrees, numbers of replicas, and holders of layers.
 
-    In large clusters a part is seldom faster than the whole, nor few replicas than
-    many.
+    Only the whole is tried with one replica, and, if `alike`, with like holders where
+    that matters. In large clusters a part is seldom faster than the whole, nor few
+    replicas than many, so only the whole with many replicas and like holders is tried.
     """
     parts: list[PlanRequest] = []
     if not whole and searches_parts(request):
@@ -221,7 +221,7 @@ def _problems(
             if n == 0:
                 yield part, degrees, 1, "any"
             yield part, degrees, 2, "any"
-            if n == 0 and holders_matter(part, degrees):
+            if n == 0 and alike and holders_matter(part, degrees):
                 yield part, degrees, 2, "alike"
 
 
