@@ -198,7 +198,7 @@ def _templates(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)
-    proposed = list(proposals(same, whole=True, alike=False))
+    proposed = list(proposals(same, whole=True, quick=True))
     for plan in plans_by_rank(proposed):
         yield "templates", plan
 

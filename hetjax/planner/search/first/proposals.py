@@ -111,30 +111,30 @@ def proposals(
     *,
     fewer: bool = False,
     whole: bool = False,
-    alike: bool = True,
+    quick: bool = False,
 ) -> Iterator[Proposal]:
     """Yield a proposal for every set of tensor degrees on every part of the cluster.
 
     Proposals that do not promise nearly the best time so far are left out, and, with
-    `whole`, all parts. `fewer`: slower plans on fewer devices count, too. `alike`: also
-    try to have each layer on like nodes only, where that makes gradient sums faster; in
-    large clusters nothing else is tried, in any case. The first proposal, the most
+    `whole`, all parts. `fewer`: slower plans on fewer devices count, too. `quick`:
+    plans are less close to the best, and none keeps each layer on like nodes to make
+    gradient sums faster; in large clusters all do. The first proposal, the most
     promising for the whole, comes early.
     """
     looks: list[ScreenedProblem] = []
     first: ScreenedProblem | None = None
-    for look in _looks(request, fewer, whole, alike):
+    for look in _looks(request, fewer, whole, quick):
         # parts come after the whole
         if first is None and looks and not _is_whole(look, request):
             first = min(looks, key=lambda look: look.relaxed_s)
-            yield from _proposed(first)
+            yield from _proposed(first, quick)
         looks.append(look)
     looks.sort(key=lambda look: look.relaxed_s)
     least_s_of = {look.counted: look.relaxed_s for look in reversed(looks)}
     for look in looks:
         near_s = least_s_of[look.counted] * _doubt(look.num_replicas, fewer)
         if look is not first and look.relaxed_s <= near_s:
-            yield from _proposed(look)
+            yield from _proposed(look, quick)
     # not of parts: a part without some devices is another part
     wholes = [look for look in looks if _is_whole(look, request)]
     for look in wholes[:_NUM_CHEAPER] if fewer else ():
@@ -142,12 +142,12 @@ def proposals(
 
 
 def _looks(
-    request: PlanRequest, fewer: bool, whole: bool, alike: bool
+    request: PlanRequest, fewer: bool, whole: bool, quick: bool
 ) -> Iterator[ScreenedProblem]:
     """Yield a first look at every problem, except those whose compute bound is already
     far above the best look so far."""
     least_s_of = defaultdict[tuple[Holders, bool], float](lambda: math.inf)
-    for part, degrees, num_replicas, holders in _problems(request, whole, alike):
+    for part, degrees, num_replicas, holders in _problems(request, whole, quick):
         relaxed_s = math.inf
         for tight in (False, True)[: 2 if searches_parts(request) else 1]:
             check_deadline()
@@ -202,12 +202,12 @@ def _doubt(num_replicas: float, fewer: bool) -> float:
 
 
 def _problems(
-    request: PlanRequest, whole: bool, alike: bool
+    request: PlanRequest, whole: bool, quick: bool
 ) -> Iterator[tuple[PlanRequest, tuple[int, ...], float, Holders]]:
     """Yield parts, tensor degrees, numbers of replicas, and holders of layers.
 
-    Only the whole is tried with one replica, and, if `alike`, with like holders where
-    that matters. In large clusters a part is seldom faster than the whole, nor few
+    Only the whole is tried with one replica, and, unless `quick`, with like holders
+    where that matters. In large clusters a part is seldom faster than the whole, nor few
     replicas than many, so only the whole with many replicas and like holders is tried.
     """
     parts: list[PlanRequest] = []
@@ -221,7 +221,7 @@ def _problems(
             if n == 0:
                 yield part, degrees, 1, "any"
             yield part, degrees, 2, "any"
-            if n == 0 and alike and holders_matter(part, degrees):
+            if n == 0 and not quick and holders_matter(part, degrees):
                 yield part, degrees, 2, "alike"
 
 
@@ -324,12 +324,18 @@ def _is_whole(look: ScreenedProblem, request: PlanRequest) -> bool:
     return len(look.request.cluster.nodes) == len(request.cluster.nodes)
 
 
-def _proposed(look: ScreenedProblem) -> Iterator[Proposal]:
+def _proposed(look: ScreenedProblem, quick: bool) -> Iterator[Proposal]:
     """Yield the proposal of integer copies; nothing if nothing fits."""
-    large = look.request.is_large
-    num, seen = 1 if large else _NUM_UNPLACED, look.heuristic_bound
+    quick = quick or look.request.is_large
+    yield from solved(look, 1 if quick else _NUM_UNPLACED, quick=quick)
+
+
+def solved(look: ScreenedProblem, num: int, *, quick: bool) -> Iterator[Proposal]:
+    """Yield the proposal of up to `num` layouts (`candidates`); nothing if nothing
+    fits."""
     with suppress(NoFeasiblePlan):
-        unplaced = candidates(look.problem, "closed", num, seen=seen, quick=large)
+        seen = look.heuristic_bound
+        unplaced = candidates(look.problem, "closed", num, seen=seen, quick=quick)
         yield Proposal(look=look, unplaced=unplaced, bound_s=unplaced[0].bound_s)
 
 

@@ -11,24 +11,21 @@ solved (`price_and_branch.py`), nor which plan is best (`incumbents.py`).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.network_cuts import cuts_of
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.first.proposals import (
     Proposal,
-    ScreenedProblem,
     degree_sets,
     look_below,
     most_promising,
+    solved,
 )
-from hetjax.planner.search.price_and_branch import candidates
 
 _NUM_UNPLACED = 2
 _MUCH = 0.1  # of the best step so far
@@ -49,17 +46,10 @@ def tied_ends(request: PlanRequest, best_s: Callable[[], float]) -> Iterator[Pro
         ends = partial(with_ends_on, device_class=device_class)
         for degrees in degree_sets(request):
             near_s = _FILLED * best_s()
-            yield from _solved(look_below(near_s, request, degrees, 1, ends))
-        yield from _solved(most_promising(request, 2, best_s(), ends))
-
-
-def _solved(look: ScreenedProblem | None) -> Iterator[Proposal]:
-    if look is None:
-        return
-    with suppress(NoFeasiblePlan):
-        seen = look.heuristic_bound
-        found = candidates(look.problem, "closed", _NUM_UNPLACED, seen=seen)
-        yield Proposal(look=look, unplaced=found, bound_s=found[0].bound_s)
+            if look := look_below(near_s, request, degrees, 1, ends):
+                yield from solved(look, _NUM_UNPLACED, quick=False)
+        if look := most_promising(request, 2, best_s(), ends):
+            yield from solved(look, _NUM_UNPLACED, quick=False)
 
 
 def with_ends_on(p: Problem, device_class: int) -> Problem:
