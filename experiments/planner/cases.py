@@ -155,7 +155,7 @@ def row(name: str, search_s: float | None) -> dict[str, Any]:
         "bound_s": found.lower_bound_s,
         "gap": found.gap,
         "schedule": found.best.plan.schedule,
-        "h1f1b_step_s": found.whole.simulation.step_time_s,
+        "h1f1b_step_s": found.best_h1f1b.simulation.step_time_s,
         "h1f1b_gap": found.whole_gap,
         "best_known_s": case.best_s,
         "over_best_known": step_s / case.best_s - 1 if case.best_s else None,

@@ -109,7 +109,7 @@ class FoundPlan:
             "usd_per_hour": best.usd_per_hour,
             "lower_bound_s": found.lower_bound_s,
             "gap": found.gap,
-            "h1f1b_step_time_s": found.whole.simulation.step_time_s,
+            "h1f1b_step_time_s": found.best_h1f1b.simulation.step_time_s,
             "h1f1b_lower_bound_s": found.whole_bound.step_s,
             "h1f1b_gap": found.whole_gap,
             "lower_bound_without_interleaving_s": found.split_bound

@@ -252,7 +252,7 @@ def bound_line(found: "Found") -> str:
 def h1f1b_line(found: "Found") -> str | None:
     """Return what a schedule other than h1f1b gains; None if it gains nothing."""
     step_s, whole_s = (
-        each.simulation.step_time_s for each in (found.best, found.whole)
+        each.simulation.step_time_s for each in (found.best, found.best_h1f1b)
     )
     if step_s >= whole_s * (1 - _SHOWN):
         return None

@@ -118,7 +118,7 @@ def planned(of: Cluster, plan: Plan) -> Planned:
         best=best,
         source="a test",
         bound=bound,
-        whole=best,
+        best_h1f1b=best,
         whole_bound=bound,
         model_time_s=None,
         model_bound_s=None,
@@ -235,7 +235,7 @@ def test_what_parts_are_worth_is_a_table_with_notes():
     assert (value["part"], value["without"]) == ("H20", None)
     assert (value["alone"]["worse"], value["alone"]["searched"]) == (0.25, False)
     other = replace(best, plan=two_stages(5))
-    whole = replace(searched.found, whole=replace(other, simulation=twice))
+    whole = replace(searched.found, best_h1f1b=replace(other, simulation=twice))
     (note,) = part_notes(replace(searched, found=whole))
     told_ms = f"{ms(twice.step_time_s)} ms"
     assert note == f"all of these use h1f1b; the best plan under h1f1b has {told_ms}"

@@ -69,7 +69,7 @@ def test_all_of_tiny_is_at_least_1_2_times_as_fast_as_the_best_kind_alone():
 def test_tiny_trains_with_what_the_planner_finds():
     narrow = replace(REQUEST, microbatch_sizes=(4, 8), tensor_degrees=(1,))
     # the shipped plan splits no backward pass: fewer programs to compile
-    found = find_plan(narrow, local_work=0).whole
+    found = find_plan(narrow, local_work=0).best_h1f1b
     assert {stage.node for _, _, stage in found.plan.stages()} == {
         node.name for node in CLUSTER.nodes
     }

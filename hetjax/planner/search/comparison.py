@@ -137,7 +137,7 @@ def planned(
         better = {n: p.plan for n, p in others.items() if isinstance(p, Predicted)}
         search.start_from(better)
         if isinstance(alone, NoFeasiblePlan):
-            if not search.incumbents.best:
+            if not search.incumbents.best_h1f1b:
                 raise alone
             search.prove()
     cut_short = try_idle(search, objective)

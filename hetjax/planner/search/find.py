@@ -55,7 +55,7 @@ class Found:
     the bound by the same estimate: both before placement and simulation. `bound` is
     certified, where one is known: no plan of the best plan's `space` simulates faster
     under the modelled costs (`bound/certificate.py`), and no simulated plan did.
-    `whole` is the best plan under h1f1b, which splits no backward pass. `whole_bound`
+    `best_h1f1b` is the best plan under h1f1b, which splits no backward pass. `whole_bound`
     is the bound of plans with whole backward passes. `split_bound` is the bound of
     plans that are not interleaved, given if the best plan is. `least_usd` is a lower
     bound on the USD per million tokens (`bound/cost_bound.py`), if the wish is cost.
@@ -66,7 +66,7 @@ class Found:
     best: Predicted
     source: str  # the part of the search that found the plan
     bound: LowerBound
-    whole: Predicted
+    best_h1f1b: Predicted
     whole_bound: LowerBound
     model_time_s: float | None
     model_bound_s: float | None
@@ -100,10 +100,10 @@ class Found:
 
     @property
     def whole_gap(self) -> float | None:
-        """The gap of `whole`; None if its bound is unknown or does not cover it."""
-        if space_of(self.request, self.whole.plan) != "whole":
+        """The gap of `best_h1f1b`; None if its bound is unknown or does not cover it."""
+        if space_of(self.request, self.best_h1f1b.plan) != "whole":
             return None
-        return self.whole_bound.gap(self.whole.simulation.step_time_s)
+        return self.whole_bound.gap(self.best_h1f1b.simulation.step_time_s)
 
     @property
     def cost_gap(self) -> float | None:
@@ -228,7 +228,7 @@ class Search:
     def prove_wider(self) -> None:
         """Prove bounds for split backward passes or for stages that share devices, if
         the best plan has them."""
-        best = self.incumbents.fastest.values()
+        best = self.incumbents.best.values()
         there = {space_of(self.request, found.predicted.plan) for found in best}
         wider: list[Space] = []
         if there & {"split", "interleaved"}:  # interleaved plans are compared, too
@@ -246,7 +246,7 @@ class Search:
         """Raise NoFeasiblePlan if the fastest plan misses the limit of speed."""
         if self.incumbents.objectives == self.objectives:
             return
-        (fastest,) = self.incumbents.fastest.values()
+        (fastest,) = self.incumbents.best.values()
         wished, found = self.objectives[0], fastest.predicted
         space = space_of(self.request, found.plan) or "whole"
         bound = self._held(space, found)
@@ -273,7 +273,7 @@ class Search:
         self, consider: Callable[[Plan, str], object], plans: Mapping[str, Plan]
     ) -> list[Objective]:
         """Consider the plans; return the objectives by which the best has changed."""
-        best = self.incumbents.best
+        best = self.incumbents.best_h1f1b
         before = dict(best)
         for source, plan in plans.items():
             consider(plan, source)
@@ -313,8 +313,8 @@ class Search:
     ) -> Found:
         """Return the results so far for one objective: of its best plan, or of a plan
         that a run moves to."""
-        best = moved_to or self.incumbents.fastest[objective]
-        whole = moved_to or self.incumbents.best[objective]
+        best = moved_to or self.incumbents.best[objective]
+        best_h1f1b = moved_to or self.incumbents.best_h1f1b[objective]
         proposed = self.first.proposed
         space = space_of(self.request, best.predicted.plan)
         return Found(
@@ -323,8 +323,8 @@ class Search:
             best=best.predicted,
             source=best.source,
             bound=self._held(space or "whole", best.predicted),
-            whole=whole.predicted,
-            whole_bound=self._held("whole", whole.predicted),
+            best_h1f1b=best_h1f1b.predicted,
+            whole_bound=self._held("whole", best_h1f1b.predicted),
             model_time_s=min((p.step_s for p in proposed), default=None),
             model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,

@@ -44,7 +44,7 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
     """Search near the best plan for plans that use more of its idle devices. Return the
     classes whose search did not end in time."""
     request, incumbents = search.request, search.incumbents
-    best = incumbents.best[objective]
+    best = incumbents.best_h1f1b[objective]
     idle, searched = _idle_by_class(request, best.predicted.plan), set[str]()
     for n, kind in enumerate(idle):
         search.progress(f"is it worth using more of {kind}?")
@@ -73,10 +73,10 @@ def why_idle(
     """Return, for each class, the devices that the plan does not use and the best plan
     that uses more of them. Classes `cut_short` (`try_idle`) were not fully searched.
 
-    Plans are compared under the schedule of the search (`whole`).
+    Plans are compared under the schedule of the search (`best_h1f1b`).
     """
     request, objective, plans = found.request, found.objective, list(simulated)
-    ours = score(found.whole, request.cluster, objective)
+    ours = score(found.best_h1f1b, request.cluster, objective)
     result = []
     for kind, devices in _idle_by_class(request, found.best.plan).items():
         instead = _best_using(request, objective, plans, found.best.plan, kind)

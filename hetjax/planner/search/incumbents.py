@@ -38,15 +38,15 @@ class Incumbent:
 class Incumbents:
     """The best plan so far by each objective; all objectives have the same limits.
 
-    `best` is under h1f1b, by which the search compares plans. `fastest` also counts
+    `best_h1f1b` is under h1f1b, by which the search compares plans. `best` also counts
     other schedules of these plans and of nearly as good ones.
     """
 
     evaluate: PlanEvaluator
     objectives: Sequence[Objective]
     progress: TellProgress
+    best_h1f1b: dict[Objective, Incumbent] = field(default_factory=dict)
     best: dict[Objective, Incumbent] = field(default_factory=dict)
-    fastest: dict[Objective, Incumbent] = field(default_factory=dict)
     tried: Tried = field(default_factory=dict)
     reported_s: float = float("inf")
 
@@ -56,7 +56,7 @@ class Incumbents:
         None if it exceeds memory or a limit of the objectives. If there is already an
         incumbent, raises TimeUp before the simulation when the time is up.
         """
-        if self.best:
+        if self.best_h1f1b:
             check_deadline()
         return self.consider(plan, source)
 
@@ -65,8 +65,8 @@ class Incumbents:
         found = self.evaluate(plan)
         if found is None or not within(found, self.objectives[0]):
             return None
+        self._keep(self.best_h1f1b, found, source)
         self._keep(self.best, found, source)
-        self._keep(self.fastest, found, source)
         self._tell()
         return found
 
@@ -80,7 +80,7 @@ class Incumbents:
             found = as_planned(request, plan)
             self.tried.setdefault((whole, True, "all"), found)
             if within(found, self.objectives[0]):
-                self._keep(self.fastest, found, source)
+                self._keep(self.best, found, source)
                 self._tell()
 
     def loosen(self) -> bool:
@@ -91,38 +91,38 @@ class Incumbents:
             return False
         objectives = self.objectives
         self._aim_at([as_fast_as_can_be(wished)])
-        if not self.best:
+        if not self.best_h1f1b:
             self._aim_at(objectives)
-        return bool(self.best)
+        return bool(self.best_h1f1b)
 
     def tighten(self, objectives: Sequence[Objective]) -> bool:
         """Restore the objectives with all their limits. Return whether some plan keeps
         to them under any schedule."""
-        nearest = [*self.best.values()]
+        nearest = [*self.best_h1f1b.values()]
         self._aim_at(objectives)
         for found in self.under_all_schedules():
             if within(found, objectives[0]):
-                self._keep(self.fastest, found, nearest[0].source)
-        for objective in self.fastest:
-            self.best.setdefault(objective, nearest[0])
-        return bool(self.fastest)
+                self._keep(self.best, found, nearest[0].source)
+        for objective in self.best:
+            self.best_h1f1b.setdefault(objective, nearest[0])
+        return bool(self.best)
 
     def _aim_at(self, objectives: Sequence[Objective]) -> None:
         """Choose the best by these objectives among the simulated plans."""
         self.objectives, self.reported_s = objectives, float("inf")
+        self.best_h1f1b.clear()
         self.best.clear()
-        self.fastest.clear()
         for found in self.simulated():
             if within(found, objectives[0]):
+                self._keep(self.best_h1f1b, found, "templates")
                 self._keep(self.best, found, "templates")
-                self._keep(self.fastest, found, "templates")
 
     def least(
         self, objective: Objective, by: Callable[[Predicted], float]
     ) -> Incumbent:
         """Return the plan of least value `by` within the limits. If the best by the
         objective has the same value, return that."""
-        best = self.best[objective]
+        best = self.best_h1f1b[objective]
         others = (found for found in self.simulated() if within(found, objective))
         least = min(others, key=by, default=best.predicted)
         if by(least) < by(best.predicted):
@@ -132,13 +132,13 @@ class Incumbents:
     def finish(self) -> None:
         """Try the best plans under other schedules. Raises TimeUp when time is up."""
         for objective in self.objectives:
-            source = self.best[objective].source
+            source = self.best_h1f1b[objective].source
             plans = finished(
                 self.evaluate.request, objective, self.simulated(), self.tried
             )
             for found in plans:
                 if within(found, objective):
-                    self._keep(self.fastest, found, source)
+                    self._keep(self.best, found, source)
                     self._tell()
 
     def _keep(
@@ -164,7 +164,7 @@ class Incumbents:
 
     def _tell(self) -> None:
         """Report progress if the best step has changed enough."""
-        step_s = self.fastest[self.objectives[0]].predicted.simulation.step_time_s
+        step_s = self.best[self.objectives[0]].predicted.simulation.step_time_s
         if step_s < self.reported_s * _WORTH_TELLING or step_s > self.reported_s:
             self.reported_s = step_s
             self.progress(

@@ -74,13 +74,13 @@ def worth_of_parts(
     found: Found, simulated: Iterable[Predicted], searched: Collection[Nodes]
 ) -> tuple[Worth, ...]:
     """Return the worth of every part by the plans simulated under h1f1b, compared with
-    the best of these (`Found.whole`).
+    the best of these (`Found.best_h1f1b`).
 
     `searched` are the sets of nodes that were searched, not just looked at quickly.
     Empty if there is only one part.
     """
     request, plans = found.request, list(simulated)
-    ours = score(found.whole, request.cluster, found.objective)
+    ours = score(found.best_h1f1b, request.cluster, found.objective)
     whole = frozenset(node.name for node in request.cluster.nodes)
 
     def instead(nodes: Nodes) -> Instead | None:

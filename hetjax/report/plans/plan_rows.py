@@ -106,7 +106,7 @@ def _why_gap(planned: Planned) -> str:
     model_gap, model_s = found.model_gap, found.model_time_s
     if model_gap is None or model_s is None:
         return "the planner's own model, which would show why, has proposed no plan"
-    if found.whole.simulation.step_time_s > model_s * (1 + _SMALL_MODEL_GAP):
+    if found.best_h1f1b.simulation.step_time_s > model_s * (1 + _SMALL_MODEL_GAP):
         return "the plan is slower than the planner's own model expects"
     if model_gap <= _SMALL_MODEL_GAP:
         return (

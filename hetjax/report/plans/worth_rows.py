@@ -54,7 +54,7 @@ def _worse(planned: Planned, instead: Predicted, worse: float) -> str:
     figure, change = _by_wish(planned, instead, worse)
     step = "a step of " if planned.objective.wish != "cost" else ""
     found = planned.found
-    under = "" if found.best.plan == found.whole.plan else ", both under h1f1b"
+    under = "" if found.best.plan == found.best_h1f1b.plan else ", both under h1f1b"
     return f"{step}{figure}, {change}{under}"
 
 
@@ -97,8 +97,8 @@ def part_notes(planned: Planned) -> list[str]:
         )
     elif None in plans:
         notes.append(f"{_NONE}: no plan within the limits came near the best")
-    if planned.parts and found.best.plan != found.whole.plan:
-        figure, _ = _by_wish(planned, found.whole, 0.0)
+    if planned.parts and found.best.plan != found.best_h1f1b.plan:
+        figure, _ = _by_wish(planned, found.best_h1f1b, 0.0)
         notes.append(f"all of these use h1f1b; the best plan under h1f1b has {figure}")
     return notes
 

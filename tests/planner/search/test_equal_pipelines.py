@@ -83,7 +83,7 @@ def fastest_even_split_s(request: PlanRequest) -> float:
 def proposed_s(request: PlanRequest) -> float:
     search = Search(request, [Objective()])
     search.propose()
-    return search.found()[0].whole.simulation.step_time_s
+    return search.found()[0].best_h1f1b.simulation.step_time_s
 
 
 def test_sums_that_take_much_of_a_step_hide_no_even_split():

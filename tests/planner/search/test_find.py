@@ -39,7 +39,7 @@ def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
     assert found.whole_bound.step_s is not None and found.whole_gap is not None
     assert found.whole_bound.step_s <= optimum_s * (1 + 1e-9)
     whole_s, step_s = (
-        each.simulation.step_time_s for each in (found.whole, found.best)
+        each.simulation.step_time_s for each in (found.best_h1f1b, found.best)
     )
     assert step_s <= whole_s and optimum_s <= whole_s * (1 + 1e-9)
     assert whole_s <= optimum_s * (1 + found.whole_gap) * (1 + 1e-9)
@@ -58,7 +58,7 @@ def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() ->
     optimum_s, found = fastest_s(request), find_plan(request, local_work=5_000)
     assert found.lower_bound_s is not None and found.gap is not None
     assert found.lower_bound_s <= optimum_s * (1 + 1e-9)
-    assert optimum_s <= found.whole.simulation.step_time_s * (1 + 1e-9)
+    assert optimum_s <= found.best_h1f1b.simulation.step_time_s * (1 + 1e-9)
     for _, _, stage in found.best.plan.stages():
         assert stage.precision == cluster.node(stage.node).precision
 
@@ -149,7 +149,7 @@ def test_plans_for_a_very_deep_model_are_in_hand_before_anything_is_priced(
     in_hand: list[int] = []
 
     def price(*_: object, **__: object) -> None:
-        in_hand.append(len(search.incumbents.best))
+        in_hand.append(len(search.incumbents.best_h1f1b))
         raise TimeUp
 
     monkeypatch.setattr(request_module, "_DEEP", 1)
@@ -162,7 +162,7 @@ def test_a_plan_to_move_to_has_the_bound_of_its_own_space_or_none() -> None:
     request, wished = two_kinds(), Objective()
     search = Search(request, [wished])
     search.propose()
-    best = search.found_by(wished).whole
+    best = search.found_by(wished).best_h1f1b
     split = evaluate_plan(request, best.plan, "zero-bubble")
     search.bounds = {"whole": LowerBound(step_s=1e-9)}
     moved = search.found_by(wished, Incumbent(predicted=split, source="a test"))

@@ -246,7 +246,7 @@ def test_the_nodes_of_the_best_plan_are_searched_however_little_it_promises(
         part = replace(whole, cluster=part_of(whole.cluster, {node.name}))
         for plan in equal_share_plans(part):
             first.incumbents.offer(plan, "parts")
-    assert first.incumbents.best[wished].predicted.plan.nodes == {"fast"}
+    assert first.incumbents.best_h1f1b[wished].predicted.plan.nodes == {"fast"}
     monkeypatch.setattr(
         first_plans, "promise", lambda found, *_: 1.0 + ("fast" in found.plan.nodes)
     )

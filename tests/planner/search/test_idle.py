@@ -90,6 +90,6 @@ def test_idle_devices_are_those_of_the_plan_that_is_shown() -> None:
         request,
         next(plan for plan in all_plans(request) if plan.nodes == {"fast", "slow"}),
     )
-    (idle,) = why_idle(replace(shown, whole=with_all), [with_all])
+    (idle,) = why_idle(replace(shown, best_h1f1b=with_all), [with_all])
     assert set(idle.devices) == {"slow"}
     assert idle.instead is with_all and idle.worse == 0.0

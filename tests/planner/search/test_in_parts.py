@@ -109,7 +109,7 @@ def test_a_pipeline_of_few_microbatches_is_planned_in_parts() -> None:
     assert found.best.simulation.step_time_s < in_one_part_s
     assert found.space == "interleaved"
     assert found.lower_bound_s <= found.best.simulation.step_time_s
-    assert found.whole.simulation.step_time_s > in_one_part_s
+    assert found.best_h1f1b.simulation.step_time_s > in_one_part_s
 
 
 def test_the_bound_of_plans_in_parts_is_what_devices_compute() -> None:

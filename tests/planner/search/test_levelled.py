@@ -35,7 +35,7 @@ def _request(*nodes: Node) -> PlanRequest:
 def _first_best(request: PlanRequest) -> Predicted:
     search = Search(request, [Objective()])
     search.propose()
-    return search.incumbents.best[search.objectives[0]].predicted
+    return search.incumbents.best_h1f1b[search.objectives[0]].predicted
 
 
 def test_nodes_that_differ_only_in_speed_become_as_slow_as_the_slowest():

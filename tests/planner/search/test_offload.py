@@ -50,7 +50,7 @@ def test_the_plan_found_is_near_the_fastest_of_all():
     request = request_of(0.0015, "auto", global_batch=2, microbatch_sizes=(1,))
     best_s = fastest_s(request)
     found = find_plan(request, local_work=5_000)
-    assert best_s <= found.whole.simulation.step_time_s * (1 + 1e-9)
+    assert best_s <= found.best_h1f1b.simulation.step_time_s * (1 + 1e-9)
     assert found.best.simulation.step_time_s <= best_s * 1.05
     assert found.lower_bound_s is not None and found.lower_bound_s <= best_s
 
@@ -59,7 +59,7 @@ def test_nodes_of_several_hosts_keep_what_they_have():
     request = request_of(AMPLE_GIB, "auto")
     nodes = tuple(replace(node, hosts=2) for node in request.cluster.nodes)
     spread = replace(request, cluster=replace(request.cluster, nodes=nodes))
-    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_work=500).whole.plan
+    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_work=500).best_h1f1b.plan
     assert space_of(request, plan) == "whole" and space_of(spread, plan) is None
 
 

@@ -66,8 +66,8 @@ def test_a_faster_plan_for_fewer_nodes_becomes_the_best_plan() -> None:
     steps_s = [best.simulation.step_time_s for best in fewer]
     (ours,) = begun.found()
     assert min(steps_s) < slowest.simulation.step_time_s
-    assert ours.whole.plan.schedule in ("1f1b", "h1f1b")
-    assert not ours.whole.plan.programs
+    assert ours.best_h1f1b.plan.schedule in ("1f1b", "h1f1b")
+    assert not ours.best_h1f1b.plan.programs
     assert ours.best.simulation.step_time_s <= min(steps_s)
 
 
@@ -109,6 +109,9 @@ def test_a_plan_with_a_schedule_is_not_taken_for_one_under_h1f1b(
     begun = Search(search.request, [objective]).incumbents
     begun.consider(slowest.plan, "the slowest")
     begun.consider_scheduled(scheduled.plan, "another search")
-    whole, fastest = begun.best[objective].predicted, begun.fastest[objective].predicted
+    whole, fastest = (
+        begun.best_h1f1b[objective].predicted,
+        begun.best[objective].predicted,
+    )
     assert not whole.plan.programs and not shares_devices(whole.plan)
     assert fastest.simulation.step_time_s <= scheduled.simulation.step_time_s

@@ -97,7 +97,7 @@ class FirstPlans:
         most_work = _MOST_WORK // (8 if large else 1)
         for plan in _within_work(plans_by_rank(self.proposed), most_work):
             self.incumbents.offer(plan, "templates")
-        if not self.incumbents.best and not self.incumbents.loosen():
+        if not self.incumbents.best_h1f1b and not self.incumbents.loosen():
             raise self._too_dear() or why_infeasible(self.request, objectives[0])
         for proposal in () if large else tied_ends(self.request, self._best_s):
             for plan in plans_by_rank([proposal]):
@@ -126,7 +126,7 @@ class FirstPlans:
         with overtime():
             for proposal in parts:
                 self._look_at(proposal)
-                if self.incumbents.best:
+                if self.incumbents.best_h1f1b:
                     return
 
     def _look_at_all(self, parts: Iterable[Proposal]) -> None:
@@ -159,7 +159,7 @@ class FirstPlans:
             if len(nodes) < len(cluster.nodes) and within(found, wished):
                 by_wish = promise(found, cluster, wished)
                 least[nodes] = min(by_wish, least.get(nodes, math.inf))
-        fastest = self.incumbents.best[wished].predicted
+        fastest = self.incumbents.best_h1f1b[wished].predicted
         best = promise(fastest, cluster, wished)
         near = sorted(
             (n for n in least if least[n] <= best + abs(best) * (_NEAR - 1)),
@@ -209,7 +209,7 @@ class FirstPlans:
     def _best_s(self) -> float:
         """Return the shortest step so far; infinity if another wish may need longer
         steps."""
-        best = self.incumbents.best
+        best = self.incumbents.best_h1f1b
         if any(o.wish != "time" for o in self.incumbents.objectives) or not best:
             return math.inf
         return min(i.predicted.simulation.step_time_s for i in best.values())
@@ -219,12 +219,12 @@ class FirstPlans:
         plan that needs no search. Raises TimeUp if none fits, or if there is none and a
         stop was requested."""
         for plan in plans_by_rank(self.proposed):
-            if not self.incumbents.best:
+            if not self.incumbents.best_h1f1b:
                 self.incumbents.consider(plan, "templates")
-        if not self.incumbents.best:
+        if not self.incumbents.best_h1f1b:
             check_stopped()
             self._split_evenly()
-        if not self.incumbents.best and not self.incumbents.loosen():
+        if not self.incumbents.best_h1f1b and not self.incumbents.loosen():
             raise self._too_dear() or too_large(self.request) or TimeUp
 
     def _split_evenly(self) -> None:
@@ -232,7 +232,7 @@ class FirstPlans:
         work = 0
         for plan in even_plans(self.request):
             work += plan.num_forwards
-            if not self.incumbents.best or work <= _LITTLE_WORK:
+            if not self.incumbents.best_h1f1b or work <= _LITTLE_WORK:
                 self.incumbents.consider(plan, "even split")
 
     def _too_dear(self) -> NoFeasiblePlan | None:

@@ -207,8 +207,8 @@ def _problems(
     """Yield parts, tensor degrees, numbers of replicas, and holders of layers.
 
     Only the whole is tried with one replica, and, unless `quick`, with like holders
-    where that matters. In large clusters a part is seldom faster than the whole, nor few
-    replicas than many, so only the whole with many replicas and like holders is tried.
+    where that matters. In large clusters, only the whole with many replicas and like
+    holders is tried: parts and few replicas are seldom faster.
     """
     parts: list[PlanRequest] = []
     if not whole and searches_parts(request):
