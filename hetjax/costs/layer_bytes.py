@@ -6,29 +6,27 @@ alone suffice to price any cut. Does not own whole stages, which `stage_memory.p
 prices to the byte, nor seconds (`roofline.py`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from hetjax.cluster.catalogue import Compiler
 from hetjax.costs.graph.passes import Shares, passes
-from hetjax.costs.stage_memory import residual_bytes, static_bytes
+from hetjax.costs.stage_memory import residual_bytes
 from hetjax.costs.workspace import workspace_bytes
 from hetjax.models.model import Model
-from hetjax.plans.plan import Remat, StageMesh
-from hetjax.stage.arrays import OptimizerInit
+from hetjax.plans.plan import Remat
 from hetjax.stage.partition import StageStacks, stage_stacks
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerFacts:
-    """Bytes of one layer on one device: through the step, and between F and B.
+class LayerResiduals(NamedTuple):
+    """Bytes of residuals that one layer keeps on one device between F and B.
 
-    `saved_bytes` are the residuals that a layer adds to a stack of equal layers, and
-    `stack_saved_bytes` those that a stack has once. A layer that is alone in its stack
-    may keep a little more or less: `alone_saved_bytes`.
+    `saved_bytes` are what a layer adds to a stack of equal layers, and
+    `stack_saved_bytes` what a stack has once. A layer that is alone in its stack may
+    keep a little more or less: `alone_saved_bytes`.
     """
 
-    static_bytes: int
     saved_bytes: int
     stack_saved_bytes: int
     alone_saved_bytes: int
@@ -40,27 +38,11 @@ def layer_stacks(model: Model, layer: int) -> StageStacks:
     return stage_stacks(model, [(layer, layer + 1)])
 
 
-def layer_facts(
-    model: Model,
-    layer: int,
-    shares: Shares,
-    remat: Remat,
-    *,
-    data: int,
-    optimizer: OptimizerInit,
-) -> LayerFacts:
+def layer_residuals(
+    model: Model, layer: int, shares: Shares, remat: Remat, *, data: int
+) -> LayerResiduals:
     """Return the bytes of one layer of the model under a data degree."""
-    held = layer_stacks(model, layer)
-    mesh = StageMesh(data=data, tensor=shares.tensor)
-    saved_bytes, stack_saved_bytes, alone_bytes = _saved_bytes(
-        held, shares, remat, data
-    )
-    return LayerFacts(
-        static_bytes=static_bytes(held.stacks, mesh, shares.dtype, optimizer).total,
-        saved_bytes=saved_bytes,
-        stack_saved_bytes=stack_saved_bytes,
-        alone_saved_bytes=alone_bytes,
-    )
+    return _residuals(layer_stacks(model, layer), shares, remat, data)
 
 
 def layer_workspace_bytes(
@@ -91,18 +73,17 @@ def _layer_workspace_bytes(
 
 
 @lru_cache(maxsize=1024)
-def _saved_bytes(
+def _residuals(
     held: StageStacks, shares: Shares, remat: Remat, data: int
-) -> tuple[int, int, int]:
-    """Return residual bytes: per layer of a stack, per stack, of one layer alone."""
+) -> LayerResiduals:
     alone = residual_bytes(passes(held, shares, remat), data)
     if held.first or held.last:
-        return alone, 0, alone
+        return LayerResiduals(alone, 0, alone)
     two, three = (
         residual_bytes(passes(_times(held, number), shares, remat), data)
         for number in (2, 3)
     )
-    return three - two, 3 * two - 2 * three, alone
+    return LayerResiduals(three - two, 3 * two - 2 * three, alone)
 
 
 def _times(held: StageStacks, number: int) -> StageStacks:

@@ -5,10 +5,10 @@ Owns the check of the stages' precisions against the profile's. Does not own the
 precision in which a stage runs (`plans/precision.py`).
 """
 
-from hetjax.cluster.catalogue import Precision, canonical_name
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import StageKey
-from hetjax.costs.measured.layer_profile import Profile
+from hetjax.costs.measured.layer_profile import Profile, profile_with
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.precision import Dtype, node_precision
@@ -22,8 +22,8 @@ def priced_precision(
     It is the profile's if the profile has the node's device, else the requested
     `dtype`, else what the device does best.
     """
-    if profile is not None and canonical_name(node.device) in profile.devices:
-        return profile.dtype
+    if known := profile_with(profile, node.device):
+        return known.dtype
     return node_precision(node, dtype)
 
 
@@ -39,8 +39,7 @@ def stage_precisions(
         node = cluster.node(stage.node)
         priced = priced_precision(node, profile, dtype)
         found[r, s] = stage.precision or priced
-        known = profile is not None and canonical_name(node.device) in profile.devices
-        if known and found[r, s] != priced:
+        if profile_with(profile, node.device) and found[r, s] != priced:
             raise BadInput(
                 got=f"replicas[{r}].stages[{s}].precision = {stage.precision!r}, but "
                 f"the times of {node.device} were measured in {priced}",

@@ -12,12 +12,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import fsum
 
-from hetjax.cluster.catalogue import DeviceSpec, Precision, canonical_name, device_spec
+from hetjax.cluster.catalogue import DeviceSpec, Precision, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageKey, StageTimes
 from hetjax.costs.graph.passes import Shares, passes, split_passes
 from hetjax.costs.layer_bytes import layer_stacks
-from hetjax.costs.measured.layer_profile import Measurement, Profile, measured
+from hetjax.costs.measured.layer_profile import (
+    Measurement,
+    Profile,
+    measured,
+    profile_with,
+)
 from hetjax.costs.network.routes import ring_card_bytes_per_s
 from hetjax.costs.roofline import (
     Hop,
@@ -76,8 +81,8 @@ def layer_times(
     held = layer_stacks(model, layer)
     way: _Way = shares.dtype, optimizer, stage.offload
     sync_s = _data_sync_s(held.stacks, stage, node, way)
-    if profile is not None and canonical_name(node.device) in profile.devices:
-        m = _measured(profile, stage, layer, node, shares.num_sequences)
+    if known := profile_with(profile, node.device):
+        m = _measured(known, stage, layer, node, shares.num_sequences)
         return LayerTimes(
             busy_s=m.forward_s + m.backward_s,
             backward_s=m.backward_s,
@@ -115,10 +120,10 @@ def least_update_s(
     the data axis.
     """
     device = device_spec(node)
-    if profile is not None and canonical_name(node.device) in profile.devices:
-        if stage.offload == "none":
-            m = _measured(profile, stage, layer, node, shares.num_sequences)
-            return min(m.update_s, _update_s(m, shared=True))
+    known = profile_with(profile, node.device)
+    if known and stage.offload == "none":
+        m = _measured(known, stage, layer, node, shares.num_sequences)
+        return min(m.update_s, _update_s(m, shared=True))
     stacks = [s for s in layer_stacks(model, layer).stacks if s.only is None]
     if not stacks:
         return 0.0
@@ -139,8 +144,8 @@ def layer_halves_s(
     profile: Profile | None = None,
 ) -> float:
     """Return the seconds of a layer's split backward, I plus W; see `layer_times`."""
-    if profile is not None and canonical_name(node.device) in profile.devices:
-        m = _measured(profile, stage, layer, node, shares.num_sequences)
+    if known := profile_with(profile, node.device):
+        m = _measured(known, stage, layer, node, shares.num_sequences)
         return _half(m, m.input_gradient_s) + _half(m, m.weight_gradient_s)
     device = device_spec(node)
     hop = ring_hop(device, tensor_card_bytes_per_s)
@@ -170,9 +175,9 @@ def stage_times(
     way: _Way = dtype, optimizer, stage.offload
     stacks = stage_stacks(model, segments_of(stage, segments(plan))).stacks
     sync_s = _data_sync_s(stacks, stage, node, way)
-    if profile is not None and canonical_name(node.device) in profile.devices:
+    if known := profile_with(profile, node.device):
         times = profiled_times(
-            profile,
+            known,
             stage,
             node=node,
             microbatch_size=replica.microbatch_size,

@@ -11,8 +11,8 @@ from hetjax.costs.graph.all_reduces import all_reduces
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.costs.graph.passes import Shares, passes
 from hetjax.costs.graph.values import Cuts, Graph
-from hetjax.costs.layer_bytes import layer_facts, layer_stacks
-from hetjax.costs.stage_memory import adam_state, stage_memory
+from hetjax.costs.layer_bytes import layer_residuals, layer_stacks
+from hetjax.costs.stage_memory import stage_memory
 from hetjax.plans.plan import AttentionForm, Remat, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 
@@ -73,7 +73,7 @@ def product_flops(graph: Graph, cuts: Cuts) -> int:
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
 def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Remat):
     model = family(name)
-    layer = layer_facts(model, 1, shares_of(1), remat, data=1, optimizer=adam_state)
+    layer = layer_residuals(model, 1, shares_of(1), remat, data=1)
     plan = pipeline(
         model,
         (0, 1),
@@ -86,7 +86,7 @@ def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Rema
     memory = stage_memory(plan, model, (0, 1))
     residuals = memory.saved_bytes - memory.input_bytes
     assert residuals == layer.stack_saved_bytes + 4 * layer.saved_bytes
-    end = layer_facts(model, 5, shares_of(1), remat, data=1, optimizer=adam_state)
+    end = layer_residuals(model, 5, shares_of(1), remat, data=1)
     last = stage_memory(plan, model, (0, 2))
     assert last.saved_bytes == last.input_bytes + end.saved_bytes
 

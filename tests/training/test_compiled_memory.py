@@ -221,3 +221,5 @@ def test_a_broken_file_is_refused():
         parse_compiled("{")
     with pytest.raises(BadInput, match="no programs|programs"):
         parse_compiled('{"version": 1}')
+    with pytest.raises(BadInput, match="version 2"):
+        parse_compiled('{"version": 2, "programs": {}}')

@@ -18,6 +18,7 @@ from types import MappingProxyType
 import jax
 
 from hetjax.cluster.catalogue import Precision, canonical_name
+from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value, parsed, read_file
 from hetjax.files.tables import read_record
 from hetjax.files.writing import write_whole
@@ -207,6 +208,10 @@ def parse_compiled(text: str) -> CompiledBytes:
     values = read_record(
         raw, where="", required={"version": "an integer", "programs": "a table"}
     )
+    if values["version"] != VERSION:
+        raise BadInput(
+            got=f"version {values['version']}", allowed=f"{VERSION}", fix=fix
+        )
     return {
         program: read_record(
             passes,

@@ -24,21 +24,6 @@ from hetjax.plans.plan import Remat
 VERSION = 1
 # a run's dtypes of compute, with their bytes
 DTYPES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-_TIMES = (
-    "forward_s",
-    "backward_s",
-    "update_s",
-    "input_gradient_s",
-    "weight_gradient_s",
-    "shared_update_s",
-)
-_RANGES = {
-    "tensor": ranges.COUNT,
-    "data": ranges.COUNT,
-    "microbatch_size": ranges.SEQUENCES,
-    "workspace_bytes": ranges.BYTES,
-    **dict.fromkeys(_TIMES, ranges.SECONDS),
-}
 _PROFILE: dict[str, Kind] = {
     "version": "an integer",
     "model": "a string",
@@ -84,6 +69,13 @@ class Measurement:
 
 
 _SECONDS = tuple(f.name for f in fields(Measurement) if f.name.endswith("_s"))
+_RANGES = {
+    "tensor": ranges.COUNT,
+    "data": ranges.COUNT,
+    "microbatch_size": ranges.SEQUENCES,
+    "workspace_bytes": ranges.BYTES,
+    **dict.fromkeys(_SECONDS, ranges.SECONDS),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +108,13 @@ class Profile:
     def devices(self) -> frozenset[str]:
         """The measured device kinds, by the catalogue's names."""
         return frozenset(canonical_name(m.device) for m in self.measurements)
+
+
+def profile_with(profile: Profile | None, device: str) -> Profile | None:
+    """Return the profile if it has measured devices of this kind, otherwise None."""
+    if profile is None or canonical_name(device) not in profile.devices:
+        return None
+    return profile
 
 
 def check_profile(profile: Profile, model: str, seq_len: int, num_layers: int) -> None:
@@ -183,7 +182,7 @@ def _between(low: Measurement, high: Measurement, microbatch_size: int) -> Measu
         return start + share * (end - start)
 
     workspace = mix("workspace_bytes")
-    values: dict[str, Any] = {key: mix(key) for key in _TIMES}
+    values: dict[str, Any] = {key: mix(key) for key in _SECONDS}
     return replace(
         low,
         microbatch_size=microbatch_size,
@@ -321,8 +320,10 @@ def profile_json(profile: Profile) -> str:
     """Return JSON text that reads back as the same profile, with a line per entry."""
     check_values(profile)
     values = {key: value for key, value in asdict(profile).items() if key in _PROFILE}
-    lists = {key: values.pop(key, []) for key in ("measurements", "links")}
-    lists["links"] = [asdict(link) for link in profile.links]
+    lists = {
+        "measurements": values.pop("measurements"),
+        "links": [asdict(link) for link in profile.links],
+    }
     head = {"version": values.pop("version"), **values, "program_s": profile.program_s}
     lines = [f"  {json.dumps(key)}: {json.dumps(head[key])}" for key in head]
     for key, entries in lists.items():

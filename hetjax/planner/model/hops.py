@@ -82,7 +82,7 @@ def sync_bytes_per_s(
         for pair, nodes in ways.pairs.items()
     }
     every = [rate for found in rate_of.values() for rate in found]
-    rates, smaller = [], GRADIENT_BYTES / WIRE_BYTES[request.gradient_wire]
+    rates, sent_as = [], _float32_bytes_per_sent(request)
     for option in options:
         c = option.device_class
         share = option.num_devices / classes[c].devices_per_node
@@ -91,7 +91,7 @@ def sync_bytes_per_s(
             rates.append(device_spec(classes[c].nodes[0]).intra_node_gb_per_s * 1e9)
             continue
         alike = min(rate_of[c, c], default=max(away))
-        rates.append(share * smaller * (alike if holders == "alike" else min(every)))
+        rates.append(share * sent_as * (alike if holders == "alike" else min(every)))
     return np.array(rates)
 
 
@@ -103,10 +103,7 @@ def most_sum_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Flo
     layers may do both at once: over its ports, and over all cards and links of its
     node.
     """
-    network, smaller = (
-        request.network,
-        WIRE_BYTES[request.gradient_wire] / GRADIENT_BYTES,
-    )
+    network, sent_as = request.network, _float32_bytes_per_sent(request)
     rates = []
     for option in options:
         nodes = request.classes[option.device_class].nodes
@@ -116,9 +113,14 @@ def most_sum_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Flo
             for n in nodes
         )
         gbit_per_s += nodes[0].hosts * spec.network_gbit_per_s
-        outside = gbit_per_s * 1e9 / 8 / smaller
+        outside = gbit_per_s * 1e9 / 8 * sent_as
         rates.append(option.num_devices * spec.intra_node_gb_per_s * 1e9 + outside)
     return np.array(rates)
+
+
+def _float32_bytes_per_sent(request: PlanRequest) -> float:
+    """Return the bytes of float32 gradients per byte that is sent of them."""
+    return GRADIENT_BYTES / WIRE_BYTES[request.gradient_wire]
 
 
 def _lone(node: Node) -> LinkEnd:

@@ -55,10 +55,11 @@ class Found:
     the bound by the same estimate: both before placement and simulation. `bound` is
     certified, where one is known: no plan of the best plan's `space` simulates faster
     under the modelled costs (`bound/certificate.py`), and no simulated plan did.
-    `best_h1f1b` is the best plan under h1f1b, which splits no backward pass. `whole_bound`
-    is the bound of plans with whole backward passes. `split_bound` is the bound of
-    plans that are not interleaved, given if the best plan is. `least_usd` is a lower
-    bound on the USD per million tokens (`bound/cost_bound.py`), if the wish is cost.
+    `best_h1f1b` is the best plan under h1f1b, which splits no backward pass.
+    `whole_bound` is the bound of plans with whole backward passes. `split_bound` is the
+    bound of plans that are not interleaved, given if the best plan is. `least_usd` is a
+    lower bound on the USD per million tokens (`bound/cost_bound.py`), if the wish is
+    cost.
     """
 
     request: PlanRequest
@@ -100,7 +101,7 @@ class Found:
 
     @property
     def whole_gap(self) -> float | None:
-        """The gap of `best_h1f1b`; None if its bound is unknown or does not cover it."""
+        """The gap of `best_h1f1b`; None if no bound is known that covers it."""
         if space_of(self.request, self.best_h1f1b.plan) != "whole":
             return None
         return self.whole_bound.gap(self.best_h1f1b.simulation.step_time_s)

@@ -9,13 +9,18 @@ Letters of array names: see `problem.py`.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from hetjax.cluster.catalogue import Precision, compiler_of
 from hetjax.cluster.cluster import Node
 from hetjax.costs.graph.passes import Shares
-from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
+from hetjax.costs.layer_bytes import (
+    layer_residuals,
+    layer_stacks,
+    layer_workspace_bytes,
+)
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.stage_memory import StaticBytes, hidden_size, static_bytes
 from hetjax.models.model import Model, parameter_count
@@ -24,11 +29,24 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Offload, StageMesh
 
 
+class KeptBytes(NamedTuple):
+    """Bytes that a microbatch keeps on a device, and the workspace (`layer_bytes.py`).
+
+    `least_saved_bytes` is what a layer keeps at least, however layers form stacks.
+    """
+
+    saved_bytes: float
+    least_saved_bytes: float
+    stack_saved_bytes: float
+    workspace_bytes: int = 0
+    stack_workspace_bytes: int = 0
+    spared_workspace_bytes: int = 0
+
+
 def kept_bytes(
     request: PlanRequest, option: Option, layer: int, shares: Shares
-) -> tuple[float, ...]:
-    """Return the bytes that a microbatch keeps: per layer, per layer at least (however
-    layers form stacks), and per stack; then the result of `layer_workspace_bytes`.
+) -> KeptBytes:
+    """Return the bytes that a microbatch keeps of one layer.
 
     Residuals grow by the same bytes with every sequence, so two sizes determine all. In
     a stage that begins with layer 0, layers before the first trained one have no
@@ -36,36 +54,28 @@ def kept_bytes(
     """
     first = first_trained(request.model)
     if layer < first:
-        return (0.0,) * 6
+        return KeptBytes(0.0, 0.0, 0.0)
     one, two = (
-        layer_facts(
+        layer_residuals(
             request.model,
             layer,
             replace(shares, num_sequences=n),
             option.remat,
             data=option.data,
-            optimizer=request.optimizer,
         )
         for n in (1, 2)
     )
     more = shares.num_sequences - 1
-    held = layer_stacks(request.model, layer)
-    each, once, alone = (
-        getattr(one, name) + more * (getattr(two, name) - getattr(one, name))
-        for name in ("saved_bytes", "stack_saved_bytes", "alone_saved_bytes")
+    each, once, alone = (a + more * (b - a) for a, b in zip(one, two, strict=True))
+    least = 0.0 if layer == first > 0 else min(alone, each + min(once, 0) / 2)
+    workspaces = layer_workspace_bytes(
+        layer_stacks(request.model, layer),
+        shares,
+        option.remat,
+        option.data,
+        compiler_of(node_of(request, option).device),
     )
-    return (
-        each,
-        0.0 if layer == first > 0 else min(alone, each + min(once, 0) / 2),
-        once,
-        *layer_workspace_bytes(
-            held,
-            shares,
-            option.remat,
-            option.data,
-            compiler_of(node_of(request, option).device),
-        ),
-    )
+    return KeptBytes(each, least, once, *workspaces)
 
 
 def first_trained(model: Model) -> int:

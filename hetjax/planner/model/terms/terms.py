@@ -22,6 +22,7 @@ import numpy as np
 from hetjax.cluster.catalogue import compiler_of
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
+from hetjax.costs.network.wire_bytes import GRADIENT_BYTES
 from hetjax.costs.stage_memory import SCALAR_BYTES, hidden_size
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
@@ -43,6 +44,7 @@ from hetjax.planner.model.problem import (
 )
 from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.planner.model.terms.memory_terms import (
+    KeptBytes,
     activation_bytes_BO,
     kept_bytes,
     layer_kinds,
@@ -58,7 +60,6 @@ from hetjax.planner.model.terms.time_terms import (
     option_times,
 )
 
-_GRADIENT_BYTES = 4  # fp32 sums
 # limits on launch-ahead in the search problem, for small and for large clusters
 _MOST_IN_FLIGHT, _MOST_OF_LARGE = 16, 64
 
@@ -290,7 +291,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     busy, drain, update, least_update = np.full((4, *dims), np.nan)
     saved, least, once, each, workspace, spared = np.zeros((6, *dims))
     problems: list[BadInput] = []
-    kept: dict[tuple[object, ...], tuple[float, ...]] = {}
+    kept_by: dict[tuple[object, ...], KeptBytes] = {}
     for b, o, shares in _cases(request, options):
         check_stopped()  # tracing layers can take many seconds
         for k, layer in enumerate(firsts):
@@ -306,10 +307,15 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
             )
             compiler = compiler_of(node_of(request, options[o]).device)
             alike = layer, shares, options[o].data, options[o].remat, compiler
-            if alike not in kept:
-                kept[alike] = kept_bytes(request, options[o], layer, shares)
-            saved[b, o, k], least[b, o, k], once[b, o, k], *needed = kept[alike]
-            each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
+            if alike not in kept_by:
+                kept_by[alike] = kept_bytes(request, options[o], layer, shares)
+            kept = kept_by[alike]
+            saved[b, o, k] = kept.saved_bytes
+            least[b, o, k] = kept.least_saved_bytes
+            once[b, o, k] = kept.stack_saved_bytes
+            each[b, o, k] = kept.workspace_bytes
+            workspace[b, o, k] = kept.stack_workspace_bytes
+            spared[b, o, k] = kept.spared_workspace_bytes
     if np.isnan(busy).any(axis=2).all() and problems:
         raise problems[0]
     update, drain, least_update = map(np.nan_to_num, (update, drain, least_update))
@@ -339,7 +345,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
         shared_bytes_BO=block + 4 * activation,
         activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
         memory_bytes_O=np.array(room),
-        sync_bytes_K=_GRADIENT_BYTES
+        sync_bytes_K=GRADIENT_BYTES
         * np.array(
             [
                 float(parameter_count(request.model.layers[k], trained=True))

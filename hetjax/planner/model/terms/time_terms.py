@@ -5,9 +5,9 @@ Owns seconds by layer and option, before stages are known. Does not own how seco
 found (`costs/stage_times.py`) nor their use in a problem (`terms.py`).
 """
 
-from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node
 from hetjax.costs.graph.passes import Shares
+from hetjax.costs.measured.layer_profile import profile_with
 from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
 from hetjax.costs.stage_times import (
     LayerTimes,
@@ -74,10 +74,8 @@ def _card_bytes_per_s(node: Node, o: Option) -> float:
 
 def option_program_s(request: PlanRequest, option: Option) -> float:
     """Return the measured cost of enqueueing a program; 0 if not measured."""
-    profile, device = request.profile, node_of(request, option).device
-    if profile is None or canonical_name(device) not in profile.devices:
-        return 0.0
-    return profile.program_s
+    known = profile_with(request.profile, node_of(request, option).device)
+    return known.program_s if known else 0.0
 
 
 def _stage_of(request: PlanRequest, option: Option) -> Stage:
