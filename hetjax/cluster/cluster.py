@@ -148,6 +148,22 @@ def part_of(cluster: Cluster, names: Collection[str]) -> Cluster:
     return replace(cluster, nodes=nodes, links=links)
 
 
+def with_copies(cluster: Cluster, node: Node, num: int) -> Cluster:
+    """Return the cluster plus copies of one of its nodes, each with its links."""
+    names = [f"{node.name}-more-{n}" for n in range(num)]
+    links = [
+        replace(link, between=(named.get(a, a), named.get(b, b)))
+        for named in ({node.name: name} for name in names)
+        for link in cluster.links
+        for a, b in [link.between]
+        if node.name in (a, b)
+    ]
+    copies = (replace(node, name=name) for name in names)
+    return replace(
+        cluster, nodes=(*cluster.nodes, *copies), links=(*cluster.links, *links)
+    )
+
+
 def check_cluster(cluster: Cluster) -> None:
     """Raise BadInput for the first inconsistency in the cluster."""
     problems = chain(

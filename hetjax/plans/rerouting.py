@@ -141,7 +141,8 @@ class _Search:
 
 
 def _extra(replica: Replica, limit: Fraction) -> int:
-    """Return how many microbatches beyond the first the limit allows; -1: not one."""
+    """Return how many microbatches beyond the first the limit allows; -1 if
+    it does not allow even the first."""
     filling = len(replica.stages) - 1
     slots = limit * (replica.num_microbatches + filling)
     return floor(slots) - filling - 1

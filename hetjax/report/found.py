@@ -247,7 +247,7 @@ def _idle_values(idle: Idle) -> dict[str, Any]:
     """Return the idle devices of a kind, and the best plan with more of the kind."""
     instead = idle.instead
     return {
-        "kind": idle.kind,
+        "kind": idle.node_class,
         "devices": {name: list(devices) for name, devices in idle.devices.items()},
         "worse": idle.worse,
         "searched": idle.is_searched,

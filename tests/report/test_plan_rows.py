@@ -178,7 +178,7 @@ def test_what_is_idle_and_where_a_plan_is_from_is_said():
     best = told.best
     twice = replace(best.simulation, step_time_s=1.25 * best.simulation.step_time_s)
     idle = Idle(
-        kind="H20",
+        node_class="H20",
         devices={EAST: (1,)},
         instead=replace(best, simulation=twice),
         worse=0.25,

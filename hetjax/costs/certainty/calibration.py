@@ -72,9 +72,10 @@ class StepCalibration:
         """Return the beliefs about a cluster's speeds after these steps.
 
         Their noise is that of a step of the plan with the digest `plan`. `noise`
-        applies to runs on kinds of device that no step has used. If steps of earlier
-        runs contradict each other, since their devices were not equally fast, all noise
-        grows by how far they are from what they teach together.
+        applies to runs on kinds of device that no step has used. Steps of earlier runs
+        may contradict each other, because their devices were not equally fast. Then all
+        noise is multiplied by the misfit of these steps to the beliefs learnt from them
+        together.
         """
         seen = self.observations
         others = {p for o in seen for p in o.elasticities}

@@ -58,14 +58,11 @@ class Detector:
     """Watches the steps of one plan after another: `begin`, then `add` each step."""
 
     def __init__(self) -> None:
-        self._counted: dict[str, float] = {}
-        self._slow: dict[Subject, _Slow] = {}
         self._one_plan: _OnePlan | None = None
 
     def begin(self, lanes: Lanes) -> None:
         """Watch the steps of a plan; slow nodes count as slow until they recover."""
-        self._counted = dict(self.slow_nodes)
-        self._one_plan = _OnePlan(lanes, self._counted)
+        self._one_plan = _OnePlan(lanes, dict(self.slow_nodes))
 
     def add(self, times: StepTimes) -> list[Slowdown]:
         """Add a step; return the new findings."""

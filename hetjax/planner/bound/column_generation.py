@@ -99,12 +99,13 @@ def lower_bound(
 ) -> Bound:
     """Return a certified bound, close to the relaxation's optimum or to `enough_s`.
 
-    It is within 0.05 % of that where this takes little work, else within 0.4 %, or
-    within 1 to 2 % if `quick`. It is further below where a fair amount of work cannot
-    decide this. A bound `seen` before shortens the search. Raises NoFeasiblePlan if not
-    even fractions of pipelines compute the global batch within `_LONGEST` times the
-    compute bound, or within `longest_s` if that is longer. In the prefix form, when the
-    time is up (`model/deadline.py`), the bound is what was proven until then.
+    It is at most 0.05 % below that if few labels were needed until then, otherwise
+    0.4 %; with `quick`, 1 % (prefix form) or 2 % (closed form). It is lower where
+    pricing reaches its limit on labels. A bound `seen` before shortens the search. In
+    the prefix form, when the time is up (`model/deadline.py`), the bound is what was
+    proven until then. Raises NoFeasiblePlan if not even fractions of pipelines compute
+    the global batch within `_LONGEST` times the compute bound, or within `longest_s` if
+    that is longer.
     """
     found = seen
     if found is None:

@@ -64,7 +64,8 @@ def compute_dtype(
 
 
 def check_measured(profile: Profile, devices: set[str], what: str) -> None:
-    """Raise BadInput if the profile has none of the devices; `what` owns them."""
+    """Raise BadInput if the profile has none of the devices. The
+    message calls their owner `what`."""
     if not devices & profile.devices:
         raise BadInput(
             got=f"a profile of {', '.join(sorted(profile.devices)) or 'no devices'}",

@@ -80,14 +80,8 @@ def balanced_cuts(load_SIJ: Floats) -> StageCuts | None:
 
     `load_SIJ` is the load of stage s on layers i to j, infinite where not allowed.
     """
-    num_stages, width, _ = load_SIJ.shape
-    least_J = np.where(np.arange(width) == 0, 0.0, np.inf)
-    froms_SJ = np.zeros((num_stages, width), dtype=np.int64)
-    for s, load_IJ in enumerate(load_SIJ):
-        total_IJ = np.maximum(least_J[:, None], load_IJ)
-        froms_SJ[s] = total_IJ.argmin(axis=0)
-        least_J = total_IJ.min(axis=0)
-    return _followed(froms_SJ) if np.isfinite(least_J[-1]) else None
+    least, cuts = _least_cuts(load_SIJ, np.maximum)
+    return cuts if np.isfinite(least) else None
 
 
 def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> StageCuts | None:
@@ -102,17 +96,21 @@ def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> StageCuts | None
     limits = np.unique(stage_s_SIJ[np.isfinite(stage_s_SIJ)])
     return best_limit(
         limits[limits >= least_s].tolist(),
-        lambda most_s: _least_sum(np.where(stage_s_SIJ > most_s, np.inf, stage_s_SIJ)),
+        lambda most_s: _least_cuts(
+            np.where(stage_s_SIJ > most_s, np.inf, stage_s_SIJ), np.add
+        ),
         num_microbatches - 1,
     ).solution
 
 
-def _least_sum(stage_s_SIJ: Floats) -> tuple[float, StageCuts]:
-    num_stages, width, _ = stage_s_SIJ.shape
+def _least_cuts(load_SIJ: Floats, combine: np.ufunc) -> tuple[float, StageCuts]:
+    """Return the least sum (`np.add`) or maximum (`np.maximum`) of the stages' loads,
+    and its cuts."""
+    num_stages, width, _ = load_SIJ.shape
     least_J = np.where(np.arange(width) == 0, 0.0, np.inf)
     froms_SJ = np.zeros((num_stages, width), dtype=np.int64)
-    for s, seconds_IJ in enumerate(stage_s_SIJ):
-        total_IJ = least_J[:, None] + seconds_IJ
+    for s, load_IJ in enumerate(load_SIJ):
+        total_IJ = combine(least_J[:, None], load_IJ)
         froms_SJ[s] = total_IJ.argmin(axis=0)
         least_J = total_IJ.min(axis=0)
     return float(least_J[-1]), _followed(froms_SJ)

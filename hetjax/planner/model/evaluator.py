@@ -108,8 +108,8 @@ def _costs(
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluator:
-    """Evaluates each plan once. `schedule` may not allow stages that share devices;
-    such plans get the usual forms of schedules that do."""
+    """Evaluates each plan once, under `schedule`. If that does not allow stages that
+    share devices, such plans get the fastest usual form of a schedule that does."""
 
     request: PlanRequest
     schedule: str = "h1f1b"

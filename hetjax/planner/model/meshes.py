@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives from options alone: the fragment limits of nodes, and the meshes.
+"""Computes the fragment limits of nodes, and merges options into meshes.
 
 *Fragments*: a stage lies inside one node. This limits the devices that stages of a size
 and above can have in total. Where sizes divide each other, stages within these limits

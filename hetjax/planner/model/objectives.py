@@ -42,19 +42,19 @@ def expected_goodput(
     """Return the share of the plan's speed that remains while nodes are preempted.
 
     Our derivation. A node is lost at its preemption rate while it is there. Until it is
-    back, the other nodes do the work at their own speed. Each loss voids the recovery
-    time. If no other node holds some layer, it also voids the work since the last
-    checkpoint, on average half an interval; otherwise survivors have the state and lose
-    no step. A moment counts if no loss voids it: exp(-rate * seconds).
+    back, the other nodes do the work at their own speed. Each loss wastes the recovery
+    time and, if no other node holds some layer, the work since the last checkpoint:
+    half an interval on average. A moment is useful if no loss wastes it, which has the
+    probability exp(-rate * wasted seconds).
     """
-    plan, speed, void = predicted.plan, 0.0, 0.0
+    plan, speed, wasted = predicted.plan, 0.0, 0.0
     for name, share in _compute_shares(plan, cluster).items():
         per_s = (cluster.node(name).preemptions_per_hour or 0.0) / 3600
         is_there = 1 / (1 + per_s * objective.node_back_s)
         undone_s = 0.0 if survives(plan, name) else objective.checkpoint_every_s / 2
         speed += share * is_there
-        void += per_s * is_there * (objective.recovery_s + undone_s)
-    return speed * math.exp(-void)
+        wasted += per_s * is_there * (objective.recovery_s + undone_s)
+    return speed * math.exp(-wasted)
 
 
 def _compute_shares(plan: Plan, cluster: Cluster) -> dict[str, float]:

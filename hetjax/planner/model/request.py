@@ -65,9 +65,10 @@ class PlanRequest:
     """The input of the planner.
 
     All replicas shard a layer alike, so that summing its gradients needs no resharding
-    (AutoHet, arXiv 2512.20953). Templates are therefore searched at one tensor degree
-    after another, equal pipelines with one degree per stage. With `unequal_tensor`
-    every stage of every replica has its own degree.
+    (AutoHet, arXiv 2512.20953). So templates are searched with one tensor degree at a
+    time; only copies of one pipeline (`baselines/equal_shares.py`) may have another
+    degree in every stage. With `unequal_tensor` every stage of every replica has its
+    own degree.
 
     `microbatch_sizes` count sequences before the split over `data`. `dtype` and
     `attention` are what the user asked for; None or "best": the best of every device

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
@@ -26,14 +26,14 @@ from hetjax.planner.model.deadline import (
     left_s,
 )
 from hetjax.planner.model.evaluator import as_planned, how_sure
-from hetjax.planner.model.objectives import Objective, Wish, score, within
+from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_WORK, Found, Search
 from hetjax.planner.search.idle import Idle, try_idle, why_idle
 from hetjax.planner.search.incumbents import Incumbent, TellProgress
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.planner.search.what_if import best_on_others, other_clusters
-from hetjax.planner.search.worth import Worth, worth_of_parts
+from hetjax.planner.search.worth import Worth, best_plan, worth_of_parts
 from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty
 from hetjax.schedule.predicted import Predicted
@@ -191,13 +191,12 @@ def _second(found: Found, simulated: Iterable[Predicted]) -> Predicted | None:
     """Return the best plan by the objective with other cuts or kinds of devices."""
     cluster, objective = found.request.cluster, found.objective
     taken = _layout(found.best.plan, cluster)
-    others = (
-        other
-        for other in simulated
-        if within(other, objective) and _layout(other.plan, cluster) != taken
+    return best_plan(
+        found.request,
+        objective,
+        simulated,
+        lambda plan: _layout(plan, cluster) != taken,
     )
-    by = partial(score, cluster=cluster, objective=objective)
-    return min(others, key=by, default=None)
 
 
 def _layout(plan: Plan, cluster: Cluster) -> Counter[tuple[object, ...]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains idle devices: finds the best plan that must use more of their kind.
+"""Explains idle devices: finds the best plan that must use more of their class.
 
 Owns the search for such plans and their comparison with the best plan. Does not own the
 main search (`find.py`) nor which devices are idle (`model/seating.py`).
@@ -21,7 +21,7 @@ from hetjax.planner.search.worth import best_plan, worse_by
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
-_LOCAL_WORK = 7_500  # work of local search, for each idle kind
+_LOCAL_WORK = 7_500  # work of local search, for each idle class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Idle:
     `is_searched` is False if the time was up before the search for such plans ended.
     """
 
-    kind: str
+    node_class: str
     devices: Mapping[str, tuple[int, ...]]
     instead: Predicted | None
     worse: float | None
@@ -46,11 +46,11 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
     request, incumbents = search.request, search.incumbents
     best = incumbents.best_h1f1b[objective]
     idle, searched = _idle_by_class(request, best.predicted.plan), set[str]()
-    for n, kind in enumerate(idle):
-        search.progress(f"is it worth using more of {kind}?")
+    for n, node_class in enumerate(idle):
+        search.progress(f"is it worth using more of {node_class}?")
 
-        def using(plan: Plan, kind: str = kind) -> Predicted | None:
-            more = _uses_more(request, plan, best.predicted.plan, kind)
+        def using(plan: Plan, node_class: str = node_class) -> Predicted | None:
+            more = _uses_more(request, plan, best.predicted.plan, node_class)
             return incumbents.offer(plan, best.source) if more else None
 
         with deadline(left_s() / (len(idle) - n)), suppress(TimeUp):
@@ -58,12 +58,12 @@ def try_idle(search: Search, objective: Objective) -> frozenset[str]:
                 for plan in onto_idle(best.predicted.plan, group, request):
                     using(plan)
             than, plans = best.predicted.plan, incumbents.simulated()
-            start = _best_using(request, objective, plans, than, kind)
+            start = _best_using(request, objective, plans, than, node_class)
             if start is not None:
                 by = partial(score, cluster=request.cluster, objective=objective)
                 local_search(start, using, by, request, most_work=_LOCAL_WORK)
             if not is_over():
-                searched.add(kind)
+                searched.add(node_class)
     return frozenset(idle) - searched
 
 
@@ -78,17 +78,17 @@ def why_idle(
     request, objective, plans = found.request, found.objective, list(simulated)
     ours = score(found.best_h1f1b, request.cluster, objective)
     result = []
-    for kind, devices in _idle_by_class(request, found.best.plan).items():
-        instead = _best_using(request, objective, plans, found.best.plan, kind)
+    for node_class, devices in _idle_by_class(request, found.best.plan).items():
+        instead = _best_using(request, objective, plans, found.best.plan, node_class)
         worse = None
         if instead is not None:
             worse = worse_by(ours, score(instead, request.cluster, objective))
         idle = Idle(
-            kind=kind,
+            node_class=node_class,
             devices=devices,
             instead=instead,
             worse=worse,
-            is_searched=kind not in cut_short,
+            is_searched=node_class not in cut_short,
         )
         result.append(idle)
     return tuple(result)
@@ -99,19 +99,22 @@ def _best_using(
     objective: Objective,
     simulated: Iterable[Predicted],
     than: Plan,
-    kind: str,
+    node_class: str,
 ) -> Predicted | None:
     """Return the best plan that uses more devices of the class than `than` does."""
     return best_plan(
         request,
         objective,
         simulated,
-        lambda plan: _uses_more(request, plan, than, kind),
+        lambda plan: _uses_more(request, plan, than, node_class),
     )
 
 
-def _uses_more(request: PlanRequest, plan: Plan, than: Plan, kind: str) -> bool:
-    return _used_by_class(request, plan)[kind] > _used_by_class(request, than)[kind]
+def _uses_more(request: PlanRequest, plan: Plan, than: Plan, node_class: str) -> bool:
+    return (
+        _used_by_class(request, plan)[node_class]
+        > _used_by_class(request, than)[node_class]
+    )
 
 
 def _used_by_class(request: PlanRequest, plan: Plan) -> Counter[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from hetjax.cluster.cluster import with_copies
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.cluster.prices import device_price
 from hetjax.costs.stage_memory import static_bytes
@@ -152,11 +153,8 @@ def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
 def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     for num in (1, 2, 4, 8, 16):
         for nodes in request.classes:
-            node = nodes.nodes[0]
-            more = tuple(
-                replace(node, name=f"{node.name}-more-{n}") for n in range(num)
-            )
-            cluster = replace(request.cluster, nodes=(*request.cluster.nodes, *more))
+            node = nodes.nodes[-1]
+            cluster = with_copies(request.cluster, node, num)
             yield (
                 f"add {counted_noun(num, f'more {nodes.name} node')} of "
                 f"{counted_noun(node.count, 'device')} to the cluster",

@@ -157,14 +157,15 @@ def _resized(replica: Replica, size: int) -> Replica:
 
 
 def swapped(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
-    """Yield plans in which two stages on unlike nodes swap places, but keep layers."""
+    """Yield plans in which two stages on unlike nodes exchange devices, mesh and remat;
+    the layer ranges stay."""
     for a, b in _unlike_stages(plan, group, request):
         yield _of_group(plan, group, partial(_exchanged, a=a, b=b))
 
 
 def reordered(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
-    """Yield plans in which two stages on unlike nodes swap places with their numbers of
-    layers."""
+    """Yield plans in which two stages on unlike nodes exchange positions, each with its
+    number of layers."""
     for a, b in _unlike_stages(plan, group, request):
         yield _of_group(plan, group, partial(_reordered, a=a, b=b))
 

@@ -10,11 +10,11 @@ own the search itself (`find.py`) nor the display of results (`report/`).
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster import Cluster, part_of, with_copies
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import NodeClass, PlanRequest
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Search
 from hetjax.schedule.predicted import Predicted
 
@@ -24,7 +24,10 @@ _LOCAL_WORK = 7_500  # work of local search, for each cluster
 def other_clusters(request: PlanRequest) -> Iterator[tuple[str, Cluster]]:
     """Yield the clusters with one more and one less node of each class, by name."""
     for nodes in request.classes:
-        yield f"one more {nodes.name} node", _one_more(request.cluster, nodes)
+        yield (
+            f"one more {nodes.name} node",
+            with_copies(request.cluster, nodes.nodes[-1], 1),
+        )
     for nodes in request.classes:
         gone = nodes.nodes[-1].name
         left = [n.name for n in request.cluster.nodes if n.name != gone]
@@ -71,19 +74,3 @@ def _best_on(
     except NoFeasiblePlan:
         return None
     return other.found_by(objective).best
-
-
-def _one_more(cluster: Cluster, nodes: NodeClass) -> Cluster:
-    """Return the cluster plus a node with the links of the last node of its class."""
-    twin = nodes.nodes[-1]
-    node = replace(twin, name=f"{twin.name}-more")
-    names = {twin.name: node.name}
-    links = [
-        replace(link, between=(names.get(a, a), names.get(b, b)))
-        for link in cluster.links
-        for a, b in [link.between]
-        if twin.name in (a, b)
-    ]
-    return replace(
-        cluster, nodes=(*cluster.nodes, node), links=(*cluster.links, *links)
-    )

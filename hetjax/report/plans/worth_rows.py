@@ -44,9 +44,10 @@ def _with_more(planned: Planned, idle: Idle) -> str:
         is_limited = wished.max_usd_per_hour or wished.min_tokens_per_s
         what = "is within your limits" if is_limited else "fits"
         priced = " and has a price" if wished.wish == "cost" else ""
-        return f"no plan with more of {idle.kind} was found that {what}{priced}{early}"
+        why = f"that {what}{priced}{early}"
+        return f"no plan with more of {idle.node_class} was found {why}"
     figure = _worse(planned, idle.instead, idle.worse)
-    return f"the best plan found with more of {idle.kind}{early} has {figure}"
+    return f"the best plan found with more of {idle.node_class}{early} has {figure}"
 
 
 def _worse(planned: Planned, instead: Predicted, worse: float) -> str:

@@ -50,12 +50,12 @@ def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
     assert all_idle
     for idle in all_idle:
         assert idle.instead is not None and idle.worse is not None
-        assert num_used(request, idle.instead.plan, idle.kind) > num_used(
-            request, found.best.plan, idle.kind
+        assert num_used(request, idle.instead.plan, idle.node_class) > num_used(
+            request, found.best.plan, idle.node_class
         )
         instead_s = idle.instead.simulation.step_time_s
         assert idle.worse == pytest.approx(instead_s / ours_s - 1) and idle.worse >= 0
-        least_s = fastest_with_more_s(request, found.best.plan, idle.kind)
+        least_s = fastest_with_more_s(request, found.best.plan, idle.node_class)
         assert ours_s <= least_s * (1 + 1e-9)
         assert least_s * (1 - 1e-9) <= instead_s <= least_s * 1.1
 
