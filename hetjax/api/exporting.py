@@ -1,31 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports a run's weights as a folder that transformers loads.
 
-Owns the search for a run's checkpoint, and which weights to write. Does not own the
-files beside them (`written_beside.py`) nor the format
-(`models/hugging_face/written.py`).
+Owns which weights to write. Does not own the choice of a checkpoint
+(`run_checkpoints.py`), the files beside the weights (`written_beside.py`) nor the
+format (`models/hugging_face/written.py`).
 """
 
-import os
-import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from glob import glob
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
 
+from hetjax.api.run_checkpoints import AskedStep, open_checkpoint, run_config
 from hetjax.api.written_beside import write_beside
-from hetjax.checkpoint.fetching import fetch, fetch_newest
 from hetjax.checkpoint.format import WEIGHTS
-from hetjax.checkpoint.reader import Checkpoint, steps
-from hetjax.checkpoint.storage import LEASES, CheckpointStorage
-from hetjax.checkpoint.stored_steps import committed_steps
-from hetjax.checkpoint.stores.store import Store
+from hetjax.checkpoint.reader import Checkpoint
 from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
 from hetjax.errors import BadInput
 from hetjax.models.configs import FrozenForm
@@ -40,16 +32,10 @@ from hetjax.models.model import Model, abstract_params, quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.optimizers.optimizer import AVERAGES, optimizer
 from hetjax.runtime.execution.updates.evaluated_weights import evaluated_weights
-from hetjax.training.directory import rundir
-from hetjax.training.directory.best import best_of, losses_of
-from hetjax.training.directory.journal import read_journal
-from hetjax.training.directory.own_disks import warn_of_newer
-from hetjax.training.directory.progress import checkpoint_storage
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.worker import first_weights
 
-AskedStep = int | Literal["best"] | None  # None: the newest
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -237,18 +223,6 @@ def check_averaged(config: RunConfig, ema: bool) -> None:
         )
 
 
-def run_config(run_dir: Path) -> RunConfig:
-    """Return the settings of the run in that directory. Raises BadInput without one."""
-    previous = rundir.read_previous(run_dir)
-    if previous is None:
-        raise BadInput(
-            got=f"no run in {str(run_dir)!r}",
-            allowed="the --run-dir of a run",
-            fix="give the folder that train was given; presets train in runs/PRESET",
-        )
-    return replace(previous.config, run_dir=run_dir)  # in case it was moved
-
-
 def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
     """Return the sizes of the run's model, and all fields of its `config.json`."""
     if is_function(config.model):
@@ -318,83 +292,3 @@ def _check_empty(option: str, folder: Path) -> None:
             allowed="a folder that is empty, or does not exist yet",
             fix="give another path",
         )
-
-
-@contextmanager
-def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
-    """Open a checkpoint on the disks here, otherwise one from the run's store.
-
-    Raises BadInput if there is no complete checkpoint, none of that step, or, for the
-    best, none that was evaluated.
-    """
-    run = rundir.read_identity(config.run_dir)
-    storage = checkpoint_storage(config, run)
-    store = None if isinstance(step, int) else storage.store()
-    if store is None and "{worker}" not in storage.directory:
-        directory = Path(storage.directory)
-        here = steps(directory, storage.key(), run)
-        found = _best(config, here) if step == "best" else step
-        yield _opened(config, directory, found, storage)
-        return
-    with TemporaryDirectory() as scratch:
-        no_leases = shutil.ignore_patterns(LEASES)  # these appear and vanish
-        for root in glob(storage.directory.replace("{worker}", "*")):
-            shutil.copytree(
-                root,
-                scratch,
-                ignore=no_leases,
-                copy_function=_linked,
-                dirs_exist_ok=True,
-            )
-        if step == "best":
-            step = _fetch_best(config, store, Path(scratch), storage)
-        elif store is not None:
-            fetch_newest(store, Path(scratch), -1, storage.key(), run)
-        yield _opened(config, Path(scratch), step, storage)
-
-
-def _opened(
-    config: RunConfig, directory: Path, step: int | None, storage: CheckpointStorage
-) -> Checkpoint:
-    """Open a checkpoint; warn if a newer one is on disks of other machines alone."""
-    found = Checkpoint.open(directory, step, storage.key(), storage.run)
-    if step is None:
-        warn_of_newer(config.run_dir, found.step)
-    return found
-
-
-def _fetch_best(
-    config: RunConfig,
-    store: Store | None,
-    directory: Path,
-    storage: CheckpointStorage,
-) -> int:
-    """Return the best step, of those here and in the store, and fetch it if need be."""
-    key, run = storage.key(), storage.run
-    here = steps(directory, key, run)
-    stored = [] if store is None else committed_steps(store, run)
-    best = _best(config, {*here, *stored})
-    if store is not None and best not in here:
-        fetch(store, directory, best, key)
-    return best
-
-
-def _best(config: RunConfig, saved: Collection[int]) -> int:
-    metrics = read_journal(config.run_dir / rundir.METRICS)
-    found = best_of(losses_of(metrics), saved)
-    if found is None:
-        raise BadInput(
-            got="--step best, but no checkpoint of the run in "
-            f"{str(config.run_dir)!r} was evaluated",
-            allowed="runs with an evaluation at a saved step, as all have at their end",
-            fix="leave --step out, to use the newest checkpoint",
-        )
-    return found
-
-
-def _linked(source: str, target: str) -> None:
-    """Link `target` to the file if the disk allows that, otherwise copy the file."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

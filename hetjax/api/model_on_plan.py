@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.api.exporting import AskedStep
+from hetjax.api.run_checkpoints import AskedStep
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import is_ours
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -32,6 +32,7 @@ from hetjax.training.directory import rundir
 from hetjax.training.directory.best import best_of, losses_of
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.progress import checkpoint_storage
+from hetjax.training.directory.reopened import reopened
 from hetjax.training.directory.rundir import Previous
 from hetjax.training.launchers import launcher_of
 from hetjax.training.layout.hardware import (
@@ -94,7 +95,7 @@ def on_plan(
 def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
     """Return the settings, with the launcher, and the run's devices. Raises BadInput if
     the devices are not here."""
-    config = replace(previous.config, run_dir=run_dir)
+    config = reopened(previous, run_dir)
     preset = Preset(summary="", config=config, cluster=run_dir / rundir.CLUSTER)
     try:
         config = with_needed_launcher(config, preset, previous.cluster)

@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from hetjax.api.exporting import AskedStep
 from hetjax.api.model_on_plan import on_plan
+from hetjax.api.run_checkpoints import AskedStep
 from hetjax.api.trained_sources import TrainedSource
 from hetjax.cluster.cluster import Node, Precision
 from hetjax.cluster.discovery import device_name

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Self
 
-from hetjax.api.exporting import AskedStep
 from hetjax.api.model_places import On, WeightsChoice, placed
+from hetjax.api.run_checkpoints import AskedStep
 from hetjax.api.trained_sources import find_trained, turn_ends
 from hetjax.data.chat.chat_template import ChatTemplate
 from hetjax.data.chat.conversations import RowEncoder

@@ -2,7 +2,7 @@
 """Finds a trained model: in a run's newest checkpoint, or in a Hugging Face folder.
 
 Owns how to tell one from the other, and the tokenizer, chat template and end tokens
-that belong to the model. Does not own reading checkpoints (`exporting.py`) nor folders
+that belong to the model. Does not own checkpoints (`run_checkpoints.py`) nor folders
 (`models/hugging_face/`).
 """
 
@@ -14,13 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.api.exporting import (
-    AskedStep,
-    check_averaged,
-    open_checkpoint,
-    run_config,
-    weight_reader,
-)
+from hetjax.api.exporting import check_averaged, weight_reader
+from hetjax.api.run_checkpoints import AskedStep, open_checkpoint, run_config
 from hetjax.api.written_beside import GENERATION, first_folder
 from hetjax.data.chat.chat_template import ChatTemplate
 from hetjax.data.chat.sandbox import TemplateRefuses

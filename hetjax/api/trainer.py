@@ -14,6 +14,8 @@ from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import Batch
+from hetjax.errors import BadInput
+from hetjax.files.tables import as_kind
 from hetjax.launchers.reprovisioning import split_command
 from hetjax.launchers.table import LAUNCHERS, LOCAL_PROCESSES
 from hetjax.models.named import TypedName
@@ -33,6 +35,7 @@ from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
 from hetjax.training.settings.presets import preset as preset_of
+from hetjax.training.settings.run_settings import with_absolute_init
 from hetjax.training.settings.values import changed_config
 
 T = TypeVar("T")
@@ -88,6 +91,7 @@ class Trainer:
         if plan is not None and not isinstance(plan, Plan):
             changes["plan"], plan = str(plan), None
         changed = changed_config(self._preset.config, changes)
+        changed = with_absolute_init(changed)
         self.config = replace(changed, model=TypedName(changed.model))
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
@@ -105,9 +109,15 @@ class Trainer:
         >>> Trainer("tiny").fit(steps=0)
         Traceback (most recent call last):
         ...
-        hetjax.errors.BadInput: got: stop_after = 0
+        hetjax.errors.BadInput: got: steps = 0
         ...
         """
+        if steps is not None and as_kind(steps, "an integer", where="steps") < 1:
+            raise BadInput(
+                got=f"steps = {steps}",
+                allowed="1 or more; without steps, the rest of the run",
+                fix="fit(10), say",
+            )
         self._call(lambda session, shown: session.fit(shown, steps))
         return self
 
@@ -136,11 +146,12 @@ class Trainer:
             "temperature": temperature,
         }
         changes = {name: value for name, value in given.items() if value is not None}
-        evaluation = replace(self.config.evaluation, **changes)
+        evaluation = changed_config(self.config, {"evaluation": changes}).evaluation
         return self._call(lambda session, shown: session.sample(shown, evaluation))
 
     def batch(self, step: int) -> Batch:
         """Return inputs and targets (sequences x tokens) of a step, counted from 1."""
+        as_kind(step, "an integer", where="step")
         return self._call(lambda session, shown: session.batch(shown, step))
 
     @property

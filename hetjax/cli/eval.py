@@ -16,6 +16,7 @@ import tyro
 from hetjax.cli.command import main_of
 from hetjax.cli.options.options import parse_options
 from hetjax.data.sources.forms import TEXT_COLUMN, Format
+from hetjax.data.sources.questions import read_questions
 from hetjax.errors import BadInput, counted_noun
 from hetjax.report.progress import now_and_then, say_aside, working
 
@@ -105,6 +106,8 @@ def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
     with working("starting", quiet=options.json) as line:
         from hetjax.api.trained_model import TrainedModel
 
+        if options.choices is not None:  # before a text is scored, which may take hours
+            read_questions(options.choices)
         model = TrainedModel(
             options.model,
             step=options.step,

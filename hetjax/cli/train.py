@@ -24,13 +24,14 @@ from hetjax.training.observers.loading import observer_sources
 from hetjax.training.settings.checks import check_config
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.presets import Preset
+from hetjax.training.settings.run_settings import with_absolute_init
 
 _PROGRAM = "python -m hetjax.train"
 _COMMON = (
     *("run_dir", "steps", "cluster", "plan", "launcher", "global_batch", "seq_len"),
     *("data.path", "optimizer.learning_rate", "checkpoint.every"),
 )
-_GOES_ON = "resumes from the last checkpoint"
+_GOES_ON = "resumes from the last checkpoint, if there is one"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,8 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
 def _settings(options: TrainOptions) -> RunConfig:
     """Return the settings that the run stores; the model's name counts as typed."""
     values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
-    return replace(RunConfig(**values), model=TypedName(options.model))
+    config = replace(RunConfig(**values), model=TypedName(options.model))
+    return with_absolute_init(config)
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[TrainOptions, Preset]:

@@ -198,7 +198,7 @@ def _driver_config(
         transport=config.transport,
         seed=config.seed,
         storage=start.storage,
-        host={"run": settings_to_compare(config) | dict(dataset.hashes)},
+        host={"run": settings_to_compare(config) | start.hashes(dataset)},
         recovery=config.recovery,
         reroutes=config.reroute,
         compiles_ahead=ahead_s > 0 and not on_cpus(config, start.hardware.cluster),
@@ -264,7 +264,7 @@ class TrainingContext(RunContext):
             self._shown.note(kept_where(config.run_dir, places, storage, num_nodes))
 
     def identify(self, found: Sequence[PartialSnapshot]) -> RunIdentity:
-        start, hashes = self._start, dict(self._dataset.hashes)
+        start, hashes = self._start, self._start.hashes(self._dataset)
         claim = replace(start.claim, lease=start.number, hashes=hashes)
         run = identify(claim, self._storage, found, self._shown.note)
         check_is_of_run(self._storage, kept_settings(start.config) | hashes, found)

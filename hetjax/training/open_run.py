@@ -8,14 +8,14 @@ nor training (`session.py`).
 
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset
-from hetjax.errors import NoFeasiblePlan
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.launchers.reprovisioning import Follow
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
@@ -23,11 +23,13 @@ from hetjax.plans.plan_files import write_plan
 from hetjax.report.prediction import SimulatedStep
 from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
+from hetjax.training.directory.identity import BASE
 from hetjax.training.directory.journal import Journal
 from hetjax.training.directory.leases import Leases
 from hetjax.training.directory.leftover_checkpoints import check_store
 from hetjax.training.directory.progress import check_reached, checkpoint_storage
 from hetjax.training.directory.removed import rewriting, was_removed
+from hetjax.training.directory.reopened import keep_model
 from hetjax.training.driver_setup import start_driver
 from hetjax.training.observers.dispatch import Dispatcher
 from hetjax.training.observers.goodput import Spent
@@ -81,6 +83,8 @@ class OpenRun:
         with rewriting(run_dir, identity):
             if start.leases is not None:
                 start.leases.assert_again()
+            with suppress(BadInput):  # the model's folder may be gone, too
+                keep_model(start.config)
             rundir.write_start(
                 run_dir,
                 identity,
@@ -88,6 +92,7 @@ class OpenRun:
                 self.dataset,
                 driver.cluster,
                 driver.plan,
+                start.base.get(BASE),
             )
             recorder.write_again()
         recorder.event("rewritten", driver.at)
@@ -117,7 +122,7 @@ def open_run(
     with spent.on("data"):
         dataset = run_dataset(start.config, start.model, start.previous, shown)
     if LAUNCHERS[start.config.launcher].has_worker_processes:
-        check_store(replace(start.claim, hashes=dict(dataset.hashes)), storage)
+        check_store(replace(start.claim, hashes=start.hashes(dataset)), storage)
     describe(start, dataset, shown)
     shown.doing("preparing the programs")
     notices = SimpleQueue[Notice]()
@@ -217,6 +222,7 @@ def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning
 def _begin(start: Start, dataset: Dataset, driver: Driver) -> tuple[Journal, Journal]:
     """Write the files of this start; open metrics.jsonl and events.jsonl."""
     config, run_dir, check = start.config, start.config.run_dir, start.check_leases
+    keep_model(config)
     rundir.write_start(
         run_dir,
         driver.run or start.run,
@@ -224,6 +230,7 @@ def _begin(start: Start, dataset: Dataset, driver: Driver) -> tuple[Journal, Jou
         dataset,
         start.hardware.cluster,
         start.choice.plan,
+        start.base.get(BASE),
     )
     return (
         Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check),

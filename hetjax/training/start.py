@@ -22,6 +22,7 @@ from hetjax.plans.plan import Plan
 from hetjax.report.certainty import calibration_line
 from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
+from hetjax.training.directory.frozen_base import base_hashes, check_base
 from hetjax.training.directory.identity import Claim, provisional
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.leases import Leases
@@ -64,7 +65,12 @@ class Start:
     claim: Claim
     saved: int | None
     is_done: bool
+    base: Mapping[str, str]  # the digest of frozen weights, if there are any
     leases: Leases | None = None  # taken before the start writes anything
+
+    def hashes(self, dataset: Dataset) -> dict[str, str]:
+        """Return the hashes of what the run reads: text, tokenizer, frozen weights."""
+        return {**dataset.hashes, **self.base}
 
     def check_leases(self) -> None:
         """Raise LeaseLost if the run may no longer write."""
@@ -108,6 +114,7 @@ def settle(
     previous = rundir.read_previous(config.run_dir)
     if previous is not None:
         rundir.check_same_run(previous, config)
+        check_base(previous.base, config)
     config = with_packing(config, model, previous)
     for name in (rundir.METRICS, rundir.EVENTS):
         read_journal(config.run_dir / name)  # a damaged one is refused
@@ -133,6 +140,7 @@ def settle(
         choice=choice,
         previous=previous,
         claim=claim,
+        base=base_hashes(config),
         saved=saved,
         is_done=is_done,
     )

@@ -104,7 +104,7 @@ def test_a_directory_is_held_until_close(make: Callable[..., Path]):
     make("a")
     first, second = hetjax.Trainer("small"), hetjax.Trainer("small")
     first.fit(1)
-    with pytest.raises(BadInput, match="is in use by process"):
+    with pytest.raises(BadInput, match="which is this one"):
         second.fit(1)
     first.close()
     assert [line["step"] for line in second.fit(1).metrics if "loss" in line] == [1, 2]
@@ -187,6 +187,46 @@ def test_settings_change_by_keyword_and_the_others_stay(make: Callable[..., Path
     assert config.optimizer.learning_rate == before.optimizer.learning_rate
     assert config.data == before.data
     assert hetjax.Trainer(config, steps=8).config.optimizer.beta1 == 0.5
+
+
+def test_initial_weights_are_named_by_their_path(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make("a")
+    (tmp_path / "base" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for given, kept in (
+        ("base/model", str(tmp_path / "base" / "model")),
+        ("OWNER/MODEL", "OWNER/MODEL"),  # on the hub
+    ):
+        assert hetjax.Trainer("small", init=given).config.init == kept
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        (lambda trainer: trainer.fit("2"), "steps = '2'"),
+        (lambda trainer: trainer.fit(0), "steps = 0"),
+        (lambda trainer: trainer.batch(2.5), "step = 2.5"),
+        (lambda trainer: trainer.sample(["a"]), "prompt = "),
+        (lambda trainer: trainer.sample("a", num_tokens=2.5), "sample_tokens = 2.5"),
+        (lambda trainer: hetjax.Trainer("small", lr=0.1), "unknown setting 'lr'"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_bad_input(
+    make: Callable[..., Path], misuse: Callable[[hetjax.Trainer], object], said: str
+):
+    make("a")
+    with pytest.raises(BadInput) as refused:
+        misuse(hetjax.Trainer("small"))
+    assert said in refused.value.got
+
+
+def test_a_setting_of_a_group_is_found_by_its_own_name(make: Callable[..., Path]):
+    make("a")
+    with pytest.raises(BadInput) as refused:
+        hetjax.Trainer("small", learning_rate=0.1)
+    assert refused.value.fix == "optimizer={'learning_rate': ...}"
 
 
 @pytest.mark.parametrize(("count", "fits"), [(16, True), (17, False)])

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,6 +175,25 @@ def test_what_cannot_be_scored_is_refused_in_three_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments, told: str
 ):
     check_refused(evaluate, arguments(write_folder(tmp_path / "m")), told, capsys)
+
+
+def test_a_bad_question_is_refused_before_a_text_is_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def score(*given: Any, **more: Any) -> None:
+        raise AssertionError("the text is scored first")
+
+    monkeypatch.setattr(TrainedModel, "evaluate", score)
+    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "q.jsonl").write_text('{"context": "a", "choices": ["b"], "gold": 1}')
+    folder = str(write_folder(tmp_path / "m"))
+    asked = [
+        "--data",
+        str(tmp_path / "text.txt"),
+        "--choices",
+        str(tmp_path / "q.jsonl"),
+    ]
+    check_refused(evaluate, [folder, *asked], "line 1", capsys)
 
 
 def check_refused(command, arguments: list[str], told: str, capsys) -> None:

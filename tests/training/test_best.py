@@ -13,14 +13,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.api.exporting import AskedStep, open_checkpoint
+from hetjax.api.run_checkpoints import AskedStep, open_checkpoint
 from hetjax.checkpoint.reader import steps
 from hetjax.errors import BadInput
 from hetjax.export import main as export
@@ -185,7 +185,12 @@ def test_the_store_keeps_it_too(
     assert len(found - best_and_last) <= 1
     assert found - best_and_last <= {"step_00000006", "step_00000008"}
     shutil.rmtree(storing.config.run_dir / "checkpoints")
-    assert_same(weights(storing.config, "best"), weights(at_four.config))
+    for asked in ("best", 4):
+        assert_same(weights(storing.config, asked), weights(at_four.config))
+    with pytest.raises(BadInput, match="step 5 here or in the run's store"):
+        weights(storing.config, 5)
+    with pytest.raises(BadInput, match="step '4'"):
+        weights(storing.config, cast("int", "4"))
 
 
 @pytest.mark.nightly

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hetjax.api.exporting import weight_reader
+from hetjax.api.exporting import export_model, weight_reader
+from hetjax.api.trained_sources import find_trained
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.export import main as export
@@ -32,6 +33,7 @@ from hetjax.training.run_model import (
 )
 from hetjax.training.session import run
 from hetjax.training.settings.presets import Preset
+from hetjax.training.settings.presets import preset as preset_named
 from tests.models.test_quantised import brute_force
 from tests.training.small import (
     MODEL,
@@ -46,6 +48,7 @@ from tests.training.small import (
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 RANK, ALPHA = 2, 6.0
+ONLY_HEAD = TrainConfig(only=r"head\.norm")
 
 
 def preset_of(directory: Path, inner_size: int = 32, **changes: object) -> Preset:
@@ -66,6 +69,19 @@ def preset_of(directory: Path, inner_size: int = 32, **changes: object) -> Prese
     given = {"model": str(folder), "init": str(folder), "steps": 3, "lora": lora}
     plan = replace(TWO_REPLICAS, model=str(folder))
     return but(small_preset(directory, plan), **(given | changes))
+
+
+def write_weights(folder: Path, seed: int) -> None:
+    """Write a small model with the weights of a seed."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(
+        folder,
+        MODEL_CONFIG,
+        fields_of(MODEL_CONFIG),
+        lambda _, shape: rng.normal(0, 0.2, shape).astype(np.float32),
+        "float32",
+    )
 
 
 def trained(chosen: Preset) -> int:
@@ -406,3 +422,39 @@ def test_what_cannot_be_tuned_is_refused(
         fine_tuned(MODEL, train, lora)
     told = str(refused.value)
     assert said in told and "allowed: " in told and "fix: " in told
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": LoraConfig(), "train": ONLY_HEAD}])
+def test_other_weights_in_the_folder_of_frozen_ones_are_refused(
+    changes: dict[str, Any], tmp_path: Path
+):
+    chosen = preset_of(tmp_path, **changes)
+    assert trained(chosen) == 0
+    run_dir, folder = chosen.config.run_dir, Path(str(chosen.config.init))
+    export_model(run_dir, tmp_path / "before")
+    write_weights(folder, seed=1)
+    for again in (
+        lambda: trained(but(chosen, steps=4)),
+        lambda: export_model(run_dir, tmp_path / "after"),
+        lambda: find_trained(run_dir),
+    ):
+        with pytest.raises(BadInput, match="differ from those that the run"):
+            again()
+    write_weights(folder, seed=0)
+    assert trained(but(chosen, steps=4)) == 0
+
+
+def test_a_run_that_saves_all_weights_needs_its_first_folder_no_more(tmp_path: Path):
+    chosen = preset_of(tmp_path, lora=LoraConfig())
+    assert trained(chosen) == 0
+    run_dir, folder = chosen.config.run_dir, Path(str(chosen.config.init))
+    export_model(run_dir, tmp_path / "before")
+    with pytest.raises(BadInput, match="the directory of a run"):
+        preset_named(str(run_dir))
+    folder.rename(tmp_path / "moved")
+    export_model(run_dir, tmp_path / "after")
+    before, after = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("before", "after")
+    )
+    assert {*before} == {*after}
+    assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hetjax.api.exporting import open_checkpoint
+from hetjax.api.run_checkpoints import open_checkpoint
 from hetjax.api.trained_model import TrainedModel
 from hetjax.errors import BadInput
 from hetjax.export import main as export

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetjax.api.exporting import open_checkpoint, run_config
+from hetjax.api.run_checkpoints import open_checkpoint, run_config
 from hetjax.checkpoint.file_records import record_of_bytes
 from hetjax.checkpoint.format import MANIFEST, from_text, to_text
 from hetjax.checkpoint.leases.lease import LeaseHeld

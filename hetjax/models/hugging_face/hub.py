@@ -29,7 +29,7 @@ def local_folder(name: str) -> Path:
         return path
     if not _NAME.fullmatch(name):
         raise BadInput(
-            got=f"{name!r}, which is not a folder",
+            got=f"{name!r}, which is not a folder here",
             allowed="a folder of Hugging Face, or a name on its hub: OWNER/MODEL",
             fix="give the folder's path",
         )
@@ -44,8 +44,9 @@ def local_folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FETCHED)))
     except (OSError, ValueError) as error:  # what huggingface_hub raises
+        why = str(error).strip().splitlines()[0]
         raise BadInput(
-            got=f"{name!r}: {str(error).strip().splitlines()[0]}",
+            got=f"{name!r}: there is no such folder here, and the hub says: {why}",
             allowed="a local folder, or a name on the hub that can be fetched",
             fix="check the name and the network; set HF_TOKEN for models that require "
             "it",

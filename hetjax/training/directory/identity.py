@@ -26,6 +26,7 @@ from hetjax.files.tables import as_kind
 from hetjax.training.settings.checks import as_options
 
 OLDER = "before"  # what --adopt calls a run without identity
+BASE = "frozen weights"  # the name of their digest among a run's hashes
 _ALLOWED = (
     "one run per folder or store: the run directory's or, if that is empty, a run with "
     "the same settings"
@@ -47,10 +48,10 @@ class Claim:
     `own` is the identity in the run directory. Without one the directory is new
     (`is_new`) or from before runs had identities. `lease` is the number of the start's
     lease on the directory, and `fresh` an unused identity. A run that is resumed must
-    have the same `settings` and `hashes` (of text and tokenizer, by file). `adopt` is
-    the run that the user asks for. An adopted run must still have the same hashes and
-    the same settings named in `kept`. `last_step` is the last step that a directory
-    from before identities records.
+    have the same `settings` and `hashes` (of text, tokenizer and frozen weights).
+    `adopt` is the run that the user asks for. An adopted run must still have the same
+    hashes and the same settings named in `kept`. `last_step` is the last step that a
+    directory from before identities records.
     """
 
     run_dir: str
@@ -333,8 +334,11 @@ def _its_settings(claim: Claim, saved: SavedRun) -> str:
     typed = [as_options(settings)] * bool(settings)
     if saved.id == UNIDENTIFIED:
         typed.append(f"--adopt {OLDER}")
-    if not claim.hashes.keys().isdisjoint(names):
+    files = claim.hashes.keys() & {*names}
+    if files - {BASE}:
         typed.append("its text")
+    if BASE in files:
+        typed.append("its frozen weights")
     return " ".join(typed)
 
 

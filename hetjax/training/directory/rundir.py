@@ -37,6 +37,7 @@ from hetjax.training.settings.run_settings import kept_names
 from hetjax.training.settings.values import config_values, flat_values, read_config
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
+MODEL = "model.json"  # the fields of the config.json of a model's folder
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 CALIBRATION = "calibration.json"  # what the run measured of its own steps
 PROPOSED = "proposed.json"  # another plan, to which the run does not move by itself
@@ -56,6 +57,7 @@ _BEFORE_CONFIG = (
         LEASE,
         CLUSTER,
         PLAN,
+        MODEL,
         *FILES,
         METRICS,
         EVENTS,
@@ -73,8 +75,9 @@ _BEFORE_CONFIG = (
 class Previous:
     """What a run directory says of its run.
 
-    `run` is None if the directory is from before runs had identities. `plan` is None
-    if its file is missing or broken; `no_plan` then says so.
+    `run` is None if the directory is from before runs had identities. `base` is the
+    digest of frozen weights, if there are any (`frozen_base.py`). `plan` is None if its
+    file is missing or broken; `no_plan` then says so.
     """
 
     config: RunConfig
@@ -83,6 +86,7 @@ class Previous:
     cluster: Cluster
     plan: Plan | None
     run: RunIdentity | None = None
+    base: str | None = None
     no_plan: str = ""
 
     def needed_plan(self) -> Plan:
@@ -188,6 +192,7 @@ def read_previous(path: Path) -> Previous | None:
         no_plan = bad.got
     return Previous(
         run=_identity(path, values),
+        base=values.get("base"),
         config=read_config(values["config"], f"{where}: config"),
         dataset=Path(dataset["directory"]),
         hashes=hashes,
@@ -215,7 +220,7 @@ def _read_start(path: Path) -> dict[str, Any]:
         raw,
         where=f"{path / CONFIG}",
         required={"config": "a table", "dataset": "a table"},
-        optional={"run": "a table"},
+        optional={"run": "a table", "base": "a string"},
     )
 
 
@@ -238,8 +243,12 @@ def write_start(
     dataset: Dataset,
     cluster: Cluster,
     plan: Plan,
+    base: str | None = None,
 ) -> None:
-    """Write the files of this start, `config.json` last: with it the run exists."""
+    """Write the files of this start, `config.json` last: with it the run exists.
+
+    `base` is the digest of its frozen weights (`frozen_base.py`), if it has any.
+    """
     write_layout(path, cluster, plan)
     for name in dataset.tokenizer_files:
         with naming(path / name):
@@ -247,6 +256,7 @@ def write_start(
     values = {
         "run": asdict(run),
         "config": config_values(config),
+        **({"base": base} if base else {}),
         "dataset": {
             "directory": str(dataset.directory.absolute()),
             "sha256": dict(dataset.hashes),
@@ -310,6 +320,13 @@ def _acquire(path: Path) -> AcquireReturnProxy:
         return FileLock(path / _LOCK).acquire(timeout=0)
     except Timeout as error:
         holder = (path / _LOCK).read_text().strip() or "unknown"
+        if holder == str(os.getpid()):
+            raise BadInput(
+                got=f"run directory {str(path)!r} is in use by process {holder}, which "
+                "is this one",
+                allowed="one open Trainer per run directory",
+                fix="close the other Trainer first: close(), or `with Trainer(...)`",
+            ) from error
         raise BadInput(
             got=f"run directory {str(path)!r} is in use by process {holder}",
             allowed="one process per run directory",

@@ -44,6 +44,13 @@ def preset(name: str) -> Preset:
     A file, a folder or a function that gives a model has a preset of its own. Raises
     BadInput with the nearest names if there is no such preset.
     """
+    if (Path(name) / "plan.json").is_file():
+        raise BadInput(
+            got=f"{name!r}, the directory of a run",
+            allowed="a preset, or the folder of a model",
+            fix="resume the run with the command that began it; or train what it "
+            f"learnt: hetjax export {name} --to exported, hetjax train exported",
+        )
     if name not in PRESETS and (is_path(name) or is_function(name)):
         return _own(TypedName(portable(name)))
     if name not in PRESETS:

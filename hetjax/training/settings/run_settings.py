@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists which settings tell runs apart, and which never change in a run's life.
 
-Owns these lists, which hold wherever a run is resumed, and the check of the settings in
-checkpoints. Does not own the settings (`config.py`) nor a run's identity
-(`identity.py`).
+Owns these lists, which hold wherever a run is resumed, the check of the settings in
+checkpoints, and the form in which a path is kept. Does not own the settings
+(`config.py`) nor a run's identity (`identity.py`).
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hetjax.errors import BadInput
@@ -63,9 +65,23 @@ def kept_names(config: RunConfig) -> tuple[str, ...]:
 
     Frozen weights are not saved: each start reads them again, so `init` must stay.
     """
-    is_whole = config.train.only is None and not config.lora.rank
     by_rule = (f"optimizer.{name}" for name in rule_named(config.optimizer.name).kept)
-    return (*KEPT, *by_rule) if is_whole else (*KEPT, *by_rule, "init")
+    kept = (*KEPT, *by_rule)
+    return kept if saves_all_weights(config) else (*kept, "init")
+
+
+def with_absolute_init(config: RunConfig) -> RunConfig:
+    """Return the settings with an absolute `init`, if that is a folder here, so that it
+    means the same in every directory."""
+    if config.init is None:
+        return config
+    folder = Path(config.init).expanduser()
+    return replace(config, init=str(folder.absolute())) if folder.is_dir() else config
+
+
+def saves_all_weights(config: RunConfig) -> bool:
+    """Return whether the run trains, and so saves, all weights."""
+    return config.train.only is None and not config.lora.rank
 
 
 def check_identity(

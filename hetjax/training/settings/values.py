@@ -57,11 +57,25 @@ def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         name = FORMER_NAMES.get(given, given)
         if name != given:
             warn_of_former_name(given, name)
-        before, now = values.get(name), _plain(value)
+        if name not in values:
+            raise _unknown(name, config)
+        before, now = values[name], _plain(value)
         if isinstance(before, dict) and isinstance(now, dict):
             now = before | now
         values[name] = now
     return read_config(values, "settings")
+
+
+def _unknown(name: str, config: RunConfig) -> BadInput:
+    inner = [x for x in flat_values(config) if x.rpartition(".")[2] == name]
+    group = inner[0].rpartition(".")[0] if inner else ""
+    near = did_you_mean(name, list(config_values(config)))
+    return BadInput(
+        got=f"unknown setting {name!r}",
+        allowed="settings as hetjax train tiny --help-all lists them, each group as a "
+        "dict",
+        fix=f"{group}={{{name!r}: ...}}" if group else near,
+    )
 
 
 def flat_values(config: RunConfig) -> dict[str, Any]:
