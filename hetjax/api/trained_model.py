@@ -280,7 +280,8 @@ class TrainedModel:
             raise BadInput(
                 got="--chat with a model that has no chat template",
                 allowed="--chat with a model whose tokenizer has a chat template",
-                fix="leave --chat out, or put a chat_template.jinja into its folder",
+                fix="leave --chat out, or put a chat_template.jinja into the model's "
+                "folder (of a run: hetjax export RUN_DIR --to FOLDER writes one)",
             )
         return self._source.template
 

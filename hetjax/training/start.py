@@ -6,6 +6,7 @@ examined: every mistake of a user is found before anything is written. Does not 
 parts (`directory/`, `layout/`) nor what is built from them (`driver_setup.py`).
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -120,6 +121,7 @@ def settle(
         read_journal(config.run_dir / name)  # a damaged one is refused
     claim = identified_here(config, claim_of(config, previous), shown)
     saved, is_done = read_progress(config, provisional(claim), shown)
+    config = _with_first_init(config, previous, saved)
     if saved is None:
         first_weights(config, model)  # refuses weights that cannot be read
         warn_of_other_model(config)
@@ -187,6 +189,22 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
         seen = read_run_calibration(start.config, cluster)
         if seen.observations:
             shown.note(calibration_line(seen))
+
+
+def _with_first_init(
+    config: RunConfig, previous: Previous | None, saved: int | None
+) -> RunConfig:
+    """Return the settings with the `init` that the run began with, if it has saved its
+    weights; warn if another one was given."""
+    if previous is None or saved is None or config.init == previous.config.init:
+        return config
+    if config.init is not None:
+        warnings.warn(
+            f"--init {config.init} has no effect: the run in {config.run_dir} goes "
+            f"on with the weights of its step {saved}",
+            stacklevel=3,
+        )
+    return replace(config, init=previous.config.init)
 
 
 def _idle_as_text(idle: Mapping[str, tuple[int, ...]], cluster: Cluster) -> str:

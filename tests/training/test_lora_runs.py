@@ -458,3 +458,18 @@ def test_a_run_that_saves_all_weights_needs_its_first_folder_no_more(tmp_path: P
     )
     assert {*before} == {*after}
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_run_that_has_saved_ignores_other_initial_weights_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    chosen = preset_of(tmp_path, lora=LoraConfig(), init=None)
+    assert trained(but(chosen, stop_after=2)) == 4
+    assert "no effect" not in capsys.readouterr().out
+    assert trained(but(chosen, init=chosen.config.model)) == 0
+    assert "small has no effect" in capsys.readouterr().out
+    settings = json.loads((chosen.config.run_dir / CONFIG).read_text())
+    assert settings["config"]["init"] is None
+    whole = preset_of(tmp_path / "whole", lora=LoraConfig(), init=None)
+    assert trained(whole) == 0
+    assert losses(chosen.config.run_dir) == losses(whole.config.run_dir)

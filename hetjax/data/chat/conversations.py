@@ -183,10 +183,12 @@ def _within(offsets: list[Span], spans: list[Span]) -> list[bool]:
 
 def _no_template() -> BadInput:
     return BadInput(
-        got="rows with messages, but a tokenizer without a chat template",
+        got="rows of messages, or of a prompt and its response, but a tokenizer "
+        "without a chat template",
         allowed="for messages, the tokenizer of a model that has a chat_template; for "
         'texts or {"prompt": ..., "completion": ...}, any tokenizer',
-        fix="give --data.tokenizer FOLDER of a chat model, or other rows",
+        fix="train with the --data.tokenizer FOLDER of a chat model; or, for rows of a "
+        "prompt and its response, give --data.format completion (eval: --format)",
     )
 
 
