@@ -36,7 +36,7 @@ KINDS = {
         "H100-80GB-HBM3": 13,
     },
 }
-LIMIT_S, REPLAN_LIMIT_S, MEMORY_LIMIT_GIB = 20.0, 1.0, 2.0
+LIMIT_S, MEMORY_LIMIT_GIB = 20.0, 2.0
 _SMALL = {"A100-SXM4-80GB": 2, "H800": 2, "H20": 2}
 _SMALL_BATCH = 256
 
@@ -85,8 +85,6 @@ def replanned() -> list[dict[str, Any]]:
             {
                 "lost": lost,
                 "search_s": round(found.search_s, 2),
-                "limit_s": REPLAN_LIMIT_S,
-                "within": found.search_s < REPLAN_LIMIT_S,
                 "source": found.source,
                 "step_s": found.best.simulation.step_time_s,
                 "step_before_s": current.simulation.step_time_s,
