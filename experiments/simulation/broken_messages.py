@@ -186,7 +186,7 @@ MESSAGES = (
             rounds.react,
             rounds.Heard,
             lambda heard, state: replace(
-                heard, incarnation=state.there.get(heard.worker, heard.incarnation)
+                heard, connection=state.there.get(heard.worker, heard.connection)
             ),
         ),
     ),
@@ -197,7 +197,7 @@ MESSAGES = (
             rounds.react,
             rounds.Ended,
             lambda ended, state: replace(
-                ended, incarnation=state.there.get(ended.worker, ended.incarnation)
+                ended, connection=state.there.get(ended.worker, ended.connection)
             ),
         ),
     ),

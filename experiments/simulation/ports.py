@@ -169,11 +169,11 @@ class SimConnections:
         self._state, actions = rounds.react(event, self._state, self._site.world.now_s)
         for action in actions:
             if isinstance(action, rounds.Send):
-                line = self._lines.get((action.worker, action.incarnation))
+                line = self._lines.get((action.worker, action.connection))
                 if line is not None:
                     line.send((action.number, action.request))
             elif isinstance(action, rounds.Close):
-                line = self._lines.pop((action.worker, action.incarnation), None)
+                line = self._lines.pop((action.worker, action.connection), None)
                 if line is not None:
                     line.close()
             elif isinstance(action, rounds.Finish):

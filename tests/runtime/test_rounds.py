@@ -259,11 +259,11 @@ def test_whatever_comes_a_round_ends_once_and_only_who_is_there_is_asked(events:
         if isinstance(event, Asked):
             open_rounds = 1
         if isinstance(event, Called):
-            called[event.worker] = max(called.get(event.worker, 0), event.incarnation)
+            called[event.worker] = max(called.get(event.worker, 0), event.connection)
         state, actions = rounds.react(event, state, now_s)
         for action in actions:
             if isinstance(action, Send):
-                assert action.incarnation == called[action.worker]
+                assert action.connection == called[action.worker]
             if isinstance(action, Finish):
                 open_rounds -= 1
         assert open_rounds in (0, 1) and (state.round is not None) == bool(open_rounds)

@@ -3,11 +3,11 @@
 
 A round sends several workers the same kind of request at once. It is over when all of
 them have answered or are lost: then no other worker is busy with it any more, and the
-survivors' state is known. Owns which workers are there (only the newest start of each,
-which has its own incarnation), which answers count, the limits, and when other workers
-are told to abort. Pure: `react` returns the next state and the actions. Does not own
-connections or clocks (`worker_connections.py`), the messages (`schema.py`), nor what is
-requested when (`runtime/control/`).
+survivors' state is known. Owns which workers are there (only the newest connection of
+each), which answers count, the limits, and when other workers are told to abort. Pure:
+`react` returns the next state and the actions. Does not own connections or clocks
+(`worker_connections.py`), the messages (`schema.py`), nor what is requested when
+(`runtime/control/`).
 """
 
 from collections.abc import Mapping
@@ -34,31 +34,31 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A worker has called and proven who it is; later calls have greater incarnations.
+    """A worker has called and proven who it is; a later `connection` is greater.
 
     `start` is the number of its start, by which its launcher knows it.
     """
 
     worker: str
-    incarnation: int
+    connection: int
     start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The connection to this start of a worker has ended."""
+    """This connection of a worker has ended."""
 
     worker: str
-    incarnation: int
+    connection: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """This start of a worker answers the request `number`, or reports its progress."""
+    """This connection of a worker answers request `number`, or reports its progress."""
 
     worker: str
-    incarnation: int
+    connection: int
     number: int
     message: Message
 
@@ -91,17 +91,17 @@ Event: TypeAlias = Spawned | Called | Ended | Heard | Asked | TakenForLost | Tim
 @dataclass(frozen=True, slots=True)
 class Send:
     worker: str
-    incarnation: int
+    connection: int
     number: int
     request: AnyRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the connection to this start of a worker."""
+    """End this connection of a worker."""
 
     worker: str
-    incarnation: int
+    connection: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ Action: TypeAlias = Send | Close | Tell | Finish
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """The requests of a round, the start of each worker, and the results so far.
+    """The requests of a round, each worker's connection, and the results so far.
 
     `broken_by` is why the others were told to abort, once they were.
     """
 
     asked: Mapping[str, AnyRequest]
-    incarnations: Mapping[str, int]
+    connections: Mapping[str, int]
     begin_s: float
     limit_s: float
     end_s: float
@@ -205,17 +205,17 @@ def _started(event: Spawned, state: Rounds, now_s: float) -> Reaction:
 
 @react.register
 def _called(event: Called, state: Rounds, now_s: float) -> Reaction:
-    worker, incarnation = event.worker, event.incarnation
-    is_newest = incarnation > state.newest.get(worker, -1)
+    worker, connection = event.worker, event.connection
+    is_newest = connection > state.newest.get(worker, -1)
     if not is_newest or event.start < state.started.get(worker, 0):
-        return state, (Close(worker, incarnation),)  # an earlier start, of no more use
+        return state, (Close(worker, connection),)  # an earlier start, of no more use
     earlier = state.there.get(worker)
     if earlier is not None:
         state = _without(state, worker, "was started again")
     state = replace(
         state,
-        there={**state.there, worker: incarnation},
-        newest={**state.newest, worker: incarnation},
+        there={**state.there, worker: connection},
+        newest={**state.newest, worker: connection},
         lost={name: why for name, why in state.lost.items() if name != worker},
     )
     after, actions = _see_to_round(state, now_s)
@@ -225,7 +225,7 @@ def _called(event: Called, state: Rounds, now_s: float) -> Reaction:
 
 @react.register
 def _ended(event: Ended, state: Rounds, now_s: float) -> Reaction:
-    if state.there.get(event.worker) != event.incarnation:
+    if state.there.get(event.worker) != event.connection:
         return state, ()  # an earlier start, already replaced or given up
     return _see_to_round(_without(state, event.worker, event.reason), now_s)
 
@@ -237,7 +237,7 @@ def _taken_for_lost(event: TakenForLost, state: Rounds, now_s: float) -> Reactio
 
 @react.register
 def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
-    if state.there.get(event.worker) != event.incarnation:
+    if state.there.get(event.worker) != event.connection:
         return state, ()
     if event.number < state.number:
         return state, ()  # the answer is no longer awaited
@@ -270,7 +270,7 @@ def _asked(event: Asked, state: Rounds, now_s: float) -> Reaction:
     most_s = state.limit_s(what, expected_s)
     found = Round(
         asked=requests,
-        incarnations=there,
+        connections=there,
         begin_s=now_s,
         limit_s=most_s,
         end_s=now_s + most_s,
@@ -321,7 +321,7 @@ def _aborting(number: int, found: Round, is_late: bool) -> tuple[Action, ...]:
     return tuple(
         Send(
             late,
-            found.incarnations[late],
+            found.connections[late],
             number,
             schema.Abort(
                 worker=worker,

@@ -255,10 +255,10 @@ class SocketConnections:
 
     def _handle(self, event: "rounds.Event | _Arrival") -> None:
         if isinstance(event, _Arrival):
-            self._connect(event.ends, event.called.worker, event.called.incarnation)
+            self._connect(event.ends, event.called.worker, event.called.connection)
             event = event.called
         elif isinstance(event, rounds.Ended):
-            self._sockets.pop((event.worker, event.incarnation), None)
+            self._sockets.pop((event.worker, event.connection), None)
         now_s = time.monotonic()
         self._state, actions = rounds.react(event, self._state, now_s)
         self._record(event, now_s, actions)
@@ -267,11 +267,11 @@ class SocketConnections:
 
     def _do(self, action: rounds.Action) -> None:
         if isinstance(action, rounds.Send):
-            found = self._sockets.get((action.worker, action.incarnation))
+            found = self._sockets.get((action.worker, action.connection))
             if found is not None:
                 found.send(_key(action.number), [encode(action.request)])
         elif isinstance(action, rounds.Close):
-            found = self._sockets.pop((action.worker, action.incarnation), None)
+            found = self._sockets.pop((action.worker, action.connection), None)
             if found is not None:  # saying goodbye may take long
                 threading.Thread(target=found.close, daemon=True).start()
         elif isinstance(action, rounds.Tell):
@@ -281,7 +281,7 @@ class SocketConnections:
             self._finished = action
 
     def _deliver(
-        self, incarnation: int, worker: str, key: Key, data: np.ndarray
+        self, connection: int, worker: str, key: Key, data: np.ndarray
     ) -> None:
         """Handle a message on the connection's thread; an error loses the worker."""
         message, number = decode(data, schema.Message), key[1]
@@ -289,7 +289,7 @@ class SocketConnections:
             return warnings.warn(f"worker {worker}: {message.text}", stacklevel=1)
         if isinstance(message, schema.Noticed):
             return self.noticed(worker, message)
-        self._events.put(rounds.Heard(worker, incarnation, number, message))
+        self._events.put(rounds.Heard(worker, connection, number, message))
 
     def _admit(self, found: Ends, worker: str, incarnation: int) -> None:
         """Pass on a caller; the listener's threads admit no older start after a newer.
@@ -299,13 +299,13 @@ class SocketConnections:
         called = rounds.Called(worker, next(self._admitted), incarnation)
         self._events.put(_Arrival(found, called))
 
-    def _connect(self, found: Ends, worker: str, incarnation: int) -> None:
-        self._sockets[worker, incarnation] = Connection(
+    def _connect(self, found: Ends, worker: str, connection: int) -> None:
+        self._sockets[worker, connection] = Connection(
             found,
             worker,
-            partial(self._deliver, incarnation),
+            partial(self._deliver, connection),
             lambda _, reason: self._events.put(
-                rounds.Ended(worker, incarnation, reason)
+                rounds.Ended(worker, connection, reason)
             ),
             self._silence_s,
         )
