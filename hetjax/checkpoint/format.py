@@ -25,7 +25,7 @@ import numpy as np
 
 from hetjax.checkpoint.file_records import FileRecord, record_of_bytes
 from hetjax.checkpoint.run_identity import MOST_STARTS, UNIDENTIFIED, RunId, is_id
-from hetjax.checkpoint.signing import signed, unsigned
+from hetjax.checkpoint.signing import signed, verified
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
 from hetjax.files.reading import decoded, read_bytes
@@ -211,7 +211,7 @@ def from_text(text: str, key: bytes | None = None) -> Manifest:
     checksum detects damage, not forgery, so the names are checked as well.
     """
     try:
-        body = unsigned(_object(json_value(text, finite=False), "the manifest"), key)
+        body = verified(_object(json_value(text, finite=False), "the manifest"), key)
         if (version := body.get("version")) != VERSION:
             shown = str(version)[:80]
             raise ValueError(

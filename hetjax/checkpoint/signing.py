@@ -50,7 +50,7 @@ def signed(body: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
     return dict(body) if key is None else {**body, _SIGNATURE: _signature(body, key)}
 
 
-def unsigned(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
+def verified(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
     """Return the body without its signature; NotSigned if `key` does not fit it."""
     body = dict(found)
     signature = body.pop(_SIGNATURE, None)

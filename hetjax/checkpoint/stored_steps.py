@@ -31,7 +31,7 @@ from hetjax.checkpoint.run_identity import (
     RunId,
     RunIdentity,
 )
-from hetjax.checkpoint.signing import signed, unsigned
+from hetjax.checkpoint.signing import signed, verified
 from hetjax.checkpoint.stores.store import CorruptData, Store
 from hetjax.errors import BadInput
 from hetjax.files.parsing import json_value
@@ -209,7 +209,7 @@ def _committed_workers(
     """Return the run that COMMIT names, and the checksum of each worker's manifest."""
     try:
         found = as_kind(json_value(commit), "a table", where=COMMIT)
-        body = unsigned(found, key)
+        body = verified(found, key)
         if (body["version"], body["step"]) != (_VERSION, step):
             raise ValueError(f"version {body['version']}, step {body['step']}")
         checksums = as_kind(body["manifests"], "a table", where="manifests")

@@ -34,12 +34,12 @@ from hetjax.runtime.execution.state import (
     Read,
     Weights,
     fresh_weights,
-    frozen_weights,
     given_weights,
     held_values,
     host_values,
     place,
     stage_entries,
+    weights_as_held,
 )
 from hetjax.runtime.execution.updates.groups import groups_of, rounds_alike
 from hetjax.runtime.execution.updates.offload import host_mesh
@@ -172,7 +172,7 @@ class Stages:
             state.clear()  # otherwise devices would hold it twice
             held = self._parameters[stage]
             masters, opt_state = place(held, *abstract, read)
-            read_first = frozen_weights(self.model, self._first_weights)
+            read_first = weights_as_held(self.model, self._first_weights)
             frozen = self._frozen(stage, read_first)
             self._install(state, masters, opt_state, frozen)
         self._behind = self._idle

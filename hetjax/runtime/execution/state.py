@@ -121,7 +121,7 @@ def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
     module's index in the model. So replicas on unlike devices start bit-equal.
     """
     values = _all_drawn(model, held, seed)
-    return frozen_weights(model, lambda path, shape: values[path])
+    return weights_as_held(model, lambda path, shape: values[path])
 
 
 def _all_drawn(model: Model, held: StageParameters, seed: int) -> dict[str, np.ndarray]:
@@ -160,10 +160,10 @@ def given_weights(model: Model, weights: Weights, seed: int) -> Read:
     def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
         return (adapters if path in names else weights)(path, shape)
 
-    return frozen_weights(model, read)
+    return weights_as_held(model, read)
 
 
-def frozen_weights(model: Model, weights: Weights) -> Read:
+def weights_as_held(model: Model, weights: Weights) -> Read:
     """Return weights as a stage holds them: frozen ones quantised if the spec says so.
 
     Each holder reads and quantises a weight once. Only the scales of one leaf are kept

@@ -49,18 +49,18 @@ def _path(config: RunConfig) -> Path:
 def compile_all(
     config: RunConfig,
     model: Model,
-    said: Callable[[Cluster, Plan], Plan],
+    precise: Callable[[Cluster, Plan], Plan],
     controller: Controller,
     cluster: Cluster,
     progress: Progress | None = None,
 ) -> None:
     """Compile the controller's plan, and keep the compiler's figures for its memory.
 
-    `said` returns the plan with the precision and attention of its stages. Raises
+    `precise` returns the plan with the precision and attention of its stages. Raises
     NoFeasiblePlan if by these figures the plan needs more memory than there is.
     """
     controller.compile(progress)
-    plan = said(cluster, controller.plan)
+    plan = precise(cluster, controller.plan)
     found = _found(config, model, plan, cluster, controller.compiled_bytes())
     if not found:
         return
@@ -85,13 +85,13 @@ def compile_all(
 def compile_again(
     config: RunConfig,
     model: Model,
-    said: Callable[[Cluster, Plan], Plan],
+    precise: Callable[[Cluster, Plan], Plan],
     controller: Controller,
     cluster: Cluster,
 ) -> None:
     """Do the same for a run that is under way, but only warn if memory is short."""
     try:
-        compile_all(config, model, said, controller, cluster)
+        compile_all(config, model, precise, controller, cluster)
     except NoFeasiblePlan as none:
         warnings.warn(f"memory may run out: {none.got}", stacklevel=2)
 
