@@ -98,7 +98,7 @@ def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
     config = reopened(previous, run_dir)
     preset = Preset(summary="", config=config, cluster=run_dir / rundir.CLUSTER)
     try:
-        config = with_needed_launcher(config, preset, previous.cluster)
+        config = with_needed_launcher(config, previous.cluster)
         return config, choose_hardware(config, preset, previous.cluster)
     except BadInput as bad:
         raise BadInput(

@@ -33,6 +33,7 @@ from hetjax.report.run_log import logged
 
 _TRAINING, _WARNING = "training", "warning: "
 _SILENCE_S = 5.0  # of a log, before it names the current work
+_INTERVAL_S = 2.0  # at least, between lines that `now_and_then` passes on
 _TEXT = TextColumn("{task.description}", markup=False)
 
 
@@ -213,16 +214,14 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
             yield say_aside
 
 
-def now_and_then(
-    tell: Callable[[str], None], interval_s: float = 2.0
-) -> Callable[[str], None]:
-    """Return a function that passes on at most one line per `interval_s` to `tell`."""
-    next_s = time.monotonic() + interval_s
+def now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that passes on at most one line per _INTERVAL_S to `tell`."""
+    next_s = time.monotonic() + _INTERVAL_S
 
     def report_line(line: str) -> None:
         nonlocal next_s
         if (now_s := time.monotonic()) >= next_s:
-            next_s = now_s + interval_s
+            next_s = now_s + _INTERVAL_S
             tell(line)
 
     return report_line

@@ -118,7 +118,7 @@ class Session(ExitStack):
         super().__init__()
         self._observers = self.enter_context(Dispatcher(observers))
         self._reprovision = reprovision
-        self._config = with_needed_launcher(config, preset, cluster)
+        self._config = with_needed_launcher(config, cluster)
         self._preset, self._model = preset, model
         self._cluster, self._plan, self._again = cluster, plan, again
         predict = partial(predict_step, self._config, model)

@@ -114,7 +114,7 @@ def test_two_kinds_of_gpu_are_two_nodes_in_processes_that_see_one_card_each(
     monkeypatch.setattr(hardware, "may_be_unlike", partial(may_be_unlike, tmp_path))
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     preset = but(small_preset(tmp_path), simulate=False)
-    config = with_needed_launcher(preset.config, preset)
+    config = with_needed_launcher(preset.config)
     assert (preset.config.launcher, config.launcher) == ("embedded", "processes")
     found = choose_hardware(config, preset)
     assert cluster_of(None) == found.cluster
@@ -145,5 +145,5 @@ def test_one_process_is_enough_for_one_of_two_kinds_which_it_then_sees_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     preset = but(small_preset(tmp_path), simulate=False)
     one = Cluster(name="one", nodes=(Node(name="new", device="RTX-4090", count=1),))
-    assert with_needed_launcher(preset.config, preset, one) == preset.config
+    assert with_needed_launcher(preset.config, one) == preset.config
     assert hardware.os.environ["CUDA_VISIBLE_DEVICES"] == UUIDS[1]

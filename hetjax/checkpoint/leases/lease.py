@@ -234,16 +234,14 @@ def look(store: Store) -> Sighting:
 def await_end(
     store: Store,
     where: str,
-    report_line: Callable[[str], None] = lambda text: None,
-    *,
-    held_for: HeldFor = NOBODY,
-    lease_s: float = LEASE_S,
+    report_line: Callable[[str], None],
+    held_for: HeldFor,
 ) -> None:
     """Wait until the last lease, if any, is over; raises LeaseHeld if it is renewed."""
     last = last_number(store)
     if last:
         holder = holder_of(store, last)
-        _await_end(store, where, last, holder, held_for, lease_s, report_line)
+        _await_end(store, where, last, holder, held_for, LEASE_S, report_line)
 
 
 def _await_end(

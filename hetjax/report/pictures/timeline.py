@@ -6,7 +6,7 @@ microbatches where they fit. Does not own what is drawn (`timeline_bars.py`) nor
 timeline of the report (`html/pages.py`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from hetjax.costs.costs import Costs
@@ -45,25 +45,15 @@ _NUMBER_POINTS = 7.0
 
 
 def timeline_picture(
-    spans: Iterable[Span],
-    plan: Plan,
-    costs: Costs,
-    title: str,
-    replicas: Collection[int] | None = None,
+    spans: Iterable[Span], plan: Plan, costs: Costs, title: str
 ) -> Picture:
-    """Draw the spans of one step, of all replicas or of those given.
-
-    Raises BadInput if matplotlib is not installed.
-    """
-    shown = range(len(plan.replicas)) if replicas is None else replicas
+    """Draw the spans of one step. Raises BadInput if matplotlib is not installed."""
     with matplotlib_module().rc_context(STYLE):
-        return Picture(_figure(list(spans), plan, costs, title, shown))
+        return Picture(_figure(list(spans), plan, costs, title))
 
 
-def _figure(
-    spans: list[Span], plan: Plan, costs: Costs, title: str, shown: Collection[int]
-) -> Any:
-    rows = rows_of(spans, plan, shown)
+def _figure(spans: list[Span], plan: Plan, costs: Costs, title: str) -> Any:
+    rows = rows_of(spans, plan, range(len(plan.replicas)))
     step_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
     height = min(_ROW_INCHES * rows[-1].end + 1.2, _MOST_INCHES)
     figure = new_figure(height)

@@ -25,7 +25,6 @@ from hetjax.mesh.multihost import value_here
 from hetjax.plans.plan import Group, StageKey
 from hetjax.plans.worker_map import WorkerMap
 from hetjax.runtime.execution.checking.checks import (
-    NO_CHECKS,
     StepChecks,
     disagreements,
 )
@@ -52,8 +51,8 @@ class GradientSync(ABC):
         holders: Mapping[Group, Sequence[StageKey]],
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
-        loss_scale: float | None = None,
-        checks: StepChecks = NO_CHECKS,
+        loss_scale: float | None,
+        checks: StepChecks,
     ) -> None:
         self._holders, self._num_tokens, self._losses = holders, num_tokens, losses
         self._loss_scale, self._checks = loss_scale, checks
@@ -133,8 +132,8 @@ class LocalSync(GradientSync):
         num_stages: int,
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
-        loss_scale: float | None = None,
-        checks: StepChecks = NO_CHECKS,
+        loss_scale: float | None,
+        checks: StepChecks,
     ) -> None:
         super().__init__(holders, num_tokens, losses, loss_scale, checks)
         self._num_stages, self.sent = num_stages, Tally()
@@ -184,8 +183,8 @@ class PeerSync(GradientSync):
         num_tokens: int,
         wire: np.dtype,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
-        loss_scale: float | None = None,
-        checks: StepChecks = NO_CHECKS,
+        loss_scale: float | None,
+        checks: StepChecks,
     ) -> None:
         super().__init__(holders, num_tokens, losses, loss_scale, checks)
         self._peers, self._pool, self._members = peers, pool, members

@@ -82,7 +82,7 @@ def _check_is_no_copy(
             f"checkpoint (--adopt {held_for.run}), and stop using the original",
         )
     try:
-        await_end(there, f"{what}, which", report_line, held_for=held_for)
+        await_end(there, f"{what}, which", report_line, held_for)
     except LeaseHeld as held:
         fix = f"wait for it or stop it, then resume there (--run-dir {path})"
         raise LeaseHeld(got=held.got, allowed=held.allowed, fix=fix) from held

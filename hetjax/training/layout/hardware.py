@@ -107,9 +107,7 @@ def choose_hardware(
     return Hardware(cluster=cluster, devices=devices, source=_source(config, given))
 
 
-def with_needed_launcher(
-    config: RunConfig, preset: Preset, given: Cluster | None = None
-) -> RunConfig:
+def with_needed_launcher(config: RunConfig, given: Cluster | None = None) -> RunConfig:
     """Return the settings, with worker processes if one process is not enough.
 
     A process can have GPUs of only one kind. If the run uses one kind of those that are
