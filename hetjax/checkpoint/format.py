@@ -256,6 +256,20 @@ def attempt(host: Mapping[str, Any]) -> str:
     return str(host.get("attempt", ""))
 
 
+def other_model(checkpoint: str, differs: str, alike: str = "") -> BadInput:
+    """Return the error for a checkpoint whose arrays are not this run's.
+
+    `alike` says how arrays are compared.
+    """
+    return BadInput(
+        got=f"{checkpoint} is from another model or optimizer: {differs}",
+        allowed="a checkpoint with the arrays of this run's model and optimizer"
+        + alike,
+        fix="use the run's original configuration (config.json in its directory), or "
+        "start a new run with another --run-dir",
+    )
+
+
 def _check_names(found: Manifest) -> None:
     """Raise ValueError if a name is invalid or would lead outside the step's folder."""
     if type(found.step) is not int or not 0 <= found.step < _END_OF_STEPS:

@@ -36,6 +36,7 @@ from hetjax.checkpoint.format import (
     Manifest,
     attempt,
     from_text,
+    other_model,
     read_manifest_text,
     split_leaves,
     step_directory,
@@ -358,13 +359,10 @@ def _difference(saved: Entry | None, asked: Entry) -> str:
 def _other_model(checkpoint: Checkpoint, differences: list[str]) -> BadInput:
     named = "; ".join(differences[:_NUM_NAMED])
     others = len(differences) - _NUM_NAMED
-    return BadInput(
-        got=f"checkpoint {checkpoint.path} is from another model or optimizer: {named}"
-        + (f"; and {others} more" if others > 0 else ""),
-        allowed="a checkpoint with the arrays of this run's model and optimizer: "
-        "the same names, shapes and dtypes",
-        fix="use the run's original configuration (config.json in its directory), or "
-        "start a new run with another --run-dir",
+    return other_model(
+        f"checkpoint {checkpoint.path}",
+        named + (f"; and {others} more" if others > 0 else ""),
+        alike=": the same names, shapes and dtypes",
     )
 
 

@@ -10,18 +10,17 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TypeVar
 
 from hetjax.checkpoint.storage import open_store
+from hetjax.checkpoint.stores.store import answer_within
 from hetjax.cluster.catalogue import canonical_name, device_spec
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.diagnosis.devices import MARK
@@ -42,8 +41,6 @@ from hetjax.files.parsing import json_value
 from hetjax.mesh.accelerators import visible_accelerator
 from hetjax.mesh.driver import driver_cards
 from hetjax.training.directory.rundir import locked
-
-T = TypeVar("T")
 
 _NAMED = ("hetjax", "jax", "jaxlib", "flax", "libtpu", "nvidia-cudnn-cu12")
 _PLUGIN = "jax-"  # of cuda12, cuda13, rocm7: plugins and their runtimes
@@ -156,7 +153,7 @@ def _run_dir_in_time(path: Path) -> RunDirectory:
     late = f"run directory {str(path)!r} does not answer in {_DISK_S:g} s"
     fix = "check that its file server is up (mount, df), or give another --run-dir"
     try:
-        return within(_DISK_S, lambda: run_directory(path))
+        return answer_within(_DISK_S, lambda: run_directory(path))
     except TimeoutError:
         return RunDirectory(path=str(path), error=late, fix=fix)
 
@@ -166,8 +163,7 @@ def run_directory(path: Path) -> RunDirectory:
     try:
         with locked(path):
             pass
-        folder = next(p for p in (path, *path.absolute().parents) if p.is_dir())
-        return _written(RunDirectory(path=str(path)), folder)
+        return _written(RunDirectory(path=str(path)), nearest_folder(path))
     except BadInput as bad:
         return RunDirectory(path=str(path), error=bad.got, fix=bad.fix)
     except OSError as error:
@@ -176,6 +172,11 @@ def run_directory(path: Path) -> RunDirectory:
             error=f"run directory {str(path)!r}: {error.strerror}",
             fix="make room on its disk, or give another --run-dir",
         )
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the folder itself, or the nearest above it that exists."""
+    return next(p for p in (path, *path.absolute().parents) if p.is_dir())
 
 
 def _written(found: RunDirectory, folder: Path) -> RunDirectory:
@@ -201,7 +202,7 @@ def store_answer(url: str, endpoint: str | None = None) -> StoreAnswer:
     """Use the store as a run does."""
     start_s = time.perf_counter()
     try:
-        ahead_s = within(
+        ahead_s = answer_within(
             _STORE_S, lambda: trial(open_store(url, endpoint=endpoint), url)
         )
     except TimeoutError:
@@ -227,20 +228,3 @@ def port(number: int) -> Port:
     except OSError as error:
         return Port(number=number, error=error.strerror or str(error))
     return Port(number=number)
-
-
-def within(limit_s: float, act: Callable[[], T]) -> T:
-    """Return the result of `act` in a thread. Raises TimeoutError after the limit.
-
-    The thread then continues: nothing can end a thread that waits for a dead disk.
-    """
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(act())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return done.result(limit_s)

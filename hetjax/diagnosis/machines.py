@@ -20,6 +20,7 @@ from tempfile import NamedTemporaryFile
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.machines import Machine
 from hetjax.diagnosis.facts import Machines, OtherMachine, Peer
+from hetjax.diagnosis.gathering import nearest_folder
 from hetjax.diagnosis.on_machine import read_machine, versions_here
 from hetjax.diagnosis.peers import answer, listen
 from hetjax.diagnosis.way_between import measured_from
@@ -124,9 +125,8 @@ def _file_of(run_dir: Path | None) -> Iterator[str]:
     if run_dir is None:
         yield ""
         return
-    folder = next(p for p in (run_dir, *run_dir.absolute().parents) if p.is_dir())
     try:
-        file = NamedTemporaryFile(dir=folder, prefix=".hetjax-doctor-")
+        file = NamedTemporaryFile(dir=nearest_folder(run_dir), prefix=".hetjax-doctor-")
     except OSError:  # reported by the check of the run directory
         yield ""
         return

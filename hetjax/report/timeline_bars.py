@@ -30,6 +30,7 @@ _KINDS = {
 }
 _STRIPS = ("y", "dx", "REDUCE")  # under each row, in this order, if there are any
 STRIP, GAP, HEADING = 0.22, 0.3, 0.6  # heights in rows
+FILLED = 0.84  # of a strip's height
 _LIGHTEST = 0.6  # limit of the shade of later interleaved stages
 
 

@@ -46,7 +46,7 @@ from hetjax.training.fetching.models import ModelSource, model_sources
 from hetjax.training.fetching.text import text_files
 from hetjax.training.launchers import launcher_of
 from hetjax.training.layout.compiled_memory import compile_again, compile_all
-from hetjax.training.layout.hardware import is_virtual, on_cpus
+from hetjax.training.layout.hardware import on_cpus
 from hetjax.training.layout.plan_choice import (
     next_plan,
     precise_plan,
@@ -60,7 +60,7 @@ from hetjax.training.recovery.membership import Membership
 from hetjax.training.recovery.notice_sources import Notice
 from hetjax.training.recovery.standby_plans import StandbyPlans
 from hetjax.training.recovery.step_checking import SpikeRule, StepChecking
-from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.config import RunConfig, is_virtual
 from hetjax.training.settings.run_settings import kept_settings, settings_to_compare
 from hetjax.training.start import Start
 from hetjax.training.worker import (

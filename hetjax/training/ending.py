@@ -18,6 +18,7 @@ from hetjax.errors import RunFailed, counted_noun
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.directory import rundir
+from hetjax.training.directory.best import VAL_LOSS
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.own_disks import folders_apart, gathering_folder
 from hetjax.training.directory.rundir import LOGS
@@ -63,7 +64,7 @@ def finish(
     # no step has a line if metrics.jsonl was lost after the last step
     speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
     recorder.note(
-        f"done: {counted_noun(num_steps, 'step')}, val_loss {last['val_loss']:.4f}, "
+        f"done: {counted_noun(num_steps, 'step')}, val_loss {last[VAL_LOSS]:.4f}, "
         f"val_bits_per_byte {last['val_bits_per_byte']:.4f}{speed}"
     )
     recorder.note(

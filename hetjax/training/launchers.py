@@ -23,8 +23,8 @@ from hetjax.runtime.worker.service import Work
 from hetjax.training.directory.own_disks import gathering_folder
 from hetjax.training.directory.progress import evaluated
 from hetjax.training.directory.rundir import JOINS, LOGS
-from hetjax.training.layout.hardware import Hardware, is_virtual
-from hetjax.training.settings.config import RunConfig
+from hetjax.training.layout.hardware import Hardware
+from hetjax.training.settings.config import RunConfig, is_virtual
 
 
 def launcher_of(

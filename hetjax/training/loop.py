@@ -19,6 +19,7 @@ from hetjax.costs.utilization import DeviceUse
 from hetjax.data.dataset import Dataset
 from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.runtime.execution.commit import StepCommit
+from hetjax.training.directory.best import VAL_LOSS
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.observers.slow_devices import SlowDevices
 from hetjax.training.observers.tracing import Tracing
@@ -262,7 +263,7 @@ class Loop:
             got = f"validation loss {loss} after step {step}"
             raise diverged(got, self.config, self.saving.newest())
         bits_per_byte = loss / math.log(2) / self.dataset.bytes_per_token
-        line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
+        line = {"step": step, VAL_LOSS: loss, "val_bits_per_byte": bits_per_byte}
         self.recorder.evaluation(line, self.config.steps)
         self.evaluated.add(step)
         self.saving.best.on_evaluated(step, loss)

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
-from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.launchers.reprovisioning import Follow
 from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
-from hetjax.report.prediction import SimulatedStep
 from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
 from hetjax.training.directory.identity import BASE
@@ -35,7 +33,11 @@ from hetjax.training.observers.dispatch import Dispatcher
 from hetjax.training.observers.goodput import Spent
 from hetjax.training.observers.records import StartRecord
 from hetjax.training.observers.slow_devices import SlowDevices, watches
-from hetjax.training.observers.step_comparison import StepComparison, learn_step
+from hetjax.training.observers.step_comparison import (
+    Predict,
+    StepComparison,
+    learn_step,
+)
 from hetjax.training.recorder import Recorder
 from hetjax.training.recovery.driver import Driver
 from hetjax.training.recovery.notice_sources import Notice
@@ -47,8 +49,6 @@ from hetjax.training.settings.presets import Preset
 from hetjax.training.settings.run_settings import PASSING
 from hetjax.training.settings.values import flat_values
 from hetjax.training.start import Start, describe, with_other_plan
-
-Predict = Callable[[Plan, Cluster], SimulatedStep]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

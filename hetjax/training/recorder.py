@@ -222,7 +222,7 @@ def missing_steps(lines: Sequence[Mapping[str, Any]], last: int) -> list[int]:
     >>> missing_steps([{"step": 1, "loss": 2.0}, {"step": 3, "reason": "overflow"}], 4)
     [2, 4]
     """
-    recorded = {line["step"] for line in lines if "val_loss" not in line}
+    recorded = {line["step"] for line in lines if VAL_LOSS not in line}
     return sorted({*range(1, last + 1)} - recorded)
 
 

@@ -30,6 +30,7 @@ from hetjax.optimizers.learning_rate import LearningRates
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training.directory import rundir
+from hetjax.training.directory.best import VAL_LOSS
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.own_disks import lacks_results
 from hetjax.training.directory.progress import (
@@ -157,7 +158,7 @@ class Session(ExitStack):
         """Return the line of `metrics.jsonl` with the validation loss of the state."""
         self._look(shown, lambda loop: loop.evaluate(loop.driver.at))
         lines = read_journal(self._config.run_dir / rundir.METRICS)
-        return next(line for line in reversed(lines) if "val_loss" in line)
+        return next(line for line in reversed(lines) if VAL_LOSS in line)
 
     def sample(self, shown: Display, evaluation: EvaluationConfig) -> str:
         """Return a text that is sampled from the model."""

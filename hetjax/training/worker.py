@@ -51,7 +51,7 @@ from hetjax.training.fetching.models import ModelSource, use_models
 from hetjax.training.fetching.text import text_here
 from hetjax.training.recovery.notices import Watch
 from hetjax.training.serving_worker import ServingWork, is_serving, model_of, stages_for
-from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.config import RunConfig, is_virtual
 from hetjax.training.settings.values import config_values, read_config
 
 
@@ -248,14 +248,14 @@ def _runtime(
 
 def device_kinds(config: RunConfig, cluster: Cluster) -> dict[str, str]:
     """Return the kind of device by node; CPU if CPUs stand in for the devices."""
-    is_cpu = config.simulate or config.platform == "cpu"
+    is_cpu = is_virtual(config)
     return {node.name: CPU if is_cpu else node.device for node in cluster.nodes}
 
 
 def _devices(worker: str, cluster: Cluster, config: RunConfig) -> Sequence[jax.Device]:
     """Return the devices of the worker's node, including those of its other hosts."""
     (node,) = cluster.nodes
-    if config.simulate or config.platform == "cpu" or node.device == "cpu":
+    if is_virtual(config) or node.device == "cpu":
         simulate_devices(node.devices_per_host)
     else:
         check_accelerator_used()

@@ -42,6 +42,7 @@ from hetjax.checkpoint.stores.s3_pieces import (
     record_said,
 )
 from hetjax.checkpoint.stores.store import (
+    SLOWEST_BYTES_PER_S,
     BandwidthLimit,
     CorruptData,
     TransientError,
@@ -52,7 +53,6 @@ from hetjax.checkpoint.stores.store import (
     text_of,
 )
 
-_SLOWEST_BYTES_PER_S = 50e3  # as in `store.py` for whole files
 _CONNECT_S, _LONGEST_S = 20.0, 24 * 3600.0
 _T = TypeVar("_T")
 Protection = Literal["crc64", "tls", "sha256"]
@@ -95,7 +95,7 @@ class S3Store:
         self.limit, self._pause_s = limit or BandwidthLimit(), pause_s
         protection = protection or protection_of(endpoint)
         client = partial(_client, bucket, login, endpoint, protection)
-        slow_s = timeout_s + PIECE_BYTES / _SLOWEST_BYTES_PER_S
+        slow_s = timeout_s + PIECE_BYTES / SLOWEST_BYTES_PER_S
         self._ask = client(silence_s=timeout_s, most_s=timeout_s)
         self._upload = client(silence_s=slow_s, most_s=slow_s)
         self._download = client(silence_s=timeout_s, most_s=_LONGEST_S)

@@ -24,7 +24,7 @@ from hetjax.errors import BadInput
 NUM_ATTEMPTS = 10
 CALL_S = 60.0  # timeout of a list, a text or a removal
 LAST_UPLOAD_S = 3600.0  # timeout of uploads in flight when a run ends
-_SLOWEST_BYTES_PER_S = 50e3  # the timeout of a file allows for this rate
+SLOWEST_BYTES_PER_S = 50e3  # the timeout of a file allows for this rate
 _NUM_SHARES = 16  # at most, of the upload limit
 _MAX_PAUSE_S = 30.0
 _T = TypeVar("_T")
@@ -192,7 +192,7 @@ class TimeLimitedStore:
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
         share = self.limit.bytes_per_s / _NUM_SHARES
-        limit_s = CALL_S + record.size_bytes / min(_SLOWEST_BYTES_PER_S, share)
+        limit_s = CALL_S + record.size_bytes / min(SLOWEST_BYTES_PER_S, share)
         what = f"writing {name} to {self}"
         within(limit_s, what, lambda: self._store.put(name, path, record))
 
@@ -201,7 +201,7 @@ class TimeLimitedStore:
         within(CALL_S, what, lambda: self._store.put_text(name, text))
 
     def get(self, name: str, path: Path, record: FileRecord) -> None:
-        limit_s = CALL_S + record.size_bytes / _SLOWEST_BYTES_PER_S
+        limit_s = CALL_S + record.size_bytes / SLOWEST_BYTES_PER_S
         what = f"reading {name} of {self}"
         within(limit_s, what, lambda: self._store.get(name, path, record))
 
@@ -225,6 +225,21 @@ class TimeLimitedStore:
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
     """Return or raise what `act` does, or a StoreError with `what` after `limit_s`."""
+    try:
+        return answer_within(limit_s, act)
+    except NoAnswer as error:
+        raise StoreError(f"{what}: no answer within {limit_s:.0f} s") from error
+
+
+class NoAnswer(TimeoutError):
+    """A call has not ended within its limit."""
+
+
+def answer_within(limit_s: float, act: Callable[[], _T]) -> _T:
+    """Return or raise what `act` does in a thread, or NoAnswer after `limit_s`.
+
+    The thread then continues: nothing can end a thread that waits for a dead disk.
+    """
     outcome: Future[_T] = Future()
 
     def work() -> None:
@@ -237,6 +252,6 @@ def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
     try:
         return outcome.result(limit_s)
     except TimeoutError as error:
-        if outcome.done():  # the store's own timeout
+        if outcome.done():  # the call's own timeout
             raise
-        raise StoreError(f"{what}: no answer within {limit_s:.0f} s") from error
+        raise NoAnswer from error

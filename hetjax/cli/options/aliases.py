@@ -55,19 +55,19 @@ _FLAGS = {
 _NOT_OFF = {"bf16": ("bfloat16 is the default of most devices", "--dtype float32")}
 _BATCH = (
     "the batch is all sequences of a step, over devices and microbatches",
-    ("--global-batch N"),
+    "--global-batch N",
 )
 _EPOCHS = (
     "a run's length is in steps; an epoch is tokens / (seq-len x global-batch)",
-    ("--steps N"),
+    "--steps N",
 )
 _LAYOUT = (
     "the planner chooses how to split the model over the devices",
-    ("leave it out, or give --plan FILE"),
+    "leave it out, or give --plan FILE",
 )
 _DEVICES = (
     "a run uses the devices here, or those of a cluster file",
-    ("leave it out, or give --cluster FILE"),
+    "leave it out, or give --cluster FILE",
 )
 _STEPS = "every step is a line of metrics.jsonl in the run directory"
 _TRACKED = f"{_STEPS}; observers of train get it, too"
@@ -76,15 +76,15 @@ _TENSORBOARD = _TRACKED, "--observer tensorboard"
 _RESUMES = "the same command resumes from the last checkpoint", "leave it out"
 _MODEL = (
     "the model comes first, without an option",
-    ("hetjax train FOLDER, with its config.json and weights"),
+    "hetjax train FOLDER, with its config.json and weights",
 )
 _EVERY = (
     "checkpoints and evaluations come every N steps",
-    ("--checkpoint.every N --evaluation.every N"),
+    "--checkpoint.every N --evaluation.every N",
 )
 _COMPILED = (
     "every program is compiled, and attention uses its device's kernel",
-    ("leave it out"),
+    "leave it out",
 )
 _RATE = "a schedule has a shape, and a final learning rate as a fraction of its peak"
 _SCHEDULE = _RATE, "--optimizer.schedule cosine --optimizer.final-fraction 0"
@@ -92,7 +92,7 @@ _REMAT = "the planner chooses for each stage what to recompute", "leave it out"
 _TEXT = "text is read from files", "--data.path FILE"
 _FROZEN = (
     "adapters are trained over frozen weights in fewer bits",
-    ("--lora.rank 16 --lora.frozen nf4"),
+    "--lora.rank 16 --lora.frozen nf4",
 )
 # Names with another meaning here: why, and what to type.
 _UNLIKE = {

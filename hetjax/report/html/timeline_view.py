@@ -17,6 +17,7 @@ from hetjax.report.layout_rows import alike_replicas, spelled
 from hetjax.report.metrics import ms
 from hetjax.report.prediction import lane_name, predicted_spans
 from hetjax.report.timeline_bars import (
+    FILLED,
     GAP,
     STRIP,
     Bar,
@@ -251,7 +252,7 @@ def _bands(rows: Sequence[Row], top: float) -> Iterator[Band]:
             yield Band(kind="band", top=place, height=1 - _CUT)
         for i in range(len(row.strips)):
             place = round(top + row.bottom + STRIP * i, 3)
-            yield Band(kind="strip", top=place, height=round(STRIP * 0.84, 3))
+            yield Band(kind="strip", top=place, height=round(STRIP * FILLED, 3))
 
 
 def _cuts(rows: Sequence[Row], top: float) -> Iterator[float]:
@@ -287,7 +288,7 @@ def _drawn(bar: Bar, top: float) -> DrawnBar:
         x=f"{bar.start_ms:.7g}",
         y=f"{bar.top + top:.4g}",
         width=f"{bar.width_ms:.6g}",
-        height=f"{bar.height * (0.84 if span.lane else 1):.4g}",
+        height=f"{bar.height * (FILLED if span.lane else 1):.4g}",
         words=words,
         number=None if bar.is_rest else bar.number,
         times=f"{start_ms:.7g} {length_ms:.6g}" if is_part else "",

@@ -26,6 +26,7 @@ from hetjax.report.pictures.picture import (
     titled_axes,
 )
 from hetjax.report.timeline_bars import (
+    FILLED,
     GAP,
     HEADING,
     STRIP,
@@ -80,7 +81,7 @@ def _draw_idle(axes: Any, row: Row, step_ms: float) -> None:
     for strip in range(len(row.strips)):
         y = row.bottom + (strip + 0.08) * STRIP
         band = {"facecolor": _BAND, "linewidth": 0, "zorder": 0}
-        axes.add_patch(rectangle((0, y), step_ms, 0.84 * STRIP, **band))
+        axes.add_patch(rectangle((0, y), step_ms, FILLED * STRIP, **band))
 
 
 def _draw_bars(axes: Any, bars: list[Bar]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hetjax.checkpoint.format import other_model
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
     Assignment,
@@ -27,7 +28,6 @@ from hetjax.checkpoint.recovery_plan import (
 from hetjax.checkpoint.run_identity import is_ours
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
-from hetjax.errors import BadInput
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery_decisions import (
     ASK_STORE,
@@ -197,12 +197,9 @@ def _check_same_model(
     if not unknown:
         return
     named = "; ".join(unknown[:_NUM_NAMED])
-    raise BadInput(
-        got=f"the checkpoint of step {save[0]} is from another model or optimizer: "
+    raise other_model(
+        f"the checkpoint of step {save[0]}",
         f"{len(unknown)} of its slices do not exist in this run, such as {named}",
-        allowed="a checkpoint with the arrays of this run's model and optimizer",
-        fix="use the run's original configuration (config.json in its directory), or "
-        "start a new run with another --run-dir",
     )
 
 

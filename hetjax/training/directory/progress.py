@@ -19,7 +19,7 @@ from hetjax.launchers.table import LAUNCHERS
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.progress import Display
 from hetjax.training.directory import rundir
-from hetjax.training.directory.best import BestCheckpoint
+from hetjax.training.directory.best import BestCheckpoint, losses_of
 from hetjax.training.directory.identity import Claim, settled
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.leftover_checkpoints import identify, saved_here
@@ -87,8 +87,7 @@ def check_reached(step: int, config: RunConfig) -> None:
 
 def evaluated(run_dir: Path) -> set[int]:
     """Return the steps after which the run was evaluated."""
-    lines = read_journal(run_dir / rundir.METRICS)
-    return {line["step"] for line in lines if "val_loss" in line}
+    return set(losses_of(read_journal(run_dir / rundir.METRICS)))
 
 
 def best_so_far(config: RunConfig) -> BestCheckpoint:

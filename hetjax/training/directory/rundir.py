@@ -52,22 +52,20 @@ JOINS = "join"  # what machines need to join: a certificate, tokens
 _LOCK, LEASE = ".lock", ".lease"
 # What may exist before config.json: a start that was killed has written some of it
 _BEFORE_CONFIG = (
-    *(
-        _LOCK,
-        LEASE,
-        CLUSTER,
-        PLAN,
-        MODEL,
-        *FILES,
-        METRICS,
-        EVENTS,
-        PROFILE,
-        COMPILED,
-        COMPILED_DETERMINISTIC,
-        LOG,
-        LOGS,
-        JOINS,
-    ),
+    _LOCK,
+    LEASE,
+    CLUSTER,
+    PLAN,
+    MODEL,
+    *FILES,
+    METRICS,
+    EVENTS,
+    PROFILE,
+    COMPILED,
+    COMPILED_DETERMINISTIC,
+    LOG,
+    LOGS,
+    JOINS,
 )
 
 

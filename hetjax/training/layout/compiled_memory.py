@@ -28,8 +28,7 @@ from hetjax.planner.model.costing import check_plan_fits
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.runtime.control.controller import Controller
 from hetjax.training.directory.rundir import COMPILED, COMPILED_DETERMINISTIC
-from hetjax.training.layout.hardware import is_virtual
-from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.config import RunConfig, is_virtual
 
 Progress = Callable[[int, int], None]
 

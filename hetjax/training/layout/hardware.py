@@ -45,7 +45,7 @@ from hetjax.mesh.accelerators import (
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.profiling.found_apart import as_found_apart, run_here
 from hetjax.profiling.found_here import as_found, cluster_here
-from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.config import RunConfig, is_virtual
 from hetjax.training.settings.presets import Preset
 
 _MOST_SIMULATED = 4096  # devices
@@ -267,11 +267,6 @@ def _wants_accelerators(config: RunConfig, cluster: Cluster) -> bool:
     if is_virtual(config):
         return False
     return any(node.device != "cpu" for node in cluster.nodes)
-
-
-def is_virtual(config: RunConfig) -> bool:
-    """Return whether the run uses only CPUs, whatever is here."""
-    return config.simulate or config.platform == "cpu"
 
 
 def on_cpus(config: RunConfig, cluster: Cluster) -> bool:

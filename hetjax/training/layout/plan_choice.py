@@ -46,10 +46,9 @@ from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.directory.rundir import CALIBRATION, PROFILE, SLOW, Previous
 from hetjax.training.layout.compiled_memory import read_run_compiled
-from hetjax.training.layout.hardware import is_virtual
 from hetjax.training.layout.plan_model import check_is_for_model, is_for_model
 from hetjax.training.settings.checks import option
-from hetjax.training.settings.config import RunConfig
+from hetjax.training.settings.config import RunConfig, is_virtual
 from hetjax.training.settings.presets import Preset
 
 _SIZES = (1, 2, 4, 8)  # microbatch sizes and tensor degrees that are always tried

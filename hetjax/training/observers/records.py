@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from hetjax.training.directory.best import VAL_LOSS
+
 _OF_SLOW = ("what", "who", "factor", "since", "evidence")
 
 Outcome = Literal["finished", "stopped", "failed"]
@@ -59,7 +61,7 @@ class EvaluationRecord:
     @property
     def loss(self) -> float:
         """Nats per token, over the validation text."""
-        return self.metrics["val_loss"]
+        return self.metrics[VAL_LOSS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +144,7 @@ def record_of_line(line: Mapping[str, Any]) -> Record | None:
     """
     step, event = line["step"], line.get("event")
     match event:
-        case None if "val_loss" in line:
+        case None if VAL_LOSS in line:
             return EvaluationRecord(step=step, metrics=_numbers(line))
         case None:
             reason = line.get("reason") if line.get("skipped") else None

@@ -5,7 +5,6 @@ Owns which files are read, and that a run does not fail if its report does. Does
 the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +24,9 @@ from hetjax.schedule.simulation.trace import Span, traced_spans
 from hetjax.training.directory import rundir
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.rundir import Previous
-from hetjax.training.observers.step_comparison import predict_step
+from hetjax.training.observers.step_comparison import Predict, predict_step
 from hetjax.training.run_model import run_model
 from hetjax.training.settings.values import flat_values
-
-Predict = Callable[[Plan, Cluster], SimulatedStep]
 
 
 def report_of(run_dir: str | Path, *, allow_model_code: str | None = None) -> RunReport:

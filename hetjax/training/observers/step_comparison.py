@@ -59,6 +59,8 @@ _LOOKS = (4, 8, 16, 32)
 _UNLIKE = 1.03
 _FAR_OFF = 1.25
 
+Predict = Callable[[Plan, Cluster], SimulatedStep]
+
 
 def predict_step(
     config: RunConfig, model: Model, plan: Plan, cluster: Cluster
@@ -250,7 +252,7 @@ class StepComparison:
     on a shared machine tell little.
     """
 
-    predict: Callable[[Plan, Cluster], SimulatedStep]
+    predict: Predict
     learn: Learn
     is_simulated: bool
     _plan: tuple[Plan, Cluster] | None = None

@@ -217,3 +217,8 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     join: JoinConfig = field(default_factory=JoinConfig)
+
+
+def is_virtual(config: RunConfig) -> bool:
+    """Return whether the run uses only CPUs, whatever is here."""
+    return config.simulate or config.platform == "cpu"
