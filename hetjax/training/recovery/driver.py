@@ -18,13 +18,13 @@ import numpy as np
 from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.run_identity import RunIdentity
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.launchers.launcher import Launcher
 from hetjax.plans.plan import Plan
-from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.gathering import OnBegin
+from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.checking.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -41,10 +41,9 @@ from hetjax.training.recovery.recovered import (
     Rerouted,
     RolledBack,
     difference,
-    left_out,
     recovered,
     state_lost,
-    verdict,
+    with_loss,
 )
 from hetjax.training.recovery.surviving_state import SurvivingState
 
@@ -54,9 +53,7 @@ _Answer = TypeVar("_Answer")
 class Driver:
     """Drives the run of a controller, whose workers `begin` starts.
 
-    `plan` and `cluster` are the current ones. `missing` returns absent nodes, from any
-    thread; `places` returns the folders of workers that do not see the run's directory.
-    `resumed` says where the state is from. `move_to` requests another plan.
+    `plan` and `cluster` are the current ones; `resumed` says where the state is from.
     `on_recovery` is called after each recovery and reroute, `on_lost` for each lost
     worker. Leaving `with` closes `stack`, too.
     """
@@ -70,34 +67,37 @@ class Driver:
         cluster: Cluster,
         validation_weights: Sequence[float],
     ) -> None:
-        self._controller, self._launcher = controller, launcher
-        self.stack, self.forget_plans = ExitStack(), config.standby_plans.forget
-        self._config, self._at, self._losses = config, 0, Losses()
-        self._surviving = found = SurvivingState(controller, config, self.leave)
+        self._controller = controller
+        self._launcher = launcher
+        self._config = config
+        self._surviving = SurvivingState(controller, config, self.leave)
         self._degraded = DegradedMode(controller, launcher, config)
-        self._has_begun, self._has_given_up, self._last_saved = False, False, None
-        self.resumed: Mapping[str, Any] | None = None
-        self._commit: StepCommit | None = None
         self._current = CurrentPlan(cluster, controller.plan, config)
         self._fresh = FreshWorkers(controller, launcher, config)
-        self.missing, self.places = config.membership.missing, found.places
-        self.move_to, self.timing = self._current.move_to, controller.timing
-        self.leave_out = config.checking.leave_out  # of training, for steps to come
+        self._at = 0
+        self._losses = Losses()
+        self._has_begun = False
+        self._has_given_up = False
+        self._last_saved: int | None = None
+        self._commit: StepCommit | None = None
+        self.stack = ExitStack()
+        self.timing = controller.timing
+        self.resumed: Mapping[str, Any] | None = None
         self.validation_weights = validation_weights
         self.on_recovery: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.on_lost: Callable[[WorkerLost], None] = lambda lost: None
         self.must_give_up: Callable[[], bool] = lambda: False
 
-    def begin(self) -> recovery.Restored | None:
+    def begin(self) -> Restored | None:
         """Start all workers with the newest state; return it, or None for the first.
 
         A worker that is lost meanwhile is restarted. Raises WorkerLost if that does not
         help or if the worker failed by itself, BadInput, and NoFeasiblePlan if the
         compiled programs need more memory than there is.
         """
-        restored = self._restored_at_last(None, Clock())
+        restored = self._until_restored(None, Clock())
         self._has_begun, self._losses = True, Losses()
-        self._config.on_restored(restored or recovery.Restored(step=0))
+        self._config.on_restored(restored or Restored(step=0))
         if restored is not None:
             self._at = self._controller.saved = restored.step
             self._controller.safe = restored.step, attempt(restored.host)
@@ -168,6 +168,21 @@ class Driver:
         """Return the logits_V that follow the (last seq_len) tokens."""
         return self._surely(lambda: self._controller.next_logits(tokens))
 
+    def missing(self) -> Sequence[Node]:
+        return self._config.membership.missing()
+
+    def places(self) -> Mapping[str, str]:
+        return self._surviving.places()
+
+    def move_to(self, plan: Plan | None) -> None:
+        self._current.move_to(plan)
+
+    def leave_out(self, steps: range) -> None:
+        self._config.checking.leave_out(steps)
+
+    def forget_plans(self) -> None:
+        self._config.standby_plans.forget()
+
     @property
     def plan(self) -> Plan:
         return self._current.plan
@@ -214,7 +229,7 @@ class Driver:
         self.on_recovery(recovered(reason, at, restored, clock, self.cluster))
         return restored.step
 
-    def _restored_anew(self) -> recovery.Restored:
+    def _restored_anew(self) -> Restored:
         controller, storage = self._controller, self._surviving.storage
         controller.drop_state(storage)
         if self._degraded.missing:
@@ -222,7 +237,7 @@ class Driver:
         held = self._surviving.on_disk(controller.workers)
         if controller.saved is None:
             self._begin_anew(held)
-            return recovery.Restored(step=0)
+            return Restored(step=0)
         found = recovery.restore(controller, held, storage, most=controller.saved)
         if found is None:
             raise state_lost(controller.saved)
@@ -287,7 +302,7 @@ class Driver:
         self._fresh.started = {*self._degraded.missing}
         cause = lost or self._degraded.lost
         with self._controller.connections.interrupted_by(self._check_time):
-            restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
+            restored = self._until_restored(lost, clock) or Restored(step=0)
         self._at = restored.step
         self._config.on_restored(restored)
         plan = None if self.plan == were[1] else self.plan
@@ -301,9 +316,7 @@ class Driver:
             self._has_given_up = True
             raise GivenUp
 
-    def _restored_at_last(
-        self, lost: WorkerLost | None, clock: Clock
-    ) -> recovery.Restored | None:
+    def _until_restored(self, lost: WorkerLost | None, clock: Clock) -> Restored | None:
         """Try to restore until no other worker is lost meanwhile, or too many were."""
         while True:
             if lost is not None:
@@ -318,18 +331,9 @@ class Driver:
         if lost.has_failed and not self._has_begun:
             raise lost  # it would fail again
         self.on_lost(lost)
-        node = node_of(lost.worker)
-        self._losses = self._losses.with_one_of(node)
-        then = verdict(self._losses, node, self._config.recovers)
-        if then == "give up":
-            raise lost
-        if then == "leave the node" and self.leave(node):
-            self._losses = self._losses.without(node)
-            warnings.warn(left_out(node, lost.reason), stacklevel=2)
+        self._losses = with_loss(self._losses, lost, self._config.recovers, self.leave)
 
-    def _restored(
-        self, lost: WorkerLost | None, clock: Clock
-    ) -> recovery.Restored | None:
+    def _restored(self, lost: WorkerLost | None, clock: Clock) -> Restored | None:
         """Try once to restore the state that is left, for the nodes that are there.
 
         Returns None if nothing was ever saved: workers then have the first state.
@@ -353,19 +357,17 @@ class Driver:
         is_first = not self._has_begun
         gone = [worker for worker in new if worker not in left]
         self._fresh.start(gone, self._current.settings, clock, is_first)
-        held += (
-            self._surviving.joining(new) if self._has_begun else self._surviving.found()
-        )
+        held += self._surviving.found() if is_first else self._surviving.joining(new)
         controller.connect(self._config.transport, leaving)
         if is_first:
-            self._compile(clock)  # before state takes up memory
-        in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
+            self._compile(clock, is_first)  # before state takes up memory
+        in_memory = [h.save[0] for h in held if h.tier == "memory"]
         # later saves are of steps that were rolled back
-        most = max([self._at, *in_memory_]) if self._has_begun else None
+        most = None if is_first else max([self._at, *in_memory])
         restored = recovery.restore(
             controller, held, self._surviving.storage, leaving, most
         )
-        if not self._has_begun:
+        if is_first:
             step = None if restored is None else restored.step
             self._config.context.check_begins(held, controller.workers, step)
         if restored is None:
@@ -377,14 +379,12 @@ class Driver:
             controller.connect(self._config.transport)  # without those that left
         clock.lap("move")
         if not is_first:
-            self._compile(clock)  # workers have been compiling meanwhile
+            self._compile(clock, is_first)  # workers have been compiling meanwhile
         self._degraded.forget()
         return restored
 
-    def _compile(self, clock: Clock) -> None:
-        self._config.context.compile(
-            self._controller, self.cluster, is_first=not self._has_begun
-        )
+    def _compile(self, clock: Clock, is_first: bool) -> None:
+        self._config.context.compile(self._controller, self.cluster, is_first=is_first)
         clock.lap("compile")
 
     def _begin_anew(self, held: Sequence[PartialSnapshot]) -> None:

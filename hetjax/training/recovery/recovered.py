@@ -6,14 +6,17 @@ not own the recovery itself (`driver.py`) nor its record (`training/recorder.py`
 """
 
 import time
-from collections.abc import Mapping, Sequence, Set
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control.recovery_decisions import Restored
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 
 
 class RolledBack(Exception):
@@ -152,7 +155,7 @@ def nodes_used(cluster: Cluster, plan: Plan) -> list[Node]:
 
 # Losses without a committed step between them: in all, and of one node
 MOST_LOSSES, MOST_OF_A_NODE = 5, 3
-Verdict = Literal["start again", "leave the node", "give up"]
+LossVerdict = Literal["start again", "leave the node", "give up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +172,32 @@ class Losses:
         return Losses({name: n for name, n in self.by_node.items() if name != node})
 
 
-def left_out(node: str, reason: str) -> str:
-    """Return the warning about a node that is lost again and again."""
+def with_loss(
+    losses: Losses, lost: WorkerLost, recovers: bool, leave: Callable[[str], bool]
+) -> Losses:
+    """Return the losses with this one; raise it if the run gives up.
+
+    If the node is lost again and again, go on without it, if `leave` allows that.
+    """
+    node = node_of(lost.worker)
+    losses = losses.with_one_of(node)
+    then = judge_loss(losses, node, recovers)
+    if then == "give up":
+        raise lost
+    if then == "leave the node" and leave(node):
+        warnings.warn(_left_out(node, lost.reason), stacklevel=3)
+        return losses.without(node)
+    return losses
+
+
+def _left_out(node: str, reason: str) -> str:
     return (
         f"node {node} was lost {MOST_OF_A_NODE} times without a completed step: "
         f"continuing without it ({reason})"
     )
 
 
-def verdict(losses: Losses, node: str, recovers: bool) -> Verdict:
+def judge_loss(losses: Losses, node: str, recovers: bool) -> LossVerdict:
     """Return what to do about the last of these losses, which was of this node."""
     if not recovers or sum(losses.by_node.values()) > MOST_LOSSES:
         return "give up"

@@ -57,10 +57,12 @@ class PastRollback:
     to: int | None
 
 
-Verdict = Literal["go back", "leave the nodes", "give up"]
+RollbackVerdict = Literal["go back", "leave the nodes", "give up"]
 
 
-def verdict(before: Sequence[PastRollback], now: PastRollback) -> Verdict:
+def judge_rollback(
+    before: Sequence[PastRollback], now: PastRollback
+) -> RollbackVerdict:
     """Return what to do: the same fault after the same checkpoint is not chance.
 
     At the second disagreement that names the same nodes, the run leaves them out. It
@@ -82,7 +84,7 @@ class Rollbacks:
 
     def judge(
         self, bad: RollbackNeeded, kept: int | None, config: RunConfig
-    ) -> Verdict:
+    ) -> RollbackVerdict:
         """Return what to do about `bad`; `kept` is the step of the newest checkpoint.
 
         Raises RunFailed if a rollback would not help.
@@ -91,7 +93,7 @@ class Rollbacks:
             self._check_was_chance(bad, kept, config)
             return "go back"
         now = PastRollback(bad.name, bad.nodes, kept)
-        then = verdict(self._before, now)
+        then = judge_rollback(self._before, now)
         self._before.append(now)
         if then == "give up":
             keeps = keeps_spiking if isinstance(bad, Spiked) else keeps_disagreeing

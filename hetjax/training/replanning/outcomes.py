@@ -15,7 +15,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 
 # `stay`: the gain is too uncertain; `say`: the run prints a line; `move`: it moves
-Verdict = Literal["stay", "say", "move"]
+MoveVerdict = Literal["stay", "say", "move"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class PlanWeighed:
 
     name = "weighed"
     step: int
-    verdict: Verdict
+    verdict: MoveVerdict
     move: Move
     plan: Plan
     to: Plan

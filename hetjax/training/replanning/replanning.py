@@ -24,9 +24,9 @@ from hetjax.plans.plan import Plan
 from hetjax.training.recovery.recovered import Recovered, Rerouted
 from hetjax.training.replanning.outcomes import (
     MoveMeasured,
+    MoveVerdict,
     Outcome,
     PlanWeighed,
-    Verdict,
 )
 from hetjax.training.replanning.weighing import Errors, Weighed
 
@@ -144,7 +144,7 @@ class Replanning:
             num_steps=self._num_steps(step, num_left),
         )
         moves = self.move_to is not None
-        verdict: Verdict = "stay"
+        verdict: MoveVerdict = "stay"
         if move.is_worth_it:
             verdict = "move" if moves else "say"
         outcome = PlanWeighed(

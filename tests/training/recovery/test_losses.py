@@ -9,7 +9,7 @@ from hetjax.training.recovery.recovered import (
     MOST_LOSSES,
     MOST_OF_A_NODE,
     Losses,
-    verdict,
+    judge_loss,
 )
 
 CLUSTER = Cluster(
@@ -22,7 +22,7 @@ def verdicts(nodes: str) -> list[str]:
     losses, found = Losses(), []
     for node in nodes:
         losses = losses.with_one_of(node)
-        found.append(verdict(losses, node, recovers=True))
+        found.append(judge_loss(losses, node, recovers=True))
         if found[-1] == "leave the node":
             losses = losses.without(node)
     return found
@@ -41,7 +41,7 @@ def test_too_many_losses_in_all_end_the_run_unless_a_node_that_left_had_them():
 
 
 def test_without_recovery_the_first_loss_ends_the_run():
-    assert verdict(Losses({"a": 1}), "a", recovers=False) == "give up"
+    assert judge_loss(Losses({"a": 1}), "a", recovers=False) == "give up"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ import pytest
 
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.execution.checking.checks import Disagreement
-from hetjax.training.recovery.rollback import PastRollback, Verdict, disagreed, verdict
+from hetjax.training.recovery.rollback import (
+    PastRollback,
+    RollbackVerdict,
+    disagreed,
+    judge_rollback,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,17 +22,17 @@ from hetjax.training.recovery.rollback import PastRollback, Verdict, disagreed, 
     ],
 )
 def test_the_same_again_and_again_from_one_checkpoint_is_no_chance(
-    why: str, nodes: tuple[str, ...], expected: list[Verdict]
+    why: str, nodes: tuple[str, ...], expected: list[RollbackVerdict]
 ):
-    before, found = list[PastRollback](), list[Verdict]()
+    before, found = list[PastRollback](), list[RollbackVerdict]()
     for _ in expected:
         now = PastRollback(why, nodes, 4)
-        found.append(verdict(before, now))
+        found.append(judge_rollback(before, now))
         before.append(now)
     assert found == expected
     # the count restarts for another checkpoint or another node
-    assert verdict(before, PastRollback(why, nodes, 8)) == "go back"
-    assert verdict(before, PastRollback("disagreed", ("b",), 4)) == "go back"
+    assert judge_rollback(before, PastRollback(why, nodes, 8)) == "go back"
+    assert judge_rollback(before, PastRollback("disagreed", ("b",), 4)) == "go back"
 
 
 def test_a_disagreement_is_told_in_the_words_of_the_plan():
