@@ -125,7 +125,7 @@ def saved_files(directory: Path, state: State) -> list[bytes]:
 def save(directory: Path, state: State) -> float:
     with CheckpointWriter(directory, "embedded") as writer:
         start_s = time.perf_counter()
-        writer.save(1, state, {"step": 1})
+        writer.save(1, state, host={"step": 1})
         writer.wait()
         took_s = time.perf_counter() - start_s
     assert steps(directory) == [1]
@@ -182,7 +182,7 @@ def window(run: StageRuntime, writer: CheckpointWriter | None, number: int) -> f
     last = None
     start_s = time.perf_counter()
     if writer is not None:
-        assert writer.save(first, run.entries(), {"step": first})
+        assert writer.save(first, run.entries(), host={"step": first})
     for step in range(first, first + WINDOW_STEPS):
         result = run.step(step, batch)
         assert last is None or np.isfinite(last.loss())

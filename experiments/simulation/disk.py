@@ -86,7 +86,7 @@ class Disk:
         part.committed = replace(part.committed, leaves=leaves)
         return True
 
-    def give_up_after(self, step: int) -> None:
+    def discard_after(self, step: int) -> None:
         for found, worker in [*self.parts]:
             if found > step:
                 del self.parts[found, worker]

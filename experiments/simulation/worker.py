@@ -333,7 +333,7 @@ class SimWorker(Process):
         self._state = None
         self._writer.open(request.storage)
         self._site.giving_up(request.kept)
-        self._writer.give_up_after(request.kept)
+        self._writer.discard_after(request.kept)
         self._site.dropped(self)
         return schema.Done()
 

@@ -33,7 +33,7 @@ class Writer:
         self._keep, self._removed = site.keep, site.removed
         self._threads = site.threads
         self._uploader: Uploader | None = None
-        self._not_stored: int | None = None
+        self._waits_for_upload: int | None = None
         self.newest: Save | None = None
         self.busy = False
         self._waiting: list[Then] = []
@@ -80,17 +80,17 @@ class Writer:
         """Keep all parts on this disk until the next save: others may need them."""
         self._keeps_all = True
 
-    def give_up_after(self, step: int) -> None:
+    def discard_after(self, step: int) -> None:
         """Remove saves of later steps, including those of other workers."""
         if self._uploader is None:
-            self._disk.give_up_after(step)
+            self._disk.discard_after(step)
         if self.newest is not None and self.newest[0] > step:
             self.newest = None
         if self._uploader is not None:
-            if self._not_stored is not None and self._not_stored > step:
-                self._not_stored = None
-            self._uploader.give_up_after(step)
-            self._disk.give_up_after(step)
+            if self._waits_for_upload is not None and self._waits_for_upload > step:
+                self._waits_for_upload = None
+            self._uploader.discard_after(step)
+            self._disk.discard_after(step)
 
     @property
     def is_storing(self) -> bool:
@@ -99,8 +99,8 @@ class Writer:
     def close(self) -> None:
         """Upload the last save, too, and close the uploader."""
         if self._uploader is not None:
-            if self._not_stored is not None:
-                self._uploader.enqueue(self._not_stored)
+            if self._waits_for_upload is not None:
+                self._uploader.enqueue(self._waits_for_upload)
             self._uploader.wait(LAST_UPLOAD_S)
             self._uploader.close()
 
@@ -148,8 +148,8 @@ class Writer:
                 part.committed = replace(whole, is_durable=True)
                 part.before = None
             if self._uploader is not None:
-                self._not_stored = None if order.is_stored else order.step
-                if order.is_stored:
+                self._waits_for_upload = None if order.uploads_now else order.step
+                if order.uploads_now:
                     self._uploader.enqueue(order.step)
             if not self._keeps_all and not self._is_overtaken(whole.save):
                 self._retain(order)

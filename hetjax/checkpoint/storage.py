@@ -178,12 +178,12 @@ class CheckpointStorage:
         return CheckpointWriter(
             directory,
             worker,
-            self.keep,
-            uploader,
-            copies,
-            self._fence(held),
-            self.key(),
-            self.run,
+            keep=self.keep,
+            uploader=uploader,
+            copies=copies,
+            fence=self._fence(held),
+            key=self.key(),
+            run=self.run,
         )
 
     def key(self) -> bytes | None:

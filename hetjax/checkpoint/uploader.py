@@ -88,7 +88,7 @@ class Uploader:
             self._uploaded = {other for other in self._uploaded if other < step}
             self._changed.notify_all()
 
-    def give_up_after(self, step: int) -> None:
+    def discard_after(self, step: int) -> None:
         """Discard later steps that are in the store, or on their way there."""
         with self._changed:
             if self._waiting is not None and self._waiting > step:

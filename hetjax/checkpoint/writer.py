@@ -96,7 +96,9 @@ class CheckpointWriter:
         if run is not None:
             _refuse_others(directory, worker, run)
         self._remove_unfinished()
-        self._not_stored: int | None = None  # committed here, not enqueued for upload
+        self._waits_for_upload: int | None = (
+            None  # committed here, not enqueued for upload
+        )
         self._keeps_all, self._removing = False, threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -111,18 +113,19 @@ class CheckpointWriter:
         self,
         step: int,
         entries: Iterable[tuple[Entry, np.ndarray]],
+        *,
         host: Mapping[str, Any],
         workers: Sequence[str] = (),
         safe: Save | None = None,
-        is_stored: bool = True,
         best: int | None = None,
+        uploads_now: bool = True,
     ) -> bool:
         """Start saving; False, without reading `entries`, if a save is in flight.
 
         `workers` names all workers that save this step (default: this one alone). Save
-        `safe`, the newest that all of them have, and step `best` are kept as well. A
-        step that is not `is_stored` is uploaded only at the end of the run, if no later
-        one was saved. The arrays must not change afterwards; `host` is JSON and is
+        `safe`, the newest that all of them have, and step `best` are kept as well.
+        Unless it `uploads_now`, a step is uploaded only at the end of the run, if no
+        later one was saved. The arrays must not change afterwards; `host` is JSON and is
         copied. A save that fails later warns once, and training continues.
         """
         if self.busy:
@@ -140,7 +143,7 @@ class CheckpointWriter:
             run=UNIDENTIFIED if self._run is None else self._run.id,
         )
         write = self._thread.submit(
-            self._write, manifest, leaves, safe, best, is_stored
+            self._write, manifest, leaves, safe, best, uploads_now
         )
         self._pending = write
         if self._uploader is not None:
@@ -156,7 +159,7 @@ class CheckpointWriter:
         with self._removing:
             self._keeps_all = True
 
-    def give_up_after(self, step: int) -> None:
+    def discard_after(self, step: int) -> None:
         """Discard later steps: remove them here, also copies for peers.
 
         In the store they no longer count. Raises LeaseLost.
@@ -166,10 +169,10 @@ class CheckpointWriter:
             self._fence.check()
         if self.newest is not None and self.newest[0] > step:
             self.newest = None
-        if self._not_stored is not None and self._not_stored > step:
-            self._not_stored = None
+        if self._waits_for_upload is not None and self._waits_for_upload > step:
+            self._waits_for_upload = None
         if self._uploader is not None:
-            self._uploader.give_up_after(step)
+            self._uploader.discard_after(step)
         try:
             remove_after(self.directory, step, self._run)
         except OSError as error:
@@ -201,8 +204,8 @@ class CheckpointWriter:
         finally:
             self._thread.shutdown()
             if self._uploader is not None:
-                if self._not_stored is not None:
-                    self._uploader.enqueue(self._not_stored)
+                if self._waits_for_upload is not None:
+                    self._uploader.enqueue(self._waits_for_upload)
                 self._uploader.lift_limit()
                 self._uploader.wait(LAST_UPLOAD_S)
                 self._uploader.close()
@@ -213,11 +216,10 @@ class CheckpointWriter:
         leaves: _Leaves,
         safe: Save | None,
         best: int | None,
-        is_stored: bool,
+        uploads_now: bool,
     ) -> None:
         step = manifest.step
-        newest = safe and safe[0]
-        also = frozenset(step for step in (newest, best) if step is not None)
+        also = frozenset(s for s in (safe and safe[0], best) if s is not None)
         if not _is_finite(leaves):
             self.not_finite = _save_of(manifest)
             return
@@ -235,8 +237,8 @@ class CheckpointWriter:
                 stacklevel=1,
             )
             return
-        self._not_stored = None if is_stored else step
-        if self._uploader is not None and is_stored:
+        self._waits_for_upload = None if uploads_now else step
+        if self._uploader is not None and uploads_now:
             self._uploader.enqueue(step)
         self._replicate(part, manifest, also)
         with self._removing:

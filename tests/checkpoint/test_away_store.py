@@ -27,11 +27,11 @@ def test_a_worker_saves_while_its_store_is_not_there_and_uploads_once_it_is(
     storage = CheckpointStorage(directory=str(tmp_path / "saves"), cloud=str(place))
     with storage.writer("a") as writer:
         with pytest.warns(UserWarning, match="step 10 "):
-            writer.save(10, state_of(1), {})
+            writer.save(10, state_of(1), host={})
             writer.wait()
             assert writer._uploader is not None and writer._uploader.wait(LONG_S)
         place.unlink()
-        writer.save(20, state_of(2), {})
+        writer.save(20, state_of(2), host={})
     assert steps(tmp_path / "saves") == [10, 20]
     assert committed_steps(FileStore(place)) == [20]
 

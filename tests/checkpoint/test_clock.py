@@ -64,7 +64,7 @@ def test_a_step_saved_again_by_a_later_start_is_the_one_that_counts(
         monkeypatch.setattr(time, "time_ns", lambda at_s=at_s: int(at_s * 1e9))
         with CheckpointWriter(tmp_path, worker) as writer:
             name = AttemptNames(start).new()
-            writer.save(10, state_of(start), {"attempt": name})
+            writer.save(10, state_of(start), host={"attempt": name})
     monkeypatch.undo()
     found = Checkpoint.open(tmp_path)
     for entry, value in state_of(2):

@@ -22,7 +22,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("saved")
     with CheckpointWriter(directory, "embedded") as writer:
         for step in (10, 20):
-            writer.save(step, state_of(step), {"step": step})
+            writer.save(step, state_of(step), host={"step": step})
             writer.wait()
     return directory
 
@@ -150,7 +150,7 @@ def test_a_damaged_step_stays_for_the_user_until_a_newer_save_commits(
     flip(part_20(directory) / "manifest.json", 50)
     with CheckpointWriter(directory, "embedded", keep=2) as writer:
         assert part_20(directory).exists()
-        writer.save(30, state_of(30), {})
+        writer.save(30, state_of(30), host={})
     assert steps(directory) == [10, 30] and not part_20(directory).exists()
 
 
@@ -159,7 +159,7 @@ def test_a_damaged_step_can_be_saved_again(directory: Path) -> None:
     truncate(directory / "step_00000010/embedded" / CHUNK)
     with CheckpointWriter(directory, "embedded") as writer:
         for step in (10, 20):
-            writer.save(step, state_of(step), {})
+            writer.save(step, state_of(step), host={})
             writer.wait()
     assert steps(directory) == [10, 20]
     read_all(Checkpoint.open(directory, 10))

@@ -32,7 +32,7 @@ for line in sys.stdin:
         with CheckpointWriter(Path(line.strip()), "embedded", keep=2) as writer:
             for step in range(1, 1000):
                 state = state_of(step, num_entries={NUM_ENTRIES}, size={SIZE})
-                writer.save(step, state, {{"step": step}})
+                writer.save(step, state, host={{"step": step}})
                 writer.wait()
                 print("committed", step, flush=True)
     print("pid", pid, flush=True)
@@ -91,5 +91,5 @@ def test_a_kill_at_any_moment_of_a_save_costs_at_most_that_save(
         left = {path.name for path in tmp_path.iterdir()}
         assert left == {f"step_{step:08d}" for step in before}
         assert len(list(tmp_path.glob("*/*/*"))) == 2 * len(before)
-        writer.save(newest + 1, state_of(newest + 1), {})
+        writer.save(newest + 1, state_of(newest + 1), host={})
     assert steps(tmp_path)[-1] == newest + 1

@@ -170,7 +170,7 @@ def test_what_one_without_the_lease_has_saved_is_not_committed(tmp_path: Path):
     fence = silent(leases, 1)
     with taken(leases), CheckpointWriter(tmp_path, "a", fence=fence) as writer:
         with pytest.warns(UserWarning, match="not saved .*it was taken over by"):
-            writer.save(1, state_of(1), {})
+            writer.save(1, state_of(1), host={})
             writer.wait()
     assert steps(tmp_path) == []
 
@@ -179,10 +179,10 @@ def test_one_without_the_lease_gives_up_nothing(tmp_path: Path):
     leases = FileStore(tmp_path / "leases")
     fence = silent(leases, 1)
     with CheckpointWriter(tmp_path, "a", fence=fence) as writer:
-        writer.save(1, state_of(1), {})
+        writer.save(1, state_of(1), host={})
         writer.wait()
         with taken(leases), pytest.raises(LeaseLost, match="it was taken over by"):
-            writer.give_up_after(0)
+            writer.discard_after(0)
     assert steps(tmp_path) == [1]
 
 
@@ -202,7 +202,7 @@ def test_it_is_undone_if_the_lease_is_lost_in_the_very_moment(tmp_path: Path):
     late = Late(fence.store, fence.where, fence.number)
     with CheckpointWriter(tmp_path, "a", fence=late) as writer:
         with pytest.warns(UserWarning, match="not saved .*it was taken over by"):
-            writer.save(1, state_of(1), {})
+            writer.save(1, state_of(1), host={})
             writer.wait()
     assert steps(tmp_path) == []
     held[0].release()
@@ -213,7 +213,7 @@ def upload(store: Store, folder: Path, values: int, fence: Fence, step: int) -> 
     with Uploader(store, folder, "a", fence=fence) as uploader:
         with CheckpointWriter(folder, "a", uploader=uploader) as writer:
             name = AttemptNames(fence.number).new()
-            writer.save(step, state_of(values), {"attempt": name})
+            writer.save(step, state_of(values), host={"attempt": name})
 
 
 def test_two_runs_on_one_store_do_not_both_commit(store: Store, tmp_path: Path):

@@ -65,14 +65,14 @@ def save(
     directory: Path, worker: str, step: int, run: RunIdentity | None, **more: Any
 ) -> None:
     with CheckpointWriter(directory, worker, keep=9, run=run, **more) as writer:
-        writer.save(step, state_of(step), ATTEMPT)
+        writer.save(step, state_of(step), host=ATTEMPT)
 
 
 def test_parts_of_two_runs_are_no_step_together(tmp_path: Path):
     """Step, attempt and workers are the same; each run lacks one worker's part."""
     for worker, run in (("a", ONE), ("b", TWO)):
         with CheckpointWriter(tmp_path, worker, run=run) as writer:
-            writer.save(4, state_of(4), ATTEMPT, ["a", "b"])
+            writer.save(4, state_of(4), host=ATTEMPT, workers=["a", "b"])
     assert steps(tmp_path) == steps(tmp_path, run=ONE) == []
     found = {one.run: one.absent for one in partial_checkpoints(tmp_path)}
     assert found == {"1111": {"b"}, "2222": {"a"}}
@@ -152,7 +152,7 @@ def test_a_run_with_a_key_removes_nothing_of_one_that_it_cannot_read(
         save(tmp_path / "own", "a", step, ONE, uploader=uploader, key=key)
         assert committed_steps(store, ONE) == [step]
     with Uploader(store, tmp_path / "own", "a", key=key, run=ONE) as uploader:
-        uploader.give_up_after(4)
+        uploader.discard_after(4)
     assert committed_steps(store) == [2, 5, 8]
     assert [len(manifests(store, step)) for step in (2, 5, 8)] == [1, 1, 1]
 
@@ -160,8 +160,8 @@ def test_a_run_with_a_key_removes_nothing_of_one_that_it_cannot_read(
 def test_who_gives_steps_up_leaves_those_of_other_runs_on_the_disk(tmp_path: Path):
     save(tmp_path, "a", 8, TWO)
     with CheckpointWriter(tmp_path, "b", run=ONE, key=bytes(range(32))) as writer:
-        writer.save(6, state_of(6), ATTEMPT)
-        writer.give_up_after(4)
+        writer.save(6, state_of(6), host=ATTEMPT)
+        writer.discard_after(4)
     assert steps(tmp_path) == [8]
 
 
@@ -343,7 +343,7 @@ def test_a_worker_whose_folder_was_taken_over_saves_nothing(tmp_path: Path):
     with storage.writer("a", held=first) as writer:
         lease_folder(tmp_path / LEASES / "a").put_text("lease/0000000002/holder", "")
         with pytest.warns(UserWarning, match="not saved .*checkpoint folder"):
-            writer.save(1, state_of(1), ATTEMPT)
+            writer.save(1, state_of(1), host=ATTEMPT)
             writer.wait()
     assert steps(tmp_path) == []
     first.release()

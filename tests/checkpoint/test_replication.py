@@ -46,7 +46,7 @@ def save(
 ) -> CheckpointWriter:
     with CheckpointWriter(folder, "a", copies=copies) as writer:
         for step in steps:
-            writer.save(step, state(step), {"step": step}, safe=safe, best=best)
+            writer.save(step, state(step), host={"step": step}, safe=safe, best=best)
             writer.wait()
     return writer
 

@@ -19,7 +19,7 @@ from tests.checkpoint.values import State, state_of, states
 
 def save(directory: Path, step: int, state: State, worker: str = "embedded") -> None:
     with CheckpointWriter(directory, worker) as writer:
-        assert writer.save(step, state, {"step": step})
+        assert writer.save(step, state, host={"step": step})
 
 
 def assert_same(checkpoint: Checkpoint, state: State) -> None:
@@ -110,10 +110,10 @@ def test_an_element_of_a_stacked_array_is_an_array_of_no_dims(tmp_path: Path) ->
 def test_parts_of_several_workers_merge_and_count_only_together(tmp_path: Path) -> None:
     state, workers = state_of(5, num_entries=4), ("east-0", "west-0")
     with CheckpointWriter(tmp_path, "east-0") as writer:
-        writer.save(5, state[:2], {"step": 5}, workers)
+        writer.save(5, state[:2], host={"step": 5}, workers=workers)
     assert steps(tmp_path) == []
     with CheckpointWriter(tmp_path, "west-0") as writer:
-        writer.save(5, state[2:], {"step": 5}, workers)
+        writer.save(5, state[2:], host={"step": 5}, workers=workers)
     assert steps(tmp_path) == [5]
     assert_same(Checkpoint.open(tmp_path), state)
 
@@ -123,7 +123,7 @@ def test_workers_that_saved_different_values_of_one_entry_are_refused(
 ) -> None:
     for seed, worker in ((1, "a"), (2, "b")):
         with CheckpointWriter(tmp_path, worker) as writer:
-            writer.save(5, state_of(seed), {}, ("a", "b"))
+            writer.save(5, state_of(seed), host={}, workers=("a", "b"))
     with pytest.raises(DamagedCheckpoint, match="differ"):
         Checkpoint.open(tmp_path)
 

@@ -47,7 +47,7 @@ def saved(tmp_path: Path) -> CheckpointStorage:
         key_file=str(key),
     )
     with storage.writer("a") as writer:
-        writer.save(1, state_of(1), {"attempt": f"{1:016x}"})
+        writer.save(1, state_of(1), host={"attempt": f"{1:016x}"})
     return storage
 
 

@@ -147,7 +147,7 @@ def test_the_end_of_a_run_does_not_wait_for_ever_for_the_last_upload(
     uploader = Uploader(Hung(), tmp_path / "local", "a")
     begin_s = time.monotonic()
     with CheckpointWriter(tmp_path / "local", "a", uploader=uploader) as writer:
-        writer.save(7, state_of(7), {})
+        writer.save(7, state_of(7), host={})
     assert time.monotonic() - begin_s < MOST_S
     told = [str(warning.message) for warning in recwarn]
     assert any("step 7 was not uploaded to /mnt/gone" in text for text in told), told

@@ -251,7 +251,7 @@ def test_the_newest_step_that_the_run_may_go_back_to_stays(
             save(tmp_path, step)
             upload(uploader, step)
         assert committed_steps(store) == [20, 40]
-        uploader.give_up_after(safe)
+        uploader.discard_after(safe)
     assert committed_steps(store) == [20]
 
 
@@ -322,7 +322,7 @@ def test_what_is_given_up_is_not_committed_in_the_store_any_more(
         for step in (10, 20, 30):
             save(tmp_path, step)
             upload(uploader, step)
-        uploader.give_up_after(10)
+        uploader.discard_after(10)
         assert committed_steps(store) == [10]
         save(tmp_path, 20, seed=2)
         upload(uploader, 20)
@@ -334,7 +334,7 @@ def test_what_is_given_up_on_its_way_to_the_store_does_not_count_there(
 ) -> None:
     with _uploading_the_first_of(10, 20, folder=tmp_path) as (uploader, store, gate):
         uploader.enqueue(20)
-        uploader.give_up_after(0)
+        uploader.discard_after(0)
         gate.set()
         assert uploader.wait(LONG_S)
     assert committed_steps(store) == []

@@ -49,12 +49,12 @@ def test_a_save_during_another_is_refused_and_asks_for_no_state(
         yield
 
     with CheckpointWriter(tmp_path, "embedded") as writer:
-        assert writer.save(1, state_of(1), {})
-        assert not writer.save(2, never_asked(), {})
+        assert writer.save(1, state_of(1), host={})
+        assert not writer.save(2, never_asked(), host={})
         assert steps(tmp_path) == []
         disk.set()
         writer.wait()
-        assert writer.save(3, state_of(3), {})
+        assert writer.save(3, state_of(3), host={})
     assert steps(tmp_path) == [1, 3]
 
 
@@ -64,7 +64,7 @@ def test_save_returns_before_anything_is_on_disk_and_keeps_the_host_of_then(
     host = {"tokens": 1}
     with CheckpointWriter(tmp_path, "embedded") as writer:
         started_s = time.monotonic()
-        writer.save(1, state_of(1), host)
+        writer.save(1, state_of(1), host=host)
         assert time.monotonic() - started_s < 1
         assert list(tmp_path.rglob("zarr.json")) == []
         host["tokens"] = 2
@@ -77,14 +77,14 @@ def test_a_process_that_is_not_the_first_of_its_world_saves_as_well(
 ) -> None:
     monkeypatch.setattr("jax.process_index", lambda *_: 1)
     with CheckpointWriter(tmp_path, "slice@1") as writer:
-        writer.save(1, state_of(1), {})
+        writer.save(1, state_of(1), host={})
     assert_holds(tmp_path, 1, state_of(1))
 
 
 def test_only_the_newest_steps_stay(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, "embedded", keep=2) as writer:
         for step in (2, 4, 6, 8):
-            writer.save(step, state_of(step), {})
+            writer.save(step, state_of(step), host={})
             writer.wait()
             assert steps(tmp_path) == [s for s in (step - 2, step) if s]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -98,15 +98,15 @@ def test_a_save_in_flight_removes_nothing_that_others_were_told_of(
 ) -> None:
     disk.set()
     with CheckpointWriter(tmp_path, "embedded", keep=1) as writer:
-        writer.save(2, state_of(2), {})
+        writer.save(2, state_of(2), host={})
         writer.wait()
         disk.clear()
-        writer.save(4, state_of(4), {})
+        writer.save(4, state_of(4), host={})
         writer.keep_all()
         disk.set()
         writer.wait()
         assert steps(tmp_path) == [2, 4]
-        writer.save(6, state_of(6), {})
+        writer.save(6, state_of(6), host={})
     assert steps(tmp_path) == [6]
 
 
@@ -125,18 +125,18 @@ def test_who_hung_neither_removes_nor_replaces_what_a_later_start_has_saved(
 ) -> None:
     names, copies = AttemptNames(), SlowCopies()
     hung = CheckpointWriter(tmp_path, "a", keep=1, copies=cast(Any, copies))
-    hung.save(4, state_of(4), {"attempt": names.new()})
+    hung.save(4, state_of(4), host={"attempt": names.new()})
     while steps(tmp_path) != [4]:
         time.sleep(0.01)
     of_hung = names.new()
     with CheckpointWriter(tmp_path, "a", keep=3) as writer:
         for step in (6, 8):
-            writer.save(step, state_of(step), {"attempt": names.new()})
+            writer.save(step, state_of(step), host={"attempt": names.new()})
             writer.wait()
     copies.done.set()
     hung.wait()
     assert steps(tmp_path) == [4, 6, 8]
-    hung.save(6, state_of(4), {"attempt": of_hung})
+    hung.save(6, state_of(4), host={"attempt": of_hung})
     hung.close()
     assert "a later start" in str(recwarn.pop(UserWarning).message)
     assert_holds(tmp_path, 6, state_of(6))
@@ -147,9 +147,9 @@ def test_resuming_earlier_gives_up_the_later_steps_once_a_save_is_committed(
 ) -> None:
     with CheckpointWriter(tmp_path, "embedded", keep=3) as writer:
         for step in (10, 20, 30):
-            writer.save(step, state_of(step), {})
+            writer.save(step, state_of(step), host={})
             writer.wait()
-        writer.save(15, state_of(15), {})
+        writer.save(15, state_of(15), host={})
     assert steps(tmp_path) == [10, 15]
 
 
@@ -157,10 +157,10 @@ def test_what_is_given_up_is_there_no_more_also_of_others(tmp_path: Path) -> Non
     for worker in ("west", "east"):
         with CheckpointWriter(tmp_path, worker, keep=3) as writer:
             for step in (10, 20, 30):
-                writer.save(step, state_of(step), {}, ["west", "east"])
+                writer.save(step, state_of(step), host={}, workers=["west", "east"])
                 writer.wait()
     with CheckpointWriter(tmp_path, "east", keep=3) as writer:
-        writer.give_up_after(20)
+        writer.discard_after(20)
     assert steps(tmp_path) == [10, 20]
 
 
@@ -170,17 +170,17 @@ def test_what_is_given_up_is_not_copied_to_the_store_as_the_run_ends(
     cloud = tmp_path / "store"
     storage = CheckpointStorage(directory=str(tmp_path / "saves"), cloud=str(cloud))
     with storage.writer("a") as writer:
-        writer.save(10, state_of(10), {})
+        writer.save(10, state_of(10), host={})
         writer.wait()
-        writer.save(20, state_of(20), {}, is_stored=False)
-        writer.give_up_after(10)
+        writer.save(20, state_of(20), host={}, uploads_now=False)
+        writer.discard_after(10)
     assert committed_steps(FileStore(cloud)) == [10] and not recwarn.list
 
 
 def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, "embedded") as writer:
         for seed in (1, 2, 3):
-            writer.save(7, state_of(seed), {"seed": seed})
+            writer.save(7, state_of(seed), host={"seed": seed})
             writer.wait()
             assert_holds(tmp_path, 7, state_of(seed))
     own = tmp_path / "step_00000007/embedded"
@@ -196,16 +196,18 @@ def test_a_step_saved_again_stays_as_it_was_until_all_have_it_anew(
         CheckpointWriter(tmp_path, "east") as east,
     ):
         for writer in (west, east):
-            writer.save(7, state_of(1), first, both)
+            writer.save(7, state_of(1), host=first, workers=both)
             writer.wait()
-        west.save(7, state_of(2), again, both, safe=(7, "1"))
+        west.save(7, state_of(2), host=again, workers=both, safe=(7, "1"))
         west.wait()
         assert_holds(tmp_path, 7, state_of(1))
-        east.save(7, state_of(2), again, both, safe=(7, "1"))
+        east.save(7, state_of(2), host=again, workers=both, safe=(7, "1"))
         east.wait()
         assert_holds(tmp_path, 7, state_of(2))
         for writer in (west, east):
-            writer.save(8, state_of(3), {"attempt": "3"}, both, safe=(7, "2"))
+            writer.save(
+                8, state_of(3), host={"attempt": "3"}, workers=both, safe=(7, "2")
+            )
     for worker in both:  # the manifest and one state
         assert len(list((tmp_path / "step_00000007" / worker).iterdir())) == 2
 
@@ -217,11 +219,11 @@ def test_a_failed_save_over_a_step_leaves_the_first(
         raise OSError(28, "No space left on device")
 
     with CheckpointWriter(tmp_path, "embedded") as writer:
-        writer.save(7, state_of(1), {})
+        writer.save(7, state_of(1), host={})
         writer.wait()
         monkeypatch.setattr(ocp.Checkpointer, "save", fails)
         with pytest.warns(match="step 7 was not saved .*No space left"):
-            writer.save(7, state_of(2), {})
+            writer.save(7, state_of(2), host={})
             writer.wait()
     assert_holds(tmp_path, 7, state_of(1))
 
@@ -233,14 +235,14 @@ def test_a_healthy_save_says_nothing(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     with CheckpointWriter(tmp_path, "embedded") as writer:
-        writer.save(1, state_of(1), {})
+        writer.save(1, state_of(1), host={})
     assert list(recwarn) == [] and "".join(capfd.readouterr()) == ""
     assert [entry.getMessage() for entry in caplog.records] == []
 
 
 def test_opening_removes_unfinished_steps_and_nothing_else(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, "embedded") as writer:
-        writer.save(1, state_of(1), {})
+        writer.save(1, state_of(1), host={})
     unfinished = tmp_path / "step_00000002/embedded/state.orbax-checkpoint-tmp"
     unfinished.mkdir(parents=True)
     (unfinished / "zarr.json").write_text("{}")
@@ -314,6 +316,6 @@ def test_a_part_says_who_took_part_and_is_not_there(tmp_path: Path) -> None:
     took_part = "a", "b", "c"
     for worker in ("a", "b"):
         with CheckpointWriter(tmp_path, worker) as writer:
-            writer.save(7, state_of(1), {}, workers=took_part)
+            writer.save(7, state_of(1), host={}, workers=took_part)
     (found,) = partial_checkpoints(tmp_path)
     assert found.absent == {"c"}

@@ -66,7 +66,9 @@ class Workers:
     def save(self, save: Save) -> None:
         for name in WORKERS:
             with CheckpointWriter(self.disk(name), name) as writer:
-                writer.save(save[0], [state(name)], {"attempt": save[1]}, WORKERS)
+                writer.save(
+                    save[0], [state(name)], host={"attempt": save[1]}, workers=WORKERS
+                )
 
     def disk(self, name: str) -> Path:
         return Path(str(self.disks).replace("{worker}", name))

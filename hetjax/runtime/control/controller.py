@@ -305,7 +305,7 @@ class Controller:
             workers=[*map(file_name, saving)],
             safe=self.safe,
             best=best(),
-            is_stored=len(saving) == 1
+            uploads_now=len(saving) == 1
             or not any(message.storing for message in states.values()),
             expected_s=self.moving_s(),
         )

@@ -369,7 +369,7 @@ class SaveState(Request[Done], minutes=30, what="start a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
     `host` goes into its manifest. The worker keeps save `safe` and step `best`, and
-    uploads the checkpoint at once only if it `is_stored`.
+    uploads the checkpoint at once only if it `uploads_now`.
     """
 
     storage: CheckpointStorage
@@ -378,7 +378,7 @@ class SaveState(Request[Done], minutes=30, what="start a checkpoint"):
     workers: Sequence[str]
     safe: Save | None
     best: int | None
-    is_stored: bool
+    uploads_now: bool
 
 
 class AwaitSaved(Request[Done], minutes=120, what="finish a checkpoint"):

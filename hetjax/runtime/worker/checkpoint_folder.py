@@ -74,9 +74,9 @@ class CheckpointFolder:
         if self._writer is not None:
             self._writer.keep_all()
 
-    def give_up_after(self, storage: CheckpointStorage, kept: int) -> None:
+    def discard_after(self, storage: CheckpointStorage, kept: int) -> None:
         """Remove all saves of steps after `kept`."""
-        self._writer_to(storage).give_up_after(kept)
+        self._writer_to(storage).discard_after(kept)
 
     def state(self, saves: bool) -> schema.SavingState:
         """Return how far saving is; `saves` says whether this worker takes part."""
@@ -132,11 +132,11 @@ class CheckpointFolder:
         started = self._writer_to(request.storage).save(
             request.step,
             entries,
-            request.host,
-            request.workers,
-            request.safe,
-            request.is_stored,
-            request.best,
+            host=request.host,
+            workers=request.workers,
+            safe=request.safe,
+            best=request.best,
+            uploads_now=request.uploads_now,
         )
         assert started, "the controller asks who is busy first"
 

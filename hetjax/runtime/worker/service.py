@@ -222,7 +222,7 @@ class WorkerService:
 
     def _drop(self, request: schema.DropState) -> None:
         self._inventory.forget()
-        self._folder.give_up_after(request.storage, request.kept)
+        self._folder.discard_after(request.storage, request.kept)
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
         return schema.Reached(
