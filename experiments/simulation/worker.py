@@ -177,8 +177,8 @@ class SimWorker(Process):
         self._progress, self._unfinished = rerouted(self._progress, False), None
         return schema.Done()
 
-    def _ahead(self, request: schema.TellAhead) -> Message:
-        return schema.Ahead(is_done=self.world.one_in(2))
+    def _ahead(self, request: schema.TellCompilingAhead) -> Message:
+        return schema.CompilingAhead(is_done=self.world.one_in(2))
 
     def _listen(self, request: schema.Listen) -> Message:
         self._peers = Peers(self, self._site.network, self._look)
@@ -380,7 +380,7 @@ class SimWorker(Process):
 _HANDLERS: Mapping[type[AnyRequest], Callable[[SimWorker, Any], Message | None]] = {
     schema.Build: SimWorker._build,
     schema.CompileAhead: lambda worker, asked: schema.Done(),
-    schema.TellAhead: SimWorker._ahead,
+    schema.TellCompilingAhead: SimWorker._ahead,
     schema.Listen: SimWorker._listen,
     schema.Join: SimWorker._join,
     schema.Compile: SimWorker._compile,

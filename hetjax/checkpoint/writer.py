@@ -96,9 +96,7 @@ class CheckpointWriter:
         if run is not None:
             _refuse_others(directory, worker, run)
         self._remove_unfinished()
-        self._waits_for_upload: int | None = (
-            None  # committed here, not enqueued for upload
-        )
+        self._waits_for_upload: int | None = None  # committed here, not enqueued
         self._keeps_all, self._removing = False, threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -125,8 +123,8 @@ class CheckpointWriter:
         `workers` names all workers that save this step (default: this one alone). Save
         `safe`, the newest that all of them have, and step `best` are kept as well.
         Unless it `uploads_now`, a step is uploaded only at the end of the run, if no
-        later one was saved. The arrays must not change afterwards; `host` is JSON and is
-        copied. A save that fails later warns once, and training continues.
+        later one was saved. The arrays must not change afterwards; `host` is JSON and
+        is copied. A save that fails later warns once, and training continues.
         """
         if self.busy:
             return False
@@ -305,7 +303,7 @@ class CheckpointWriter:
             )
 
     def _let_go_of_earlier(self, safe: Save | None) -> None:
-        """Remove the first save of a step saved again, unless it is `safe`."""
+        """Remove each earlier manifest whose save is not `safe`."""
         for step in step_numbers(self.directory):
             earlier = read_manifest(self._part(step), EARLIER)
             if earlier is not None and _save_of(earlier) != safe:

@@ -126,7 +126,8 @@ presets:
 In place of a preset: a Hugging Face folder, whose weights and tokenizer the run starts
 with; a config.json, or a TOML file with its fields; package.module:function.
 
-{_PROGRAM} PRESET --help lists the usual options and their values, --help-all all.
+{_PROGRAM} PRESET --help lists the usual options and their values; --help-all
+lists every option.
 Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,
 4 stopped with state saved, 143 ended by SIGTERM before the first step."""
 

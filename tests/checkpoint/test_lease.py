@@ -289,7 +289,7 @@ for line in sys.stdin:
     step = int(line)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        writer.save(step, state_of(run.number), {"attempt": f"{run.number:016x}"})
+        writer.save(step, state_of(run.number), host={"attempt": f"{run.number:016x}"})
         writer.wait()
         writer._uploader.wait(30)
     print("saved" if not told else "refused " + str(told[0].message), flush=True)

@@ -280,17 +280,17 @@ def limit_file_size(num_bytes):
 
 directory = Path(sys.argv[1])
 with CheckpointWriter(directory, "embedded") as writer:
-    writer.save(1, state(1), {})
+    writer.save(1, state(1), host={})
     writer.wait()
     limit_file_size(32 * 1024)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        writer.save(2, state(2), {})
+        writer.save(2, state(2), host={})
         writer.wait()
     print(len(caught), caught[0].message)
     print([p.name for p in directory.iterdir()], steps(directory))
     limit_file_size(resource.RLIM_INFINITY)
-    writer.save(3, state(3), {})
+    writer.save(3, state(3), host={})
 print(steps(directory))
 """
 

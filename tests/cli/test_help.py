@@ -40,7 +40,7 @@ def test_help_lists_ten_options_and_says_where_all_are(
 ):
     short = printed([*words, "--help"], capsys)
     full = printed([*words, "--help-all"], capsys)
-    assert "--help-all lists them all" in short
+    assert "--help-all lists every option" in short
     assert 8 <= len(options_in(short)) <= 10
     assert options_in(short) < options_in(full)
 

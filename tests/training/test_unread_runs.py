@@ -28,7 +28,7 @@ def key_file(folder: Path, name: str) -> str:
 
 def saved(storage: CheckpointStorage) -> None:
     with storage.writer("a") as writer:
-        writer.save(2, state_of(2), {"attempt": f"{1 << 32:016x}"})
+        writer.save(2, state_of(2), host={"attempt": f"{1 << 32:016x}"})
 
 
 @pytest.mark.parametrize("claim", [NEW, ITS])

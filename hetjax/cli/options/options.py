@@ -61,7 +61,7 @@ def parse_options(
     """
     if common and any(word in arguments for word in _SHORT):
         default = _with_help_of(default, frozenset(common))
-        description += "\n\nThese are the usual options; --help-all lists them all."
+        description += "\n\nThese are the usual options; --help-all lists every option."
     elif HELP_ALL in arguments:
         arguments = ["--help"]
     options = [*options_of(default)]

@@ -54,7 +54,9 @@ class Controller:
         self.attempts: dict[int, str] = {}  # of each save, by step
         self.new_attempts = AttemptNames()  # newer than all that it has noted
         self.saved: int | None = None  # newest step that all workers have saved
-        self.is_kept = True  # no later recovery has found that `saved` may be gone
+        # False if the last recovery found neither `saved` nor a newer save whole on
+        # disks or in the store
+        self.is_kept = True
         # the newest complete save stays until there is a newer one: a worker that left
         # with a part of it may come back
         self.safe: Save | None = None
@@ -115,7 +117,8 @@ class Controller:
 
     def are_compiled(self, workers: Sequence[str]) -> bool:
         """Return whether these workers have finished compiling in the background."""
-        answers = self.connections.ask(dict.fromkeys(workers, schema.TellAhead()))
+        request = schema.TellCompilingAhead()
+        answers = self.connections.ask(dict.fromkeys(workers, request))
         return all(answer.is_done for answer in answers.values())
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
@@ -177,7 +180,7 @@ class Controller:
     def compiled_bytes(self) -> dict[StageKey, dict[str, int]]:
         """Return the compilers' figures for temporary bytes of all stages' passes."""
         found: dict[StageKey, dict[str, int]] = {}
-        for answer in self._all(schema.TellCompiled()).values():
+        for answer in self._all(schema.TellCompiledBytes()).values():
             for r, s, passes in answer.stages:
                 found.setdefault((r, s), {}).update(passes)
         return found
@@ -237,8 +240,7 @@ class Controller:
     def drop_state(self, storage: CheckpointStorage) -> None:
         """Make every worker discard its state in memory, even one outside the plan.
 
-        Workers also delete what they have saved since the newest checkpoint: a later
-        start would resume from it.
+        Workers also delete saves after `saved`, from which a later start would resume.
         """
         kept = -1 if self.saved is None else self.saved
         request = schema.DropState(kept=kept, storage=storage)
@@ -352,9 +354,8 @@ class Controller:
         if workers and all(w in states and states[w].newest == save for w in workers):
             self.saved, self.safe = step, (step, self.attempts[step])
             self.is_kept = True
-        self.is_not_finite = any(
-            w in states and states[w].not_finite == save for w in workers
-        )
+        there = [states[w] for w in workers if w in states]
+        self.is_not_finite = any(state.not_finite == save for state in there)
         return states
 
     def end(self) -> None:
@@ -372,8 +373,7 @@ class Controller:
     def dismiss(self, leaving: Sequence[str]) -> None:
         """Let these workers leave, whose state the others have by now.
 
-        Raises WorkerLost if one of the others has gone: the state may then be needed
-        again.
+        Raises WorkerLost if another has gone: their state may then be needed again.
         """
         there = self.connections.workers
         for worker in self.workers:

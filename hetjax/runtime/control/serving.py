@@ -9,7 +9,12 @@ import numpy as np
 
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.serving import TextPiece
-from hetjax.runtime.rpc.serving_schema import GoOn, Score, array_text, text_array
+from hetjax.runtime.rpc.serving_schema import (
+    ContinueText,
+    Score,
+    array_text,
+    text_array,
+)
 
 
 def row_losses(
@@ -31,7 +36,7 @@ def row_losses(
 
 def logits_after(controller: Controller, piece: TextPiece) -> np.ndarray:
     """Return logits_V (fp32) of what follows a piece of a text."""
-    request = GoOn(piece=piece, turn=controller.next_turn())
+    request = ContinueText(piece=piece, turn=controller.next_turn())
     answers = controller.connections.ask(dict.fromkeys(controller.workers, request))
     (logits_V,) = [m.logits for m in answers.values() if m.logits is not None]
     return text_array(logits_V, np.float32)[0]

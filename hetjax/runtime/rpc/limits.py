@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes how long a worker may take: the table's limit, or less if more is known.
+"""Computes how long a worker may take.
 
-Owns the rule, and the slow rates and least limits that it uses. Does not own the table
-(`message.py`), nor predicting or measuring times (`runtime/control/`, `rounds.py`).
+That is the table's limit, or a shorter one if an expected or an earlier duration is
+known. Owns the rule, and the slow rates and least limits that it uses. Does not own the
+table (`message.py`), nor predicting or measuring times (`runtime/control/`,
+`rounds.py`).
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,9 @@
 """Defines the parts that all messages share, and how long a request may take.
 
 Owns the base classes of the messages (`schema.py`), and the table of limits.
+
+`epoch` counts how often the controller has connected its workers to each other. A
+request has the epoch in which it is sent, an answer that of its request.
 """
 
 from dataclasses import dataclass

@@ -105,7 +105,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ReportProgress:
     """A worker reports the progress of its part of the round."""
 
     worker: str
@@ -120,7 +120,7 @@ class Finish:
     trouble: Trouble | None
 
 
-Action: TypeAlias = Send | Close | Tell | Finish
+Action: TypeAlias = Send | Close | ReportProgress | Finish
 
 # --- state
 
@@ -180,7 +180,8 @@ class Rounds:
         return self.timeout_scale * found_s
 
 
-# kinds that take about as long each time, or whose least limit allows for more
+# kinds that take about as long each time; Compile varies, which LEAST_COMPILE_S
+# allows for
 _STEADY = (schema.Train, schema.Evaluate, schema.Compile)
 Reaction = tuple[Rounds, tuple[Action, ...]]
 
@@ -254,7 +255,7 @@ def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
         most_s = state.timeout_scale * LIMITS[schema.Compile].seconds
         end_s = min(found.begin_s + most_s, now_s + found.limit_s)
         found = replace(found, end_s=max(found.end_s, end_s))
-        return replace(state, round=found), (Tell(worker, event.message),)
+        return replace(state, round=found), (ReportProgress(worker, event.message),)
     replies = {**found.replies, worker: event.message}
     return _see_to_round(replace(state, round=replace(found, replies=replies)), now_s)
 
@@ -262,9 +263,7 @@ def _received(event: Heard, state: Rounds, now_s: float) -> Reaction:
 @react.register
 def _asked(event: Asked, state: Rounds, now_s: float) -> Reaction:
     number, requests = state.number + 1, event.requests
-    there = {
-        worker: state.there[worker] for worker in requests if worker in state.there
-    }
+    there = {w: state.there[w] for w in requests if w in state.there}
     (what,) = {type(request) for request in requests.values()}
     (expected_s,) = {request.expected_s for request in requests.values()}
     most_s = state.limit_s(what, expected_s)
@@ -292,7 +291,8 @@ _NEVER = "has not connected"
 def _see_to_round(state: Rounds, now_s: float) -> Reaction:
     """End the round if no worker is late; abort it past its limit, or after a loss.
 
-    A worker that answers after the abort was waiting for another; the others are lost.
+    A worker that answers after the abort was only waiting for the lost one; a worker
+    that does not answer within the new limit is lost, too.
     """
     found = state.round
     if found is None:

@@ -4,9 +4,6 @@
 Owns a class for each request, answer, and unsolicited report of a worker. Does not own
 what all messages share (`message.py`), their transport (`worker_connections.py`), who
 sends which when (`runtime/control/`), nor reactions to them (`runtime/worker/`).
-
-`epoch` counts how often the controller has connected its workers to each other. A
-request has the epoch in which it is sent, an answer that of its request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,7 +96,7 @@ class ClockTime(Message):
     now_s: float
 
 
-class Ahead(Message):
+class CompilingAhead(Message):
     is_done: bool  # all is compiled ahead, or cannot be
 
 
@@ -128,8 +125,9 @@ class NextLogits(Message):
 
 
 class SavingState(Message):
-    """Whether it saves anything, is writing a save, or copies one to the store.
-    `newest` is complete; `not_finite` was not written: its weights are not finite."""
+    """`saves`: the worker takes part in saves; `busy`: it is writing one; `storing`: it
+    is uploading one. `newest` is its newest complete save. `not_finite` is its last
+    save, if that was not written because its weights are not finite."""
 
     saves: bool
     busy: bool = False
@@ -204,7 +202,9 @@ class CompileAhead(Request[Done], minutes=5, what="start to compile in the backg
     settings: Json
 
 
-class TellAhead(Request[Ahead], minutes=5, what="report what it compiles ahead"):
+class TellCompilingAhead(
+    Request[CompilingAhead], minutes=5, what="report what it compiles ahead"
+):
     """Report how compiling in the background proceeds."""
 
 
@@ -223,7 +223,9 @@ class Compile(Request[Done], minutes=120, what="compile its stages"):
     """Compile the programs of all stages; `Compiling` reports progress."""
 
 
-class TellCompiled(Request[CompiledBytes], minutes=10, what="report on its programs"):
+class TellCompiledBytes(
+    Request[CompiledBytes], minutes=10, what="report on its programs"
+):
     """Report the bytes that the compiled passes need while they run."""
 
 
@@ -234,16 +236,13 @@ class Initialise(Request[Done], minutes=60, what="make its initial weights"):
 
 
 class Train(Request[Trained], minutes=30, what="train a step"):
-    """Train on the batch of a step; no two turns share their messages to peers.
-
-    `loss_scale` is set if a stage of the plan computes in float16.
-    """
+    """Train on the batch of a step; no two turns share their messages to peers."""
 
     step: int
     turn: int
     traced: bool
     timed: bool = False  # a later answer reports it
-    loss_scale: float | None = None
+    loss_scale: float | None = None  # set if a stage computes in float16
     checks: StepChecks = NO_CHECKS
 
 

@@ -31,7 +31,7 @@ class Scored(Message):
     losses: Sequence[RowLosses]
 
 
-class Continued(Message):
+class ContinuedText(Message):
     """logits_V (float32 as text), from the one worker that has them."""
 
     logits: str | None
@@ -49,7 +49,9 @@ class Score(Request[Scored], minutes=120, what="compile for a batch, and score i
     turn: int
 
 
-class GoOn(Request[Continued], minutes=120, what="compile for a text, and continue it"):
+class ContinueText(
+    Request[ContinuedText], minutes=120, what="compile for a text, and continue it"
+):
     """Report the logits of what follows a piece of a text, after earlier pieces."""
 
     piece: TextPiece

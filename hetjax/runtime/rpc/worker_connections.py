@@ -274,7 +274,7 @@ class SocketConnections:
             found = self._sockets.pop((action.worker, action.connection), None)
             if found is not None:  # saying goodbye may take long
                 threading.Thread(target=found.close, daemon=True).start()
-        elif isinstance(action, rounds.Tell):
+        elif isinstance(action, rounds.ReportProgress):
             if self._progress is not None:
                 self._progress(action.worker, action.message)
         else:
@@ -334,7 +334,9 @@ def answers_of(
 
 
 def _nobody_listens(worker: str, notice: schema.Noticed) -> None:
-    warnings.warn(f"worker {worker}: {notice}, but no handler is set", stacklevel=1)
+    when = f"takes its machine away in {notice.grace_s:g} s"
+    text = f"worker {worker}: {notice.source} {when}, but nothing handles this notice"
+    warnings.warn(text, stacklevel=1)
 
 
 def _key(number: int) -> Key:

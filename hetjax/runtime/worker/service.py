@@ -147,8 +147,8 @@ class WorkerService:
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
-    def _ahead(self, request: schema.TellAhead) -> schema.Ahead:
-        return schema.Ahead(is_done=self._warmer.is_done)
+    def _ahead(self, request: schema.TellCompilingAhead) -> schema.CompilingAhead:
+        return schema.CompilingAhead(is_done=self._warmer.is_done)
 
     def _listen(self, request: schema.Listen) -> schema.Address:
         own = self._own
@@ -182,7 +182,7 @@ class WorkerService:
         if begun is not None:
             begun.wait()
 
-    def _compiled(self, request: schema.TellCompiled) -> schema.CompiledBytes:
+    def _compiled(self, request: schema.TellCompiledBytes) -> schema.CompiledBytes:
         found = self._runtime.temp_bytes().items()
         return schema.CompiledBytes(stages=[(*key, passes) for key, passes in found])
 
@@ -315,10 +315,12 @@ class WorkerService:
         found = self._serving_stages.row_losses(request.turn, inputs_GL, targets_GL)
         return serving_schema.Scored(losses=found)
 
-    def _continue_text(self, request: serving_schema.GoOn) -> serving_schema.Continued:
+    def _continue_text(
+        self, request: serving_schema.ContinueText
+    ) -> serving_schema.ContinuedText:
         found_V = self._serving_stages.next_logits(request.turn, request.piece)
         text = None if found_V is None else serving_schema.array_text(found_V)
-        return serving_schema.Continued(logits=text)
+        return serving_schema.ContinuedText(logits=text)
 
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
         return self._folder.state(self._runtime.saves)
@@ -362,11 +364,11 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Coordinate: WorkerService._coordinate,
     schema.Build: WorkerService._build,
     schema.CompileAhead: WorkerService._compile_ahead,
-    schema.TellAhead: WorkerService._ahead,
+    schema.TellCompilingAhead: WorkerService._ahead,
     schema.Listen: WorkerService._listen,
     schema.Join: WorkerService._join,
     schema.Compile: WorkerService._compile,
-    schema.TellCompiled: WorkerService._compiled,
+    schema.TellCompiledBytes: WorkerService._compiled,
     schema.Initialise: WorkerService._initialise,
     schema.Train: WorkerService._train,
     schema.LeaveOut: WorkerService._leave_out,
@@ -385,7 +387,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Evaluate: WorkerService._evaluate,
     schema.Predict: WorkerService._predict,
     serving_schema.Score: WorkerService._score,
-    serving_schema.GoOn: WorkerService._continue_text,
+    serving_schema.ContinueText: WorkerService._continue_text,
     schema.TellSaving: WorkerService._saving_state,
     schema.KeepCopies: WorkerService._keep_copies,
     schema.SendCopies: WorkerService._send_copies,

@@ -82,7 +82,7 @@ class SlowDevices:
     def after(self, step_time_s: float, times: StepTimes | None) -> list[Slowdown]:
         """Take a step's duration, and the times of an earlier step that came with it.
 
-        Return what has newly become clear.
+        Return the new findings: what has become slow, or is as before.
         """
         self._num_steps += 1
         share = _MOST_SHARE if self._num_steps > _FIRST else _MOST_SHARE_OF_FIRST
@@ -90,7 +90,7 @@ class SlowDevices:
         return [] if times is None else self.add(times)
 
     def add(self, times: StepTimes) -> list[Slowdown]:
-        """Take the times of a step; return what has newly become clear."""
+        """Take the times of a step; return the new findings."""
         found = self._detector.add(times)
         if found:
             self._keep()

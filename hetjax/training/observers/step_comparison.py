@@ -52,9 +52,10 @@ from hetjax.training.layout.plan_choice import (
 )
 from hetjax.training.settings.config import RunConfig
 
-# Steps of a plan to collect before each look at their times. The first look compares
-# and learns, without the first step, which only warms up. Later looks, at more steps,
-# learn again only if these differ by more than _UNLIKE: learning may take a second
+# How many steps each look at a plan's times covers. The first look leaves out the
+# warm-up step; it compares and learns. As learning may take a second, later looks learn
+# only if the median has changed by more than _UNLIKE, or if they are the first with
+# times of parts
 _LOOKS = (4, 8, 16, 32)
 _UNLIKE = 1.03
 _FAR_OFF = 1.25
@@ -83,8 +84,8 @@ def learn_step(
     *,
     again: bool = False,
 ) -> None:
-    """Keep a measured step, the `parts` of its time, and their prediction in the run's
-    directory; if `again`, in the place of the last one, if that is of this plan.
+    """Write a measured step, the `parts` of its time and their prediction to the run's
+    calibration. With `again`, replace the last step, if that was of this plan.
 
     From the first step on, the run no longer uses steps of other runs: devices may have
     been faster or slower then. Later runs get every step, unless CPUs have stood in for

@@ -16,7 +16,10 @@ from hetjax.training.recovery.recovered import Clock
 
 
 class FreshWorkers:
-    """At first all workers of the controller; `started` are those of this recovery."""
+    """Workers without state: at first all of the controller's.
+
+    `started` holds those started in this recovery.
+    """
 
     def __init__(
         self, controller: Controller, launcher: Launcher, config: DriverConfig

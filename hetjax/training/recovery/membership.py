@@ -58,8 +58,8 @@ class Membership:
     def now(self, *, again: bool = False) -> Cluster:
         """Return the file's nodes that are there, without those that leave.
 
-        If none is there, return all, any of which may come back. A node that has left
-        may come back once it was gone. A file that cannot be read causes a warning and
+        If none is there, return all, any of which may come back. A leaving node counts
+        again once it has been absent. A file that cannot be read causes a warning and
         changes nothing. `again` looks for machines now.
         """
         with self._lock:

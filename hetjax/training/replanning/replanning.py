@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a run report another plan, or move to it, when something has become slow.
+"""Weighs another plan when something has become slow or has recovered.
 
-The same holds when something slow is as before again. Owns when a plan is weighed, the
-assumed cost of a move, how long it has to pay off, and what is measured after it. A
-plan is weighed once for each finding, and after a move only later findings count. Does
-not own the odds (`costs/certainty/worth_moving.py`), the weighing (`weighing.py`), the
-messages (`outcomes.py`) nor the move (`training/recovery/driver.py`).
+The run then reports the plan or moves to it. Owns when a plan is weighed, the assumed
+cost of a move, how long it has to pay off, and what is measured after it. A plan is
+weighed once for each finding, and after a move only later findings count. Does not own
+the odds (`costs/certainty/worth_moving.py`), the weighing (`weighing.py`), the messages
+(`outcomes.py`) nor the move (`training/recovery/driver.py`).
 """
 
 from collections import deque
@@ -95,9 +95,10 @@ class Replanning:
         found: Sequence[Slowdown] = (),
         slow: Slowness | None = None,
     ) -> list[Outcome]:
-        """Take a step's time, what has newly become clear, and all that is `slow` now.
+        """Take a step's time, the new findings, and all that is `slow` now.
 
-        Return the outcomes that are clear now. `num_left` steps are to come.
+        Return plans that have been weighed and moves that have been measured.
+        `num_left` steps are to come.
         """
         if self.weighs is None:
             return []

@@ -2,10 +2,10 @@
 """Computes digests of arrays: 64 bits that show whether two holders have equal numbers.
 
 A digest is a sum over all elements of a function of their bits. So neither the order
-nor the layout of the elements matters, and integers do not round. As we use JAX, it has
-no 64-bit integers: a digest is two 32-bit sums of different functions. Each function is
-a bijection, so one differing element always shows; several that differ escape once in
-2**64. A permutation of elements does not show.
+nor the layout of the elements matters, and integers do not round. JAX, as we use it,
+has no 64-bit integers, so a digest is two 32-bit sums of different functions. Each
+function is a bijection, so one differing element always shows; several that differ
+escape once in 2**64. A permutation of elements does not show.
 
 Owns this arithmetic, traced inside a stage's programs (`update.py`). Does not own who
 compares what (`checks.py`).
