@@ -19,7 +19,7 @@ from hetjax.data.batches import Batch
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.worker.bootstrap import read_bootstrap
-from hetjax.runtime.worker.serving import serve
+from hetjax.runtime.worker.server import serve
 from hetjax.training.worker import TrainingWork, work_of
 
 FOLDER = "sent"  # key of the settings: where it writes

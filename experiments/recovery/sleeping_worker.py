@@ -18,7 +18,7 @@ from experiments.islands import models as models
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.execution import executor
 from hetjax.runtime.execution.executor import Executor, StepContext
-from hetjax.runtime.worker import serving
+from hetjax.runtime.worker import server
 from hetjax.schedule.programs.action import Action, Op
 from hetjax.training.worker import main
 
@@ -35,12 +35,12 @@ def slowed(run: _Run, seconds: float) -> _Run:
     return run_and_sleep
 
 
-def serve(bootstrap: serving.WorkerBootstrap, *rest: Any) -> None:
+def serve(bootstrap: server.WorkerBootstrap, *rest: Any) -> None:
     device_s = json.loads(os.environ[DEVICE_S])[node_of(bootstrap.worker)]
     meaning: dict[Op, Any] = executor._MEANING
     for op, share in _SHARES.items():
         meaning[op] = slowed(meaning[op], share * device_s)
-    serving.serve(bootstrap, *rest)
+    server.serve(bootstrap, *rest)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
 from hetjax.runtime.worker.bootstrap import read_bootstrap
-from hetjax.runtime.worker.serving import serve
+from hetjax.runtime.worker.server import serve
 
 MODEL = llama_model(
     LlamaConfig(

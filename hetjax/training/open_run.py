@@ -137,25 +137,11 @@ def open_run(
         start, driver = _driver(start, preset, dataset, shown, begin, stack)
     check_reached(driver.at, start.config)
     metrics, events = _begin(start, dataset, driver)
-    observers.begin(_start_record(start, driver), shown.note)
+    _begin_observers(observers, start, driver, shown)
     metrics.observed = events.observed = observers.see_line
-    driver.on_lost = lambda lost: observers.see_lost(
-        driver.at, lost.worker, lost.reason
-    )
-    comparison = StepComparison(
-        predict=predict,
-        learn=partial(learn_step, start.config, start.model),
-        is_simulated=start.config.simulate,
-    )
+    comparison = _comparison(start, predict)
     comparison.begin(driver.plan, start.hardware.cluster)
-    slow_devices = SlowDevices(
-        is_on=watches(start.config),
-        is_one_process=not LAUNCHERS[start.config.launcher].has_worker_processes,
-        path=run_dir / rundir.SLOW,
-        timing=driver.timing,
-        changed=driver.forget_plans,
-    )
-    slow_devices.path.unlink(missing_ok=True)  # left over from an earlier start
+    slow_devices = _slow_devices(start.config, driver)
     slow_devices.begin(driver.plan, start.hardware.cluster)
     replanning = _replanning(start.config, driver, spent.parts_s.get("compiling", 0.0))
     stack.callback(replanning.close)
@@ -196,6 +182,37 @@ def _driver(
     start = with_other_plan(start, preset, shown)
     describe(start, dataset, shown)
     return start, stack.enter_context(begin(start))
+
+
+def _begin_observers(
+    observers: Dispatcher, start: Start, driver: Driver, shown: Display
+) -> None:
+    """Tell observers that the run has started, and from here on of lost workers."""
+    observers.begin(_start_record(start, driver), shown.note)
+    driver.on_lost = lambda lost: observers.see_lost(
+        driver.at, lost.worker, lost.reason
+    )
+
+
+def _comparison(start: Start, predict: Predict) -> StepComparison:
+    return StepComparison(
+        predict=predict,
+        learn=partial(learn_step, start.config, start.model),
+        is_simulated=start.config.simulate,
+    )
+
+
+def _slow_devices(config: RunConfig, driver: Driver) -> SlowDevices:
+    """Return the run's `SlowDevices`, without what an earlier start has found."""
+    path = config.run_dir / rundir.SLOW
+    path.unlink(missing_ok=True)
+    return SlowDevices(
+        is_on=watches(config),
+        is_one_process=not LAUNCHERS[config.launcher].has_worker_processes,
+        path=path,
+        timing=driver.timing,
+        changed=driver.forget_plans,
+    )
 
 
 def _replanning(config: RunConfig, driver: Driver, start_s: float) -> Replanning:

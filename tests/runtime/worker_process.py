@@ -20,7 +20,7 @@ from hetjax.plans.worker_map import WorkerMap, file_name, node_of
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.worker.bootstrap import read_bootstrap
-from hetjax.runtime.worker.serving import serve
+from hetjax.runtime.worker.server import serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
 from tests.runtime.packed_cases import packed_batch, packed_case

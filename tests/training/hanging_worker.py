@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.schema import Message
-from hetjax.runtime.worker import serving
+from hetjax.runtime.worker import server
 from hetjax.training import worker
 
 FOLDER = "HETJAX_TEST_HANGS"
-_answer = serving.WorkerServer._answer
+_answer = server.WorkerServer._answer
 
 
 def hang(where: str) -> None:
@@ -26,12 +26,12 @@ def hang(where: str) -> None:
         time.sleep(600)
 
 
-def answer(server: serving.WorkerServer, request: AnyRequest) -> Message:
+def answer(hanging: server.WorkerServer, request: AnyRequest) -> Message:
     hang(type(request).__name__)
-    return _answer(server, request)
+    return _answer(hanging, request)
 
 
 if __name__ == "__main__":
     hang("start")
-    with patch.object(serving.WorkerServer, "_answer", answer):
+    with patch.object(server.WorkerServer, "_answer", answer):
         worker.main()

@@ -15,7 +15,7 @@ from typing import Any
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.execution import executor
 from hetjax.runtime.execution.executor import Executor, StepContext
-from hetjax.runtime.worker import serving
+from hetjax.runtime.worker import server
 from hetjax.schedule.programs.action import Action, Op
 from hetjax.training import worker
 
@@ -35,12 +35,12 @@ def slowed(run: _Run, file: Path) -> _Run:
     return sleep_and_run
 
 
-def serve(bootstrap: serving.WorkerBootstrap, *rest: Any) -> None:
+def serve(bootstrap: server.WorkerBootstrap, *rest: Any) -> None:
     file = Path(os.environ[FOLDER], node_of(bootstrap.worker))
     meaning: dict[Op, Any] = executor._MEANING
     for op in (Op.F, Op.B, Op.FB):
         meaning[op] = slowed(meaning[op], file)
-    serving.serve(bootstrap, *rest)
+    server.serve(bootstrap, *rest)
 
 
 if __name__ == "__main__":

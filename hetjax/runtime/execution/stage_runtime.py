@@ -3,8 +3,8 @@
 
 Owns how far each node's program can be enqueued before it has to wait, for another one
 here or for a peer. Does not own the stages (`stages.py`), the meaning of actions
-(`executor.py`), connections (`hetjax/comm/peers.py`), nor when a step runs: a
-controller says so (`runtime/worker/serving.py`).
+(`executor.py`), connections (`hetjax/comm/peers.py`), nor when a step runs
+(`runtime/worker/service.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

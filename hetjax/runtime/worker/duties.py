@@ -4,7 +4,7 @@
 Requests are answered one after the other, in the order of arrival; only an abort cannot
 wait. Owns this order, the epochs, which request may be started on which state, and its
 effect on the state. Pure: `react` returns the next state and the actions. Does not own
-the actions' effects (`service.py`), threads and the connection (`serving.py`), nor the
+the actions' effects (`service.py`), threads and the connection (`server.py`), nor the
 controller's side (`hetjax/runtime/rpc/rounds.py`).
 """
 

@@ -3,8 +3,8 @@
 
 Owns the worker's parts (its stages, its data, its connections to peers, its saves, its
 salvaged state, its compiling ahead) and one handler for each request. Errors are
-raised. Does not own how requests arrive (`serving.py`, `launchers/in_process.py`), what
-concerns the whole process (`serving.py`), nor making the worker's `Work`
+raised. Does not own how requests arrive (`server.py`, `launchers/in_process.py`), what
+concerns the whole process (`server.py`), nor making the worker's `Work`
 (`hetjax/training/worker.py`).
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for notices: from clouds that take a machine away, and in an operator's file.
+"""NoticePolls for notices: from clouds that take a machine away, and in an operator's file.
 
 Owns the table of clouds, the requests to each one's metadata server, and the file. Does
 not own the thread that looks (`notices.py`), nor the reaction to a notice
@@ -45,8 +45,8 @@ class Notice:
     node: str | None = None
 
 
-# A look returns None where there is nothing new; looks end if nothing more can come.
-Looks = Iterator[Notice | None]
+# A poll returns None where there is nothing new; polls end if nothing more can come.
+NoticePolls = Iterator[Notice | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,36 +54,36 @@ class Cloud:
     """A cloud whose metadata server says when a machine goes.
 
     The cloud's own libraries read another `address` from the environment `variable`.
-    `look` asks the server there, every `every_s`.
+    `poll` asks the server there, every `every_s`.
     """
 
     variable: str
     address: str
     every_s: float
-    look: Callable[[str], Looks]
+    poll: Callable[[str], NoticePolls]
 
 
-def clouds(environment: Mapping[str, str]) -> dict[Looks, float]:
-    """Return the looks at all clouds, with the seconds between them.
+def clouds(environment: Mapping[str, str]) -> dict[NoticePolls, float]:
+    """Return the polls of all clouds, with the seconds between them.
 
     Warns of a server that the environment names and that does not answer.
     """
     return {
-        _looks(cloud, environment.get(cloud.variable)): cloud.every_s
+        _polls(cloud, environment.get(cloud.variable)): cloud.every_s
         for cloud in CLOUDS.values()
     }
 
 
-def _looks(cloud: Cloud, named: str | None) -> Looks:
+def _polls(cloud: Cloud, named: str | None) -> NoticePolls:
     is_there = False
-    for notice in cloud.look(named or cloud.address):
+    for notice in cloud.poll(named or cloud.address):
         is_there = True
         yield notice
     if named and not is_there:
         warnings.warn(f"no metadata server at {named}: no notices", stacklevel=1)
 
 
-def google_compute_engine(host: str) -> Looks:
+def google_compute_engine(host: str) -> NoticePolls:
     """Look for the flag of a spot machine, and for maintenance that ends a machine."""
     instance = f"http://{host}/computeMetadata/v1/instance"
     headers = {"Metadata-Flavor": "Google"}
@@ -100,7 +100,7 @@ def google_compute_engine(host: str) -> Looks:
         flag = _ask("GET", f"{instance}/preempted", headers)
 
 
-def aws(endpoint: str) -> Looks:
+def aws(endpoint: str) -> NoticePolls:
     """Look for an action that AWS plans for a spot instance."""
     latest = f"{endpoint.rstrip('/')}/latest"
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
@@ -118,7 +118,7 @@ def aws(endpoint: str) -> Looks:
         yield None
 
 
-def azure(endpoint: str) -> Looks:
+def azure(endpoint: str) -> NoticePolls:
     """Look for scheduled events of this virtual machine that end or restart it."""
     metadata, headers = f"{endpoint.rstrip('/')}/metadata", {"Metadata": "true"}
     name = "instance/compute/name?api-version=2021-02-01&format=text"
@@ -141,24 +141,24 @@ CLOUDS: Mapping[str, Cloud] = {
         variable="GCE_METADATA_HOST",
         address="metadata.google.internal",
         every_s=1.0,
-        look=google_compute_engine,
+        poll=google_compute_engine,
     ),
     "AWS": Cloud(
         variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
         address="http://169.254.169.254",
         every_s=5.0,
-        look=aws,
+        poll=aws,
     ),
     "Azure": Cloud(
         variable="AZURE_POD_IDENTITY_AUTHORITY_HOST",
         address="http://169.254.169.254",
         every_s=1.0,
-        look=azure,
+        poll=azure,
     ),
 }
 
 
-def operator(run_dir: Path) -> Looks:
+def operator(run_dir: Path) -> NoticePolls:
     """Look for the file that `ask_to_leave` writes; remove it when it is read."""
     path, taken = run_dir / REQUEST, run_dir / f".{REQUEST}.heard"
     while True:
@@ -176,7 +176,7 @@ def operator(run_dir: Path) -> Looks:
         yield notice
 
 
-def notices_of_workers(queue: SimpleQueue[Notice]) -> Looks:
+def notices_of_workers(queue: SimpleQueue[Notice]) -> NoticePolls:
     """Look for notices that workers received about their own machines."""
     while True:
         try:

@@ -21,7 +21,7 @@ from hetjax.report.progress import say_at_once
 from hetjax.training.recovery.notice_sources import (
     GRACE_S,
     PATIENCE_S,
-    Looks,
+    NoticePolls,
     Notice,
     clouds,
     operator,
@@ -31,7 +31,7 @@ from hetjax.training.recovery.notice_sources import (
 class Watch:
     """Within `with`, calls `on_notice` for each notice, from a separate thread.
 
-    Listens to an operator if `run_dir` is given, and to `sources`: looks with the
+    Listens to an operator if `run_dir` is given, and to `sources`: polls with the
     seconds between them, by default those of `clouds`. No call comes after `with`. If a
     call fails, that is a warning, and later notices are still heard.
     """
@@ -40,7 +40,7 @@ class Watch:
         self,
         on_notice: Callable[[Notice], None],
         run_dir: Path | None,
-        sources: Mapping[Looks, float] | None = None,
+        sources: Mapping[NoticePolls, float] | None = None,
     ) -> None:
         self._on_notice, self._over = on_notice, threading.Event()
         self._every_s = {} if run_dir is None else {operator(run_dir): 0.5}

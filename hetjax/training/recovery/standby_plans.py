@@ -5,7 +5,7 @@ Owns which clusters are likely (this one without one of its nodes), when to plan
 them, and the plans found so far, also for a node that is about to leave. Does not own
 planning itself (`training/layout/plan_choice.py`), the process that plans ahead
 (`training/layout/planning_process.py`), nor compiling
-(`hetjax/runtime/worker/serving.py`).
+(`hetjax/runtime/worker/background.py`, `hetjax/runtime/worker/service.py`).
 """
 
 import threading
@@ -25,7 +25,7 @@ _MOST_CLUSTERS = 8
 Replan = Callable[[Cluster, Plan], Plan]
 
 
-class Look(Protocol):
+class PlanningAhead(Protocol):
     """Planning for some clusters, done elsewhere."""
 
     def found(self) -> list[tuple[Cluster, Plan]]:
@@ -40,21 +40,21 @@ class Look(Protocol):
 class StandbyPlans:
     """Plans ahead `after_s` seconds after each change; never if that is 0.
 
-    `look` starts to plan for clusters, in place of a current plan.
+    `begin` starts to plan for clusters, in place of a current plan.
     """
 
     def __init__(
         self,
         replan: Replan,
-        look: Callable[[Sequence[Cluster], Plan], Look],
+        begin: Callable[[Sequence[Cluster], Plan], PlanningAhead],
         after_s: float,
     ) -> None:
-        self._replan, self._begin, self._after_s = replan, look, after_s
+        self._replan, self._begin, self._after_s = replan, begin, after_s
         self._plans: dict[tuple[Cluster, Plan], Future[Plan]] = {}
         self._lock = threading.Lock()  # another thread plans for a node that leaves
         self._now: tuple[Cluster, Plan] | None = None
         self._since_s, self._has_begun = 0.0, False
-        self._look: Look | None = None
+        self._planning: PlanningAhead | None = None
 
     def plan(self, cluster: Cluster, current: Plan) -> Plan:
         """Return the plan for this cluster: one that was made before, else a new one.
@@ -87,8 +87,8 @@ class StandbyPlans:
         if waited and not self._has_begun:
             self._has_begun = True
             clusters = likely(cluster, plan)
-            self._look = self._begin(clusters, plan) if clusters else None
-        fresh = self._look.found() if self._look else []
+            self._planning = self._begin(clusters, plan) if clusters else None
+        fresh = self._planning.found() if self._planning else []
         for other, found in fresh:
             self._plans.setdefault((other, plan), _done(found))
         return fresh
@@ -102,9 +102,9 @@ class StandbyPlans:
 
     def close(self) -> None:
         """Stop planning ahead."""
-        if self._look is not None:
-            self._look.close()
-            self._look = None
+        if self._planning is not None:
+            self._planning.close()
+            self._planning = None
 
 
 def _done(plan: Plan) -> Future[Plan]:

@@ -343,7 +343,7 @@ def address_at(name: str, host: str) -> str:
 
 @pytest.mark.parametrize("name", CLOUDS)
 def test_where_no_server_is_the_source_ends_quietly(name: str, closed_port: str):
-    look = CLOUDS[name].look(address_at(name, closed_port))
+    look = CLOUDS[name].poll(address_at(name, closed_port))
     heard: Queue[Notice] = Queue()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -374,7 +374,7 @@ def test_a_server_of_something_else_is_not_listened_to(
         cloud.upsets = [405]  # another cloud's server has no tokens
         spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
     heard: Queue[Notice] = Queue()
-    look = CLOUDS[name].look(address_at(name, host))
+    look = CLOUDS[name].poll(address_at(name, host))
     with Watch(heard.put, None, {look: SOON_S}):
         wait_until_it_ends()
     assert heard.empty() and cloud.num_asked == 1
