@@ -45,8 +45,8 @@ from hetjax.runtime.execution.state import Weights, drawn_weights
 from hetjax.runtime.execution.updates.groups import CPU
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
-from hetjax.runtime.worker.service import Work
 from hetjax.runtime.worker.server import serve
+from hetjax.runtime.worker.service import Work
 from hetjax.training.fetching.models import ModelSource, use_models
 from hetjax.training.fetching.text import text_here
 from hetjax.training.recovery.notices import Watch

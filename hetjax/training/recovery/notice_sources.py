@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NoticePolls for notices: from clouds that take a machine away, and in an operator's file.
+"""Looks for notices: from clouds that take a machine away, and in an operator's file.
 
 Owns the table of clouds, the requests to each one's metadata server, and the file. Does
 not own the thread that looks (`notices.py`), nor the reaction to a notice

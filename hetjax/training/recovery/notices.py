@@ -21,8 +21,8 @@ from hetjax.report.progress import say_at_once
 from hetjax.training.recovery.notice_sources import (
     GRACE_S,
     PATIENCE_S,
-    NoticePolls,
     Notice,
+    NoticePolls,
     clouds,
     operator,
 )
