@@ -161,7 +161,7 @@ def _saved(folder: Path, key: bytes | None = None, step: int = 0) -> None:
     with CheckpointWriter(folder / "disk", "a", uploader=uploader, key=key) as writer:
         for step in (10, 20):
             host = {"run": {"seed": 1}, "loss_scale": {"value": 8.0, "since": 3}}
-            writer.save(step, state_of(step, num_entries=1), host)
+            writer.save(step, state_of(step, num_entries=1), host=host)
             writer.wait()
             uploader.wait()
         for name in ("disk", "store"):
