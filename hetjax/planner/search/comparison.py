@@ -38,6 +38,7 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.certainty import Certainty
 from hetjax.schedule.predicted import Predicted
 
+_UNASKED = 1 / 3  # time for other planners that nobody asked for, times the search's
 _LITTLE_WORK = 4_000  # forwards of a step; such a plan simulates quickly
 MOST_COMPARED = 64  # devices up to which baselines are compared by default
 
@@ -130,9 +131,12 @@ def planned(
     clusters = dict(other_clusters(request)) if questions.what_if else {}
     wished = every_wish(objective) if questions.pareto else (objective,)
     search = Search(request, wished, progress, local_work)
-    with deadline(left_s() / (1 + bool(names) + questions.what_if)):
+    # other planners get as much time as the search only if they are asked for
+    for_others = bool(names) * (1.0 if questions.baselines else _UNASKED)
+    with deadline(left_s() / (1 + for_others + questions.what_if)):
         alone = _alone(search, objective)
-    with deadline(left_s() / (bool(names) + questions.what_if or 1)):
+    share = for_others / (for_others + questions.what_if) if for_others else 1.0
+    with deadline(left_s() * share):
         others = _compared(request, names, progress)
         better = {n: p.plan for n, p in others.items() if isinstance(p, Predicted)}
         search.start_from(better)
