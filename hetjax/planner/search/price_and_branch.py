@@ -67,6 +67,10 @@ class UnplacedPlan:
     bound_s: float
 
     @property
+    def gap(self) -> float:
+        return self.step_s / self.bound_s - 1
+
+    @property
     def templates(self) -> tuple[Template, ...]:
         return tuple(dict.fromkeys(c.template for c in self.copies))
 
