@@ -119,7 +119,8 @@ def simulate_plan(
     >>> step.plan.schedule, step.tokens_per_s == 48 * 64 / step.step_time_s
     ('1f1b', True)
     """
-    path, asked = None if profile is None else Path(profile), dtype
+    path = None if profile is None else Path(profile)
+    asked, form = dtype, attention
     with working("simulating", quiet=quiet) as report_line:
         measured = None if path is None else read_profile(path)
         if isinstance(plan, str) and plan in PRESETS:
@@ -151,7 +152,7 @@ def simulate_plan(
             attention = attention or (config.attention if config else None)
             tuned = fine_tuned(whole, train, lora)
             subject = _of_plan(read, where, tuned, cluster, config)
-        _check_asked(asked, subject.plan)
+        _check_asked(asked, form, subject.plan)
         known = NOTHING if compiled is None else read_compiled(compiled)
         way = dtype, attention
         there = subject.cluster
@@ -163,16 +164,21 @@ def simulate_plan(
         )
 
 
-def _check_asked(asked: Dtype | None, plan: Plan) -> None:
-    """Raise BadInput for --dtype with a plan whose stages name another precision."""
+def _check_asked(dtype: Dtype | None, attention: Attention | None, plan: Plan) -> None:
+    """Raise BadInput for options with a plan whose stages name another precision or
+    form of attention."""
     for r, s, stage in plan.stages():
-        if asked not in (None, "best") and stage.precision not in (None, asked):
-            raise BadInput(
-                got=f"--dtype {asked} with replicas[{r}].stages[{s}].precision = "
-                f"{stage.precision!r} in the plan",
-                allowed="--dtype for a plan whose stages name no precision",
-                fix="leave --dtype out, or remove the precision from the stages",
-            )
+        for option, asked, name, own in (
+            ("--dtype", dtype, "precision", stage.precision),
+            ("--attention", attention, "attention", stage.attention),
+        ):
+            if asked not in (None, "best") and own not in (None, asked):
+                raise BadInput(
+                    got=f"{option} {asked} with replicas[{r}].stages[{s}].{name} = "
+                    f"{own!r} in the plan",
+                    allowed=f"{option} for a plan whose stages name no {name}",
+                    fix=f"leave {option} out, or remove the {name} from the stages",
+                )
 
 
 def _simulated(
@@ -208,7 +214,8 @@ def _simulated(
 
     costs = costs_on(cluster)
     tied = tied_holders(plan, model)
-    if schedule is not None:
+    # a plan keeps its own order under the schedule that it has
+    if schedule is not None and (schedule != plan.schedule or not plan.programs):
         plan = with_schedule(plan, schedule, costs, tied)
         check_plan(plan, model, cluster, f"--schedule {schedule}")
     source = times_from(plan, cluster, dtype, profile, path, tied, calibration)

@@ -204,6 +204,17 @@ def test_another_schedule_is_simulated_and_kept_as_a_plan(
     assert again["step_time_s"] == told["step_time_s"]
 
 
+def test_a_searched_order_stays_under_its_own_schedule(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = "--schedule", "searched", "--output", "s.json"
+    told = simulated(capsys, *GIVEN, *asked)
+    plan = read_plan(folder / "s.json")
+    assert plan.programs
+    again = simulated(capsys, "s.json", *GIVEN[1:], "--schedule", plan.schedule)
+    assert again["step_time_s"] == told["step_time_s"]
+
+
 def test_a_slow_link_gets_larger_launch_aheads(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -404,6 +415,11 @@ def _nothing(folder: Path) -> None:
             _to("plan.json", '"layers"', '"precision": "float16", "layers"'),
             ["--dtype", "float32"],
             ["--dtype float32 with replicas[0].stages[0].precision", "leave --dtype"],
+        ),
+        (
+            _to("plan.json", '"layers"', '"attention": "xla", "layers"'),
+            ["--attention", "chunked"],
+            ["--attention chunked with replicas[0].stages[0].attention", "leave --att"],
         ),
         (
             _nothing,

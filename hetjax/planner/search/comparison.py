@@ -65,11 +65,13 @@ class Planned:
 
     `alone` is the result before plans of other planners were known; with them the
     search may find a better plan, or a plan at all. `moved` is the move from the
-    current plan, if there is one. `bfloat16_step_s` is the plan's step if workers send
-    gradients in bfloat16; None if they already do or send none, or if the plan does not
-    simulate quickly. `elsewhere` has the best plan on each cluster with a node more or
-    fewer, None if there is none. `left_out` names the planners and clusters for which
-    there was no time. `cut_short` is whether the time was up before the search ended.
+    current plan, if there is one. Parts are compared with the plan `parts_with`: the
+    best under h1f1b, before a move. `bfloat16_step_s` is the plan's step if workers
+    send gradients in bfloat16; None if they already do or send none, or if the plan
+    does not simulate quickly. `elsewhere` has the best plan on each cluster with a node
+    more or fewer, None if there is none. `left_out` names the planners and clusters for
+    which there was no time. `cut_short` is whether the time was up before the search
+    ended.
     """
 
     request: PlanRequest
@@ -79,6 +81,7 @@ class Planned:
     moved: Replanned | None = None
     idle: tuple[Idle, ...] = ()
     parts: tuple[Worth, ...] = ()
+    parts_with: Predicted | None = None
     second: Predicted | None = None
     baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
@@ -166,8 +169,12 @@ def planned(
         moved=moved,
         idle=why_idle(found, search.incumbents.simulated(), cut_short),
         parts=worth_of_parts(
-            unmoved, search.incumbents.simulated(), search.first.searched
+            unmoved,
+            found.best.plan,
+            search.incumbents.simulated(),
+            search.first.searched,
         ),
+        parts_with=unmoved.best_h1f1b,
         second=_second(found, simulated),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),

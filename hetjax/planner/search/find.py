@@ -21,6 +21,7 @@ from hetjax.planner.bound.cost_bound import least_usd_per_million_tokens
 from hetjax.planner.model.deadline import (
     TimeUp,
     deadline,
+    is_over,
     left_s,
 )
 from hetjax.planner.model.evaluator import PlanEvaluator, least_step_s
@@ -111,10 +112,10 @@ class Found:
         """How far the USD per million tokens are above their bound. None if bound or
         price is unknown, or if the plan is outside the space."""
         usd = self.best.usd_per_million_tokens
-        if not self.least_usd or usd is None:
+        if self.least_usd is None or usd is None or self.space is None:
             return None
-        if self.space is None:
-            return None
+        if not self.least_usd:
+            return None if usd else 0.0
         gap = usd / self.least_usd - 1
         return 0.0 if abs(gap) <= ROUNDING else gap
 
@@ -304,6 +305,8 @@ class Search:
         self.progress("trying other schedules")
         with suppress(TimeUp):
             self.incumbents.finish()
+        if is_over():
+            self.incumbents.consider_best_under_h1f1b()
 
     def found(self) -> tuple[Found, ...]:
         """Return the results so far, for each objective."""

@@ -83,6 +83,14 @@ class Incumbents:
                 self._keep(self.best, found, source)
                 self._tell()
 
+    def consider_best_under_h1f1b(self) -> None:
+        """Consider the best plans under h1f1b, too, unless they interleave stages: a
+        search that is cut short may have moved to them under other schedules alone."""
+        for found in [*self.best.values()]:
+            plan = unscheduled(found.predicted.plan)
+            if not shares_devices(plan):
+                self.consider(plan, found.source)
+
     def loosen(self) -> bool:
         """Drop a limit of speed that no plan keeps: aim for the fastest plan. Return
         whether there is such a limit, and a plan without it."""

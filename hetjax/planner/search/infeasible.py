@@ -151,7 +151,7 @@ def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    for num in (1, 2, 4, 8, 16):
+    for num in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16):
         for nodes in request.classes:
             node = nodes.nodes[-1]
             cluster = with_copies(request.cluster, node, num)

@@ -70,7 +70,8 @@ def replan(
     so only tensor degrees in use are tried; if no plan with these fits, `find_plan`
     searches everything. If some node of the cluster has no stage of the current plan, a
     local search starts from the best plan. `others` are further plans to choose from,
-    by name. Raises NoFeasiblePlan if nothing fits.
+    by name, as they are or under another schedule. Raises NoFeasiblePlan if nothing
+    fits.
     """
     begin_s = time.monotonic()
     # a plan with split backward passes may keep them, if memory allows
@@ -127,11 +128,14 @@ def _choices(
                 choices += [(source, found) for found in judge(plan)]
                 if choices:
                     check_deadline()
+    whole = dict(others)
     if _is_there(request, current):
+        whole["the current plan"] = current
+    for source, plan in whole.items():  # under their own schedules and programs
         with suppress(NoFeasiblePlan):
-            unchanged = as_planned(request, current)
-            if within(unchanged, objective):
-                choices.append(("the current plan", unchanged))
+            found = as_planned(request, plan)
+            if within(found, objective):
+                choices.append((source, found))
     if not choices:
         found = find_plan(request, objective, local_work=0)
         choices.append((found.source, found.best))

@@ -9,13 +9,21 @@ own the search itself (`find.py`) nor the display of results (`report/`).
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from hetjax.cluster.cluster import Cluster, part_of, with_copies
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
-from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.deadline import (
+    TimeUp,
+    check_deadline,
+    deadline,
+    is_over,
+    left_s,
+)
+from hetjax.planner.model.objectives import Objective, score
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Search
+from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
 _LOCAL_WORK = 7_500  # work of local search, for each cluster
@@ -40,21 +48,30 @@ def best_on_others(
 ) -> dict[str, Predicted | None]:
     """Return the best plan on each cluster; None where none fits.
 
-    When the time is up (`model/deadline.py`), clusters are left out. The search, which
-    is over, considers the plans that fit its own cluster.
+    Clusters whose search did not end in time (`model/deadline.py`) are left out. The
+    search, which is over, considers the plans that fit its own cluster. Its best plan
+    then counts for every cluster that has all of that plan's nodes.
     """
     found: dict[str, Predicted | None] = {}
+    plans: dict[str, Plan] = {}
     for n, (name, cluster) in enumerate(clusters.items()):
         try:
             with deadline(left_s() / (len(clusters) - n)):
                 check_deadline()
-                found[name] = _best_on(search, objective, name, cluster)
+                best = _best_on(search, objective, name, cluster)
+                if not is_over():
+                    found[name] = best
         except TimeUp:
             break
-    nodes = {node.name for node in search.request.cluster.nodes}
-    search.improve_on(
-        {name: p.plan for name, p in found.items() if p and p.plan.nodes <= nodes}
-    )
+        if best is not None and best.plan.nodes <= _names(search.request.cluster):
+            plans[name] = best.plan
+    search.improve_on(plans)
+    ours = search.found_by(objective).best
+    for name, best in found.items():
+        by = partial(score, cluster=clusters[name], objective=objective)
+        fits = ours.plan.nodes <= _names(clusters[name])
+        if fits and (best is None or by(ours) < by(best)):
+            found[name] = ours
     return found
 
 
@@ -69,8 +86,13 @@ def _best_on(
     try:
         other.run(proves=False)
         known = search.found_by(objective).best.plan
-        if known.nodes <= {node.name for node in cluster.nodes}:
+        if known.nodes <= _names(cluster):
             other.improve_on({"as it is": known})
     except NoFeasiblePlan:
         return None
     return other.found_by(objective).best
+
+
+def _names(cluster: Cluster) -> frozenset[str]:
+    """Return the names of the cluster's nodes."""
+    return frozenset(node.name for node in cluster.nodes)

@@ -71,13 +71,17 @@ def worse_by(ours: float, theirs: float) -> float:
 
 
 def worth_of_parts(
-    found: Found, simulated: Iterable[Predicted], searched: Collection[Nodes]
+    found: Found,
+    chosen: Plan,
+    simulated: Iterable[Predicted],
+    searched: Collection[Nodes],
 ) -> tuple[Worth, ...]:
     """Return the worth of every part by the plans simulated under h1f1b, compared with
     the best of these (`Found.best_h1f1b`).
 
-    `searched` are the sets of nodes that were searched, not just looked at quickly.
-    Empty if there is only one part.
+    Devices in use are those of `chosen`, which differs from the best plan if a run
+    moves to another one. `searched` are the sets of nodes that were searched, not just
+    looked at quickly. Empty if there is only one part.
     """
     request, plans = found.request, list(simulated)
     ours = score(found.best_h1f1b, request.cluster, found.objective)
@@ -95,7 +99,7 @@ def worth_of_parts(
         return Instead(predicted=best, worse=max(worse, 0.0), is_searched=is_searched)
 
     names: dict[Nodes, list[str]] = {}
-    used = found.best.plan.used_devices()
+    used = chosen.used_devices()
     for part, nodes in _parts(request):
         if nodes != whole:
             names.setdefault(nodes, []).append(part)

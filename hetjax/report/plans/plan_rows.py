@@ -97,8 +97,10 @@ def _why_gap(planned: Planned) -> str:
     The planner's own model can tell, because it captures more of a plan than the bound.
     """
     found = planned.found
-    if planned.objective.wish != "time" or planned.moved is not None:
+    if planned.objective.wish != "time":
         return "the plan was not chosen for speed alone"
+    if planned.moved is not None:
+        return "the plan was also chosen for the state that moves to it"
     if planned.objective.max_usd_per_hour is not None:
         return "the bound does not know the limit of cost, and counts all devices"
     if planned.cut_short:
@@ -339,9 +341,20 @@ def change_rows(planned: Planned) -> list[Row]:
             rows.append((name, "no plan", "", ""))
             continue
         change = f"{best.tokens_per_s / planned.best.tokens_per_s - 1:+.1%}"
+        if planned.objective.wish == "cost":
+            change += _dearer(best, planned.best)
         speed = f"{best.tokens_per_s:,.0f}"
         rows.append((name, ms(best.simulation.step_time_s), speed, change))
     return rows
+
+
+def _dearer(best: Predicted, than: Predicted) -> str:
+    """Return how much more or less a token costs, if that is known."""
+    usd, before = best.usd_per_million_tokens, than.usd_per_million_tokens
+    if usd is None or not before or best is than:
+        return ""
+    change = usd / before - 1
+    return f", {abs(change):.1%} {'dearer' if change > 0 else 'cheaper'}"
 
 
 def num_devices(plan: Plan) -> int:

@@ -6,6 +6,7 @@ shown, too. Owns the words and the rows. Does not own how they are laid out (`fo
 `html/plan_page.py`) nor the search for these plans (`planner/search/`).
 """
 
+import math
 from collections.abc import Iterator
 
 from hetjax.planner.search.comparison import Planned
@@ -66,6 +67,8 @@ def _by_wish(planned: Planned, instead: Predicted, worse: float) -> tuple[str, s
     if wish == "cost":
         figure = f"{instead.usd_per_million_tokens:.3g} USD per million tokens"
     than = {"time": "longer", "cost": "dearer", "goodput": "longer, lost time included"}
+    if math.isinf(worse):  # the best plan costs nothing
+        return figure, than[wish]
     return figure, f"{max(worse, 0.0):.1%} {than[wish]}"
 
 
@@ -88,7 +91,7 @@ def part_rows(planned: Planned) -> list[Row]:
 
 def part_notes(planned: Planned) -> list[str]:
     """Return the notes below these rows."""
-    notes, found = list[str](), planned.found
+    notes: list[str] = []
     plans = [plan for part in planned.parts for plan in (part.without, part.alone)]
     if any(plan is not None and not plan.is_searched for plan in plans):
         notes.append("~: from a quick look, so a better plan may exist on these nodes")
@@ -98,8 +101,9 @@ def part_notes(planned: Planned) -> list[str]:
         )
     elif None in plans:
         notes.append(f"{_NONE}: no plan within the limits came near the best")
-    if planned.parts and found.best.plan != found.best_h1f1b.plan:
-        figure, _ = _by_wish(planned, found.best_h1f1b, 0.0)
+    base = planned.parts_with or planned.found.best_h1f1b
+    if planned.parts and planned.best.plan != base.plan:
+        figure, _ = _by_wish(planned, base, 0.0)
         notes.append(f"all of these use h1f1b; the best plan under h1f1b has {figure}")
     return notes
 

@@ -12,11 +12,12 @@ from hetjax.costs.slowness.known import slowness
 from hetjax.models.model import parameter_count, tensor_sizes
 from hetjax.models.named import TypedName, load_named
 from hetjax.planner.model.evaluator import PlanEvaluator, evaluate_plan
+from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.model.simplicity import complexity
-from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.find import Search, find_plan
 from hetjax.planner.search.in_parts import in_parts
 from hetjax.planner.search.replan import repaired, replan, survivors
 from hetjax.plans.plan import Plan, Replica, Stage
@@ -229,6 +230,20 @@ def test_a_plan_that_can_stay_is_left_only_for_a_better_one() -> None:
     found = find_plan(request).best
     again = replan(request, found.plan).best
     assert again.simulation.step_time_s <= found.simulation.step_time_s
+
+
+def test_another_plan_keeps_the_schedule_that_it_was_found_with() -> None:
+    """Its programs and launch-aheads, not another order under the same name."""
+    request = two_kinds()
+    search = Search(request, [Objective()])
+    search.run(proves=False)
+    (found,) = search.found()
+    assert found.best.plan.programs
+    slow = replace(two_replicas(request), replicas=two_replicas(request).replicas[1:])
+    only = (replace(slow.replicas[0], num_microbatches=8),)
+    current = replace(slow, replicas=only)
+    moved = replan(request, current, horizon_s=1e9, others={"x": found.best.plan})
+    assert moved.best.simulation.step_time_s <= found.best.simulation.step_time_s
 
 
 def test_without_any_stage_left_the_plan_is_a_new_one() -> None:

@@ -3,12 +3,14 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.planner.model.evaluator import as_planned
 from hetjax.planner.model.objectives import Objective
+from hetjax.planner.search import what_if
 from hetjax.planner.search.find import Search
 from hetjax.planner.search.what_if import best_on_others, other_clusters
 from hetjax.schedule.simulation.result import shares_devices
@@ -69,6 +71,31 @@ def test_a_faster_plan_for_fewer_nodes_becomes_the_best_plan() -> None:
     assert ours.best_h1f1b.plan.schedule in ("1f1b", "h1f1b")
     assert not ours.best_h1f1b.plan.programs
     assert ours.best.simulation.step_time_s <= min(steps_s)
+
+
+def test_a_search_that_ends_early_is_left_out_and_more_nodes_are_no_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = searched(SEEDS[0])
+    slowest = max(
+        search.incumbents.simulated(), key=lambda found: found.simulation.step_time_s
+    )
+    clusters = dict(other_clusters(search.request))
+    ends_early, ended = next(iter(clusters)), list[bool]()
+
+    def finds_a_slow_plan(other: Any, objective: Any, name: str, there: Cluster) -> Any:
+        ended.append(name == ends_early)
+        fits = slowest.plan.nodes <= {node.name for node in there.nodes}
+        return slowest if fits else None
+
+    monkeypatch.setattr(what_if, "_best_on", finds_a_slow_plan)
+    monkeypatch.setattr(what_if, "is_over", lambda: ended[-1])
+    found = best_on_others(search, Objective(), clusters)
+    assert [*found] == [name for name in clusters if name != ends_early]
+    (ours,) = search.found()
+    least_s = ours.best.simulation.step_time_s
+    more = [best for name, best in found.items() if "more" in name and best]
+    assert more and all(each.simulation.step_time_s <= least_s for each in more)
 
 
 def test_a_search_for_one_more_node_knows_the_present_plan(

@@ -42,7 +42,7 @@ def test_a_part_is_held_against_the_best_plan_without_it_and_alone(seed: int) ->
     search.propose()
     (found,) = search.found()
     plans, searched = list(search.incumbents.simulated()), search.first.searched
-    told = {w.part: w for w in worth_of_parts(found, plans, searched)}
+    told = {w.part: w for w in worth_of_parts(found, found.best.plan, plans, searched)}
     assert len(told) == (len(request.classes) if len(request.classes) > 1 else 0)
     whole = {node.name for node in request.cluster.nodes}
     ours_s = found.best.simulation.step_time_s
@@ -73,11 +73,12 @@ def test_zones_are_parts_and_only_searches_are_no_quick_looks() -> None:
     search.propose()
     (found,), plans = search.found(), list(search.incumbents.simulated())
     east = frozenset({"n0", "n1"})
-    told = {w.part: w for w in worth_of_parts(found, plans, {east})}
+    told = {w.part: w for w in worth_of_parts(found, found.best.plan, plans, {east})}
     assert set(told) == {"H20", "L4 (n1)", "L4", "zone a", "L4 (n2), zone b"}
     both = told["zone a"].alone, told["L4 (n2), zone b"].without
     assert both[0] == both[1] and both[0] is not None and both[0].is_searched
-    quick = {w.part: w for w in worth_of_parts(found, plans, ())}["zone a"].alone
+    glanced = worth_of_parts(found, found.best.plan, plans, ())
+    quick = {w.part: w for w in glanced}["zone a"].alone
     assert quick is not None and not quick.is_searched
 
 
