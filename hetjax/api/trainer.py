@@ -65,7 +65,7 @@ class Trainer:
     >>> Trainer("tiny", stepz=20)
     Traceback (most recent call last):
     ...
-    hetjax.errors.BadInput: got: unknown key 'settings.stepz'
+    hetjax.errors.BadInput: got: unknown setting 'stepz'
     ...
     >>> trainer = Trainer("tiny", steps=20, optimizer={"learning_rate": 1e-3})
     >>> trainer.config.steps, trainer.config.optimizer.learning_rate
