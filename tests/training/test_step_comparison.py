@@ -294,7 +294,7 @@ def test_what_a_run_measured_is_predicted_from_then_on(tmp_path: Path):
     after = predict_step(config, MODEL, TWO_REPLICAS, cluster)
     assert after.step_time_s == pytest.approx(measured_s, rel=0.15)
     assert after.predicted.times_from.startswith(
-        "at speeds learnt from 1 measured steps"
+        "at speeds learnt from 1 measured step"
     )
     learn_step(config, MODEL, TWO_REPLICAS, cluster, measured_s)
     again = predict_step(config, MODEL, TWO_REPLICAS, cluster)

@@ -26,7 +26,7 @@ from hetjax.costs.network.wire_bytes import GradientWire, Transport
 from hetjax.costs.plan_costs import costs_of, device_kinds, stage_devices
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, counted_noun
 from hetjax.models.attention.attention import head_sizes
 from hetjax.models.model import Model
 from hetjax.plans.attention import Attention, with_attentions
@@ -109,7 +109,7 @@ def times_from(
     num_steps = calibration.num_steps
     if not device_kinds(plan, cluster) & calibration.kinds():
         return source
-    return f"at speeds learnt from {num_steps} measured steps, {source}"
+    return f"at speeds learnt from {counted_noun(num_steps, 'measured step')}, {source}"
 
 
 def _times_from(
