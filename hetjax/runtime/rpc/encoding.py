@@ -20,7 +20,7 @@ import numpy as np
 from hetjax.files.parsing import json_value
 from hetjax.runtime.rpc.schema import Message, Request
 
-VERSION = 4  # of the protocol: both sides must have the same
+VERSION = 5  # of the protocol: both sides must have the same
 _WHOLE = 1 << 53  # floats represent all smaller integers exactly
 _M = TypeVar("_M", bound=Message)
 
