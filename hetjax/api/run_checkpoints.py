@@ -22,6 +22,7 @@ from hetjax.checkpoint.stores.store import Store
 from hetjax.errors import BadInput
 from hetjax.training.directory import rundir
 from hetjax.training.directory.best import best_of, losses_of
+from hetjax.training.directory.frozen_base import base_hashes, check_base
 from hetjax.training.directory.journal import read_journal
 from hetjax.training.directory.own_disks import warn_of_newer
 from hetjax.training.directory.progress import checkpoint_storage
@@ -43,7 +44,9 @@ def run_config(run_dir: Path) -> RunConfig:
             allowed="the --run-dir of a run",
             fix="give the folder that train was given; presets train in runs/PRESET",
         )
-    return reopened(previous, run_dir)
+    config = reopened(previous, run_dir)
+    check_base(previous.base, base_hashes(config), config)
+    return config
 
 
 @contextmanager
@@ -74,10 +77,8 @@ def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
                 copy_function=_linked,
                 dirs_exist_ok=True,
             )
-        if step == "best":
-            step = _fetch_best(config, store, Path(scratch), storage)
-        elif isinstance(step, int):
-            _fetch_step(step, store, Path(scratch), storage)
+        if step is not None:
+            step = _fetch(step, config, store, Path(scratch), storage)
         elif store is not None:
             fetch_newest(store, Path(scratch), -1, key, run)
         yield _opened(config, Path(scratch), step, storage)
@@ -93,41 +94,30 @@ def _opened(
     return found
 
 
-def _fetch_best(
+def _fetch(
+    asked: int | Literal["best"],
     config: RunConfig,
     store: Store | None,
     directory: Path,
     storage: CheckpointStorage,
 ) -> int:
-    """Return the best step, of those here and in the store, and fetch it if need be."""
+    """Return the step asked for, after fetching it from the store unless it is here.
+    Raises BadInput if it is in neither."""
     key, run = storage.key(), storage.run
     here = steps(directory, key, run)
-    stored = [] if store is None else committed_steps(store, run)
-    best = _best(config, {*here, *stored})
-    if store is not None and best not in here:
-        fetch(store, directory, best, key)
-    return best
-
-
-def _fetch_step(
-    step: int, store: Store | None, directory: Path, storage: CheckpointStorage
-) -> None:
-    """Fetch the step from the store unless it is here. Raises BadInput if it is in
-    neither."""
-    key, run = storage.key(), storage.run
-    here = steps(directory, key, run)
-    if step in here:
-        return
-    stored = [] if store is None else committed_steps(store, run)
-    if store is None or step not in stored:
-        known = sorted({*here, *stored})
+    stored = [] if store is None or asked in here else committed_steps(store, run)
+    known = {*here, *stored}
+    step = _best(config, known) if asked == "best" else asked
+    if step not in known:
         where = "here" if store is None else "here or in the run's store"
         raise BadInput(
             got=f"no complete checkpoint of step {step} {where}",
-            allowed=f"complete steps: {', '.join(map(str, known)) or 'none'}",
+            allowed=f"complete steps: {', '.join(map(str, sorted(known))) or 'none'}",
             fix="give one of these steps, or leave --step out",
         )
-    fetch(store, directory, step, key)
+    if store is not None and step not in here:
+        fetch(store, directory, step, key)
+    return step
 
 
 def _check_step(step: Any) -> None:

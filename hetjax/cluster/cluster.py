@@ -119,6 +119,11 @@ class Cluster:
         """The number of devices of all nodes."""
         return sum(node.count for node in self.nodes)
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the nodes."""
+        return frozenset(self._by_name)
+
     def node(self, name: str) -> Node:
         """Return the node of that name, which is in the cluster."""
         return self._by_name[name]
@@ -240,7 +245,7 @@ def _out_of_range(node: Node, key: str, allowed: str) -> BadInput:
 
 
 def _link_end_problems(cluster: Cluster) -> Iterator[BadInput]:
-    nodes = sorted({node.name for node in cluster.nodes})
+    nodes = sorted(cluster.names)
     zones = sorted({node.zone for node in cluster.nodes} - {""})
     known = {*nodes, *zones}
     lost = [link for link in cluster.links if not {*link.between} <= known]

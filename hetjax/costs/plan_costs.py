@@ -184,7 +184,7 @@ def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
 
     If both directions were measured, the slower one counts for both.
     """
-    nodes = {node.name for node in cluster.nodes}
+    nodes = cluster.names
     links = {frozenset(link.between): link for link in cluster.links}
     # the slowest come last and overwrite the others
     for found in sorted(profile.links, key=lambda f: -f.bandwidth_gbit_per_s):

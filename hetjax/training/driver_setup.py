@@ -299,5 +299,5 @@ def may_have_saved_on(
     if before is None or not on_own_disks or not 0 < kept.every <= last:
         return frozenset()
     if before.plan is None:
-        return frozenset(node.name for node in before.cluster.nodes)
+        return before.cluster.names
     return before.plan.nodes

@@ -115,7 +115,9 @@ def settle(
     previous = rundir.read_previous(config.run_dir)
     if previous is not None:
         rundir.check_same_run(previous, config)
-        check_base(previous.base, config)
+    base = base_hashes(config)
+    if previous is not None:
+        check_base(previous.base, base, config)
     config = with_packing(config, model, previous)
     for name in (rundir.METRICS, rundir.EVENTS):
         read_journal(config.run_dir / name)  # a damaged one is refused
@@ -142,7 +144,7 @@ def settle(
         choice=choice,
         previous=previous,
         claim=claim,
-        base=base_hashes(config),
+        base=base,
         saved=saved,
         is_done=is_done,
     )

@@ -41,10 +41,9 @@ def fetching_s(model: Model, cluster: Cluster, current: Plan, plan: Plan) -> flo
     store. All transfers begin at once; the fullest trunk decides.
     """
     rates, held = trunks(cluster), _held(current)
-    there = {node.name for node in cluster.nodes}
     load: Counter[str] = Counter()
     for node, layer in _missing(current, plan):
-        holders = [h for h in sorted(held) if h in there and layer in held[h]]
+        holders = [h for h in sorted(held) if h in cluster.names and layer in held[h]]
         ways = [way for h in holders if (way := _way(cluster, h, node))]
         store = (card(cluster.node(node), 0, "in"),)
         best = max(ways, key=lambda way: min(rates[t] for t in way), default=store)

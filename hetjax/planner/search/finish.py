@@ -146,8 +146,8 @@ def _onto_idle_nodes(
 ) -> Iterator[Predicted]:
     """Yield better plans with some work of `best` on nodes that it leaves idle, and
     those that local search then leads to."""
-    every, plan = {n.name for n in request.cluster.nodes}, unscheduled(best.plan)
-    if plan.nodes == every or plan.num_forwards > _MOVED:
+    plan = unscheduled(best.plan)
+    if plan.nodes == request.cluster.names or plan.num_forwards > _MOVED:
         return
     by_wish = partial(score, cluster=request.cluster, objective=objective)
     forms = forms_for(request, plan, _NUM_FORMS)

@@ -73,12 +73,10 @@ class Incumbents:
     def consider_scheduled(self, plan: Plan, source: str) -> None:
         """Consider a plan under its own schedule and, if that does not interleave
         stages, under h1f1b."""
-        request, whole = self.evaluate.request, unscheduled(plan)
-        if not shares_devices(whole):
-            self.consider(whole, source)
+        self._consider_under_h1f1b(plan, source)
         with suppress(NoFeasiblePlan):
-            found = as_planned(request, plan)
-            self.tried.setdefault((whole, True, "all"), found)
+            found = as_planned(self.evaluate.request, plan)
+            self.tried.setdefault((unscheduled(plan), True, "all"), found)
             if within(found, self.objectives[0]):
                 self._keep(self.best, found, source)
                 self._tell()
@@ -87,9 +85,12 @@ class Incumbents:
         """Consider the best plans under h1f1b, too, unless they interleave stages: a
         search that is cut short may have moved to them under other schedules alone."""
         for found in [*self.best.values()]:
-            plan = unscheduled(found.predicted.plan)
-            if not shares_devices(plan):
-                self.consider(plan, found.source)
+            self._consider_under_h1f1b(found.predicted.plan, found.source)
+
+    def _consider_under_h1f1b(self, plan: Plan, source: str) -> None:
+        whole = unscheduled(plan)
+        if not shares_devices(whole):
+            self.consider(whole, source)
 
     def loosen(self) -> bool:
         """Drop a limit of speed that no plan keeps: aim for the fastest plan. Return

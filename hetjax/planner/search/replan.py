@@ -88,7 +88,7 @@ def replan(
         return left_s / score(found, request.cluster, objective)
 
     choices = _choices(request, current, objective, others, judge)
-    if not {n.name for n in request.cluster.nodes} <= current.nodes:
+    if not request.cluster.names <= current.nodes:
         _, start = max(choices, key=lambda each: gain(each[1]))
         for evaluate in evaluators:
             near = _nearby(start, evaluate, gain, request, objective)
@@ -128,10 +128,10 @@ def _choices(
                 choices += [(source, found) for found in judge(plan)]
                 if choices:
                     check_deadline()
-    whole = dict(others)
+    as_they_are = dict(others)
     if _is_there(request, current):
-        whole["the current plan"] = current
-    for source, plan in whole.items():  # under their own schedules and programs
+        as_they_are["the current plan"] = current
+    for source, plan in as_they_are.items():  # under their own schedules and programs
         with suppress(NoFeasiblePlan):
             found = as_planned(request, plan)
             if within(found, objective):

@@ -63,13 +63,13 @@ def best_on_others(
                     found[name] = best
         except TimeUp:
             break
-        if best is not None and best.plan.nodes <= _names(search.request.cluster):
+        if best is not None and best.plan.nodes <= search.request.cluster.names:
             plans[name] = best.plan
     search.improve_on(plans)
     ours = search.found_by(objective).best
     for name, best in found.items():
         by = partial(score, cluster=clusters[name], objective=objective)
-        fits = ours.plan.nodes <= _names(clusters[name])
+        fits = ours.plan.nodes <= clusters[name].names
         if fits and (best is None or by(ours) < by(best)):
             found[name] = ours
     return found
@@ -86,13 +86,8 @@ def _best_on(
     try:
         other.run(proves=False)
         known = search.found_by(objective).best.plan
-        if known.nodes <= _names(cluster):
+        if known.nodes <= cluster.names:
             other.improve_on({"as it is": known})
     except NoFeasiblePlan:
         return None
     return other.found_by(objective).best
-
-
-def _names(cluster: Cluster) -> frozenset[str]:
-    """Return the names of the cluster's nodes."""
-    return frozenset(node.name for node in cluster.nodes)

@@ -85,7 +85,7 @@ def worth_of_parts(
     """
     request, plans = found.request, list(simulated)
     ours = score(found.best_h1f1b, request.cluster, found.objective)
-    whole = frozenset(node.name for node in request.cluster.nodes)
+    whole = request.cluster.names
 
     def instead(nodes: Nodes) -> Instead | None:
         best = best_plan(

@@ -4,8 +4,8 @@
 A round sends several workers the same kind of request at once. It is over when all of
 them have answered or are lost: then no other worker is busy with it any more, and the
 survivors' state is known. Owns which workers are there (only the newest connection of
-each), which answers count, the limits, and when other workers are told to abort. Pure:
-`react` returns the next state and the actions. Does not own connections or clocks
+each counts), which answers count, the time limits, and when to abort the other workers.
+Pure: `react` returns the next state and the actions. Does not own connections or clocks
 (`worker_connections.py`), the messages (`schema.py`), nor what is requested when
 (`runtime/control/`).
 """

@@ -8,6 +8,7 @@ weights (`models/hugging_face/`).
 """
 
 import os
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,13 @@ def _add(digest: Any, path: Path) -> None:
             digest.update(file.read(_SAMPLE_BYTES))
 
 
-def check_base(was: str | None, config: RunConfig) -> None:
+def check_base(was: str | None, now: Mapping[str, str], config: RunConfig) -> None:
     """Raise BadInput if the run began with other frozen weights.
 
-    `was` is their digest at its first start; None if that is unknown.
+    `was` is their digest at its first start, None if that is unknown; `now` is the
+    result of `base_hashes`.
     """
-    now = base_hashes(config).get(BASE)
-    if was is None or now is None or was == now:
+    if was is None or now.get(BASE, was) == was:
         return
     raise BadInput(
         got=f"weights in {config.init} that differ from those that the run in "

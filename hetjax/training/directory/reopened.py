@@ -14,7 +14,6 @@ from pathlib import Path
 from hetjax.files.writing import write_whole
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.named import is_function, is_path
-from hetjax.training.directory.frozen_base import check_base
 from hetjax.training.directory.rundir import MODEL, Previous
 from hetjax.training.settings.config import RunConfig
 from hetjax.training.settings.run_settings import saves_all_weights
@@ -33,14 +32,12 @@ def reopened(previous: Previous, run_dir: Path) -> RunConfig:
     """Return the settings of the run that is now in `run_dir`.
 
     If the model that it began with is gone, the model is the copy in the directory.
-    Raises BadInput if its frozen weights have changed.
     """
     config = replace(previous.config, run_dir=run_dir)
     if saves_all_weights(config) and config.init and _is_gone(config.init):
         config = replace(config, init=None)
     if _is_gone(config.model) and (run_dir / MODEL).exists():
         config = replace(config, model=str(run_dir / MODEL))
-    check_base(previous.base, config)
     return config
 
 

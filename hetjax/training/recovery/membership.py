@@ -42,7 +42,7 @@ class Membership:
         Return False if there is no other node.
         """
         with self._lock:
-            names = _names(self._here or self._cluster)
+            names = (self._here or self._cluster).names
             if not names - self._leaving - {node}:
                 return False
             self._leaving |= {node} & names
@@ -52,7 +52,7 @@ class Membership:
         """Return the file's nodes that are absent; may be called from any thread."""
         with self._lock:
             self._here = self._present(self._cluster, False)
-            names = _names(self._here) if self._here else frozenset[str]()
+            names = self._here.names if self._here else frozenset[str]()
             return tuple(n for n in self._cluster.nodes if n.name not in names)
 
     def now(self, *, again: bool = False) -> Cluster:
@@ -86,15 +86,11 @@ def staying(here: Cluster, leaving: frozenset[str]) -> tuple[Cluster, frozenset[
 
     If all leave, all stay: the run ends by other means.
     """
-    names = _names(here)
+    names = here.names
     left = leaving & names
     if not left or left == names:
         return here, left
     return part_of(here, names - left), left
-
-
-def _names(cluster: Cluster) -> frozenset[str]:
-    return frozenset(node.name for node in cluster.nodes)
 
 
 def _changed_ns(file: Path | None) -> int | None:

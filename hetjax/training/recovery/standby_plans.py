@@ -131,5 +131,4 @@ def likely(cluster: Cluster, plan: Plan) -> Sequence[Cluster]:
     if len(cluster.nodes) == 1 or any(node.hosts > 1 for node in cluster.nodes):
         return []  # hosts of one node compile together, or not at all
     names = [node.name for node in sorted(nodes, key=lambda node: not node.spot)]
-    every = {node.name for node in cluster.nodes}
-    return [part_of(cluster, every - {name}) for name in names[:_MOST_CLUSTERS]]
+    return [part_of(cluster, cluster.names - {name}) for name in names[:_MOST_CLUSTERS]]

@@ -179,7 +179,7 @@ class FirstPlans:
         """Return the smallest group of nodes that strictly contains these: a kind, zone
         or class, or all but one of them. None if there is none."""
         groups = (
-            _nodes(part)
+            part.cluster.names
             for part in (*parts_alone(self.request), *parts_without(self.request))
         )
         return min((group for group in groups if used < group), key=len, default=None)
@@ -197,12 +197,12 @@ class FirstPlans:
         for proposal in tied_ends(part, self._best_s):
             for plan in plans_by_rank([proposal]):
                 self.incumbents.offer(plan, "parts")
-        self.searched.add(_nodes(part))
+        self.searched.add(part.cluster.names)
 
     def _compare(self, part: PlanRequest) -> None:
         """Simulate a few equal pipelines of a part that was not searched: templates
         alone may make it look much slower than it is."""
-        if _nodes(part) not in self.searched:
+        if part.cluster.names not in self.searched:
             pipelines = equal_pipelines(part, lambda: math.inf)
             self._simulate_within("parts", islice(pipelines, _FEW_PIPELINES))
 
@@ -239,10 +239,6 @@ class FirstPlans:
         """Return the error that all simulated plans cost too much, if they do."""
         wished = self.incumbents.objectives[0]
         return too_dear(self.request, wished, self.incumbents.simulated())
-
-
-def _nodes(part: PlanRequest) -> frozenset[str]:
-    return frozenset(node.name for node in part.cluster.nodes)
 
 
 def _within_work(plans: Iterable[Plan], most_work: float) -> Iterator[Plan]:

@@ -34,7 +34,7 @@ def parts_alone(request: PlanRequest) -> list[PlanRequest]:
 def parts_without(request: PlanRequest) -> list[PlanRequest]:
     """Return all but each kind, zone and class; for a small cluster also all but one
     node of each class. Parts that are a kind, zone or class themselves are left out."""
-    whole = frozenset(node.name for node in request.cluster.nodes)
+    whole = request.cluster.names
     groups = _groups(request)
     alike = request.classes if searches_parts(request) else ()
     nodes = [frozenset({nodes.nodes[-1].name}) for nodes in alike]
@@ -45,7 +45,7 @@ def parts_without(request: PlanRequest) -> list[PlanRequest]:
 def parts_compared(request: PlanRequest) -> list[PlanRequest]:
     """Return every kind, zone and class, and all but each of these: the parts whose
     worth is shown."""
-    whole = frozenset(node.name for node in request.cluster.nodes)
+    whole = request.cluster.names
     groups = _groups(request)
     return _parts(request, [*groups, *(whole - group for group in groups)])
 

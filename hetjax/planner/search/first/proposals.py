@@ -90,7 +90,7 @@ class Proposal:
     @property
     def nodes(self) -> frozenset[str]:
         """The names of the nodes that the layouts may use."""
-        return frozenset(node.name for node in self.look.request.cluster.nodes)
+        return self.look.request.cluster.names
 
     @property
     def step_s(self) -> float:
